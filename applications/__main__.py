@@ -5,6 +5,7 @@ from typing import Any
 
 from applications.background.command import background_temperature
 from applications.budget.command import budget
+from applications.decisions.command import decide
 from applications.domains.command import domains
 from applications.models.command import models
 from applications.passk.command import passk
@@ -18,6 +19,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "passk": passk,
     "budget": budget,
     "vote": vote,
+    "decide": decide,
     "domains": domains,
     "models": models,
     "phrasing": phrasing,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from extract.errors import InputError, nearest
 from extract.hashing import differences
 from extract.store.store import Store
-from probes.saved.artefact import load_probe
+from probes.saved.artefact import ConfidenceProbe, load_probe
 
 #: Column with the question ids.
 ID = "question_id"
@@ -88,13 +88,7 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
             f"Expected a probe that reads questions, but {str(folder)!r} reads answers (target "
             f"{probe.config['target']!r}). Train one with --data.target=capability."
         )
-    expected = probe.config["model"]
-    names = {"id": expected["id"], "revision": expected["revision"]}  # not compared, see `check_model`
-    if different := "; ".join(differences(store.model | names, expected)):
-        raise InputError(
-            f"Expected a probe for the model of '{store.path}', but the model of {str(folder)!r} differs in "
-            f"{different}. Use a probe that was trained on the store's model."
-        )
+    check_probe_model(probe, store)
     training = probe.config.get("training", {})
     if training.get("store") == store.sha256 or training.get("questions") == store.identity["questions"]:
         raise InputError(
@@ -109,6 +103,21 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
         for signal, of_signal in keys.items()
     }
     return probe.confidences(probe.features(read)).confidence.double().numpy()
+
+
+def check_probe_model(probe: ConfidenceProbe, store: Store) -> None:
+    """Check that a probe belongs to the model of a store.
+
+    Raises:
+        InputError: If it belongs to another model.
+    """
+    expected = probe.config["model"]
+    names = {"id": expected["id"], "revision": expected["revision"]}  # not compared, see `check_model`
+    if different := "; ".join(differences(store.model | names, expected)):
+        raise InputError(
+            f"Expected a probe for the model of '{store.path}', but the model of the probe differs in {different}. Use "
+            "a probe that was trained on the store's model."
+        )
 
 
 def _of_table(source: str, store: Store, ignored: Collection[str]) -> NDArray[np.float64]:

@@ -52,6 +52,7 @@ NAMES = (
     "passk",
     "vote",
     "models",
+    "decisions",
     "likelihood",
     "domains",
     "background",

@@ -10,8 +10,12 @@ from probes.registry import METHODS
 
 _PUBLIC = {
     "ConfidenceProbe": "probes.saved.artefact:ConfidenceProbe",
+    "Decisions": "probes.saved.decisions:Decisions",
     "ProbeModule": "probes.fitting.module:ProbeModule",
+    "abstain": "probes.saved.decisions:abstain",
+    "best_of": "probes.saved.decisions:best_of",
     "load_probe": "probes.saved.artefact:load_probe",
+    "route": "probes.saved.decisions:route",
     **{method.class_name: method.path for method in METHODS.values()},
 }
 

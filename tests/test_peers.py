@@ -14,7 +14,7 @@ from benchmarks import parity
 from tests.helpers.experiments import ROOT
 
 PINS = sorted((ROOT / "benchmarks/peers").glob("*.txt"))
-MODULES = {"inspect_ai", "lm_eval", "lm_polygraph", "uqlm"}
+MODULES = {"inspect_ai", "lm_eval", "lm_polygraph", "mapie", "uqlm"}
 
 
 def torch_pin(path: Path) -> list[str]:

@@ -47,6 +47,15 @@ _OF_PREFIXES: Schema = {
     )
 }
 
+#: Fields of a threshold that `applications decide` has stored.
+_DECISION = {
+    "risk": number("between 0 and 1", lambda value: 0 < value < 1),
+    "level": number("between 0 and 1", lambda value: 0 < value < 1),
+    "threshold": number("from 0 to 1", lambda value: 0 <= value <= 1),
+    "coverage": number("from 0 to 1", lambda value: 0 <= value <= 1),
+    "n_questions": whole(1, 2**40),
+}
+
 #: Fields of config.json, except those that `_reading` adds for the head and its features.
 _CONFIG: Schema = {
     "format_version": whole(min(_READ_VERSIONS), FORMAT_VERSION, " or ".join(map(str, _READ_VERSIONS))),
@@ -59,6 +68,7 @@ _CONFIG: Schema = {
     "prompt": schemas.PROMPT,
     "novelty": Maybe({"n_hidden": whole(1, 2**20, "a positive width below a million"), "rank": whole(0, RANK)}),
     "prior": Maybe(dict.fromkeys(("concentration", "diversity"), number("a positive number", lambda value: value > 0))),
+    "decisions": Maybe(Field(f"a list of records with {', '.join(_DECISION)}", lambda value: _are_decisions(value))),
     # descriptive
     "name": Maybe(schemas.TEXT),
     "taught": Maybe(schemas.TEXT_OR_NULL),
@@ -204,6 +214,16 @@ def _reading(target: Any, signal: Any) -> Schema:
 def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
     """Whether a JSON value is a list of distinct values that all satisfy `holds`."""
     return isinstance(value, list) and all(map(holds, value)) and len(set(value)) == len(value)
+
+
+def _are_decisions(value: Any) -> bool:
+    """Whether a JSON value is a list of valid thresholds for different risks."""
+    return (
+        isinstance(value, list)
+        and all(isinstance(one, dict) and one.keys() == _DECISION.keys() for one in value)
+        and all(field.holds(one[name]) for one in value for name, field in _DECISION.items())
+        and len({one["risk"] for one in value}) == len(value)
+    )
 
 
 def read_weights(

@@ -1,0 +1,1 @@
+"""Thresholds for abstaining and routing whose risk is bounded with a requested probability."""

@@ -1,0 +1,77 @@
+"""P-values for the hypothesis that a mean loss exceeds a risk, computed for many thresholds at once."""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
+    r"""Compute p-values from Hoeffding's inequality.
+
+    The test uses the mean over all N questions of (loss − risk) for answered and 0 for unanswered questions, whose
+    range has the width 1:
+
+    .. math:: p = \exp(-2 N \max(0, -\bar x)^2)
+
+    It is the baseline of Learn then Test (Angelopoulos et al., arXiv 2110.01052).
+
+    Args:
+        losses: [question, threshold] or [question, 1] losses in [0, 1].
+        is_kept: [question, threshold] bool. Whether the question is answered at this threshold.
+        risk: Largest mean loss under the alternative hypothesis.
+
+    Returns:
+        [threshold] p-values.
+    """
+    total = np.einsum("qt,qt->t", np.broadcast_to(losses - risk, is_kept.shape), is_kept)
+    margin = np.maximum(0, -total / len(losses))
+    return np.exp(-2 * len(losses) * margin**2)
+
+
+def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | Array) -> Array:
+    r"""Compute p-values from a betting martingale that aims at a rejection at `level` after the last question.
+
+    A gambler starts with the wealth K = 1 and bets a fraction of it on each answered question, in the given order:
+
+    .. math:: K_t = K_{t-1} \, (1 + b_t (\mathrm{risk} - \ell_t)), \qquad 0 \le b_t \le \frac{1}{1 - \mathrm{risk}}
+
+    If the mean loss is at least `risk`, K is a nonnegative supermartingale, and p = 1 / max K is a p-value (Ville's
+    inequality; Waudby-Smith and Ramdas, arXiv 2010.09686). This holds for any bet that depends only on earlier losses.
+    The bet used here maximises the probability of reaching K = 1 / δ with δ = 1 − level by the last question, if the
+    losses were normal (Browne, Reaching Goals by a Deadline, 1999). With u = δ K, n questions left, and the estimated
+    standard deviation σ of the earlier losses, it is
+
+    .. math:: b = \frac{\varphi(\Phi^{-1}(u))}{u \, \sigma \sqrt n}
+
+    It stops at u = 1. The test then needs little more evidence than a one-sided z-test at the same level.
+
+    Args:
+        losses: [question, threshold] or [question, 1] losses in [0, 1]. The order of the questions must not depend on
+            their losses.
+        is_kept: [question, threshold] bool. Whether the question is answered at this threshold.
+        risk: Largest mean loss under the alternative hypothesis.
+        level: Level of the test, such as 0.9, or one level for each threshold.
+
+    Returns:
+        [threshold] p-values, at least 1 − level.
+    """
+    left = np.maximum(is_kept.sum(0).astype(float), 1)
+    goal = np.broadcast_to(1 - np.asarray(level), left.shape).copy()  # wealth as a fraction of the target 1 / δ
+    highest, seen = goal.copy(), np.zeros_like(goal)
+    total, squares = np.full_like(goal, risk), np.full_like(goal, 0.25)  # of one imaginary loss
+    for row, is_answered in zip(losses, is_kept, strict=True):
+        loss = np.where(is_answered, row, risk)  # a loss of `risk` leaves the wealth unchanged
+        fraction = np.maximum(goal, 1e-100)
+        density = np.exp(-(ndtri(fraction) ** 2) / 2) / np.sqrt(2 * np.pi)
+        bet = density / (fraction * np.sqrt(squares / (1 + seen) * left))
+        bet = np.minimum(bet, np.minimum((1 / fraction - 1) / risk, 1 / (1 - risk)))  # never beyond the target
+        goal = np.minimum(goal * (1 + bet * (risk - loss)), 1)
+        highest = np.maximum(highest, goal)
+        squares += np.where(is_answered, (loss - total / (1 + seen)) ** 2, 0)
+        total += np.where(is_answered, loss, 0)
+        seen += is_answered
+        left = np.maximum(left - is_answered, 1)
+    return (1 - level) / highest

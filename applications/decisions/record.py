@@ -1,0 +1,214 @@
+"""Record, table and Markdown page of thresholds with a guaranteed risk."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from applications.confidences import named_confidences
+from applications.decisions.learn_then_test import (
+    certify,
+    n_needed,
+    necessary_abstention,
+    oracle_coverage,
+)
+from applications.decisions.splits import split_record
+from applications.intervals import Estimate, estimate, mean_of
+from datamodules.table import QuestionTable
+from extract.errors import InputError
+from extract.store.store import Store
+from probes.report.results import record_header
+from probes.report.templates import method_label, render
+
+Array = NDArray[np.float64]
+#: Minimum number of questions.
+LEAST_QUESTIONS = 20
+#: Number of points of a risk–coverage curve.
+_N_POINTS = 40
+
+
+class Decided(NamedTuple):
+    """Questions with a known grade and all confidences.
+
+    Attributes:
+        store: The store.
+        table: The store's question table.
+        rows: [question] int64 rows of the questions in `table`.
+        confidences: [question] confidences by name.
+    """
+
+    store: Store
+    table: QuestionTable
+    rows: NDArray[np.int64]
+    confidences: dict[str, Array]
+
+    @property
+    def losses(self) -> Array:
+        """[question] fractions of wrong answers."""
+        return 1 - self.table.accuracy[self.rows]
+
+
+def check_requests(risks: Sequence[float], level: float) -> None:
+    """Check the options `risk` and `level`.
+
+    Raises:
+        InputError: If there is no risk, a risk is repeated, or a value is not between 0 and 1.
+    """
+    if not risks or len(set(risks)) < len(risks) or not all(0 < risk < 1 for risk in risks):
+        raise InputError(
+            f"Expected `risk` to contain different numbers between 0 and 1, but got {list(risks)}. Pass the largest "
+            "acceptable fraction of wrong answers, such as 0.2."
+        )
+    if not 0 < level < 1:
+        raise InputError(f"Expected `level` to be between 0 and 1, but got {level}. Pass 0.9, for example.")
+
+
+def read_questions(store: Store, table: QuestionTable, sources: Sequence[str]) -> Decided:
+    """Read the confidences of the questions that have a known grade.
+
+    Raises:
+        InputError: If a source cannot be read, or too few questions have a known grade and a confidence.
+    """
+    found = named_confidences(sources, store, reserved=[])
+    if not found:
+        raise InputError(
+            "Expected `confidences` to contain at least one source, but it is empty. Pass the out-of-fold predictions "
+            "of `python -m probes compare` as FILE:COLUMN."
+        )
+    rows = np.flatnonzero((table.known > 0) & np.isfinite(np.array(list(found.values()))).all(0))
+    if len(rows) < LEAST_QUESTIONS:
+        raise InputError(
+            f"Expected at least {LEAST_QUESTIONS} questions with a known grade and a confidence, but got {len(rows)}. "
+            "Sample answers to more questions."
+        )
+    return Decided(store, table, rows, {name: values[rows] for name, values in found.items()})
+
+
+def decide_record(
+    decided: Decided, risks: Sequence[float], level: float, n_resamples: int, seed: int
+) -> dict[str, Any]:
+    """Compute the content of decide.json: the thresholds of each confidence for each requested risk.
+
+    `requests` contains, for each risk, the quantities that do not depend on a confidence. `confidences` contains the
+    risk–coverage `curve` and the results of `threshold_record` of each confidence. `routing` is None; the command
+    replaces it if there is a strong store.
+    """
+    losses, options = decided.losses, {"n_resamples": n_resamples, "seed": seed}
+    n, table = len(losses), decided.table
+    base = estimate(mean_of(losses), n, **options)
+    return {
+        **record_header(decided.store, table, seed, n_resamples),
+        "n_questions": n,
+        "n_answers": int(table.known[decided.rows].sum()),
+        "n_without_grade": int((table.known == 0).sum()),
+        "n_without_confidence": int((table.known > 0).sum()) - n,
+        "level": level,
+        "routing": None,
+        "base_risk": base,
+        "requests": [
+            {
+                "risk": risk,
+                "n_needed": n_needed(risk, level),
+                "necessary_abstention": necessary_abstention(base["value"], risk),
+                "oracle_coverage": oracle_coverage(losses, risk),
+            }
+            for risk in risks
+        ],
+        "confidences": {
+            name: {
+                "curve": risk_coverage(values, losses, **options),
+                "thresholds": [threshold_record(values, losses, risk, level, **options) for risk in risks],
+            }
+            for name, values in decided.confidences.items()
+        },
+    }
+
+
+def threshold_record(
+    confidence: Array, losses: Array, risk: float, level: float, n_resamples: int, seed: int
+) -> dict[str, Any]:
+    """Certify a threshold for one risk, and measure it.
+
+    Returns:
+        A dict with the requested `risk`, the `threshold` (None if none is certified), its `coverage` and measured
+        `measured_risk` with intervals, `first` (the strictest tested threshold), the coverage that
+        `hoeffding` certifies, `lowest` (the lowest measured risk of a tested threshold), and the results `splits` of
+        `split_record`.
+    """
+    found = certify(confidence, losses, risk, level, seed)
+    shown = found.first if found.threshold is None else found.threshold
+    is_kept = confidence >= shown
+    return {
+        "risk": risk,
+        "threshold": found.threshold,
+        "coverage": share(is_kept, n_resamples, seed) if found.threshold is not None else None,
+        "n_kept": found.n_kept,
+        "measured_risk": estimate(mean_of(losses[is_kept]), int(is_kept.sum()), n_resamples, seed),
+        "first": found.first,
+        "hoeffding": certify(confidence, losses, risk, level, seed, test="hoeffding").n_kept / len(losses),
+        "lowest": lowest_risk(confidence, losses, int((confidence >= found.first).sum())),
+        "splits": split_record(confidence, losses, risk, level, seed),
+    }
+
+
+def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate:
+    """Compute the fraction of questions in a mask [question], with its interval."""
+    return estimate(mean_of(is_member.astype(np.float64)), len(is_member), n_resamples, seed)
+
+
+def lowest_risk(confidence: Array, losses: Array, n_least: int) -> float:
+    """Return the lowest mean loss of the most confident questions, over all numbers from `n_least`."""
+    means = losses[np.argsort(-confidence, kind="stable")].cumsum() / np.arange(1, len(losses) + 1)
+    return float(means[n_least - 1 :].min())
+
+
+def risk_coverage(confidence: Array, losses: Array, n_resamples: int, seed: int) -> list[dict[str, Any]]:
+    """Compute points of the risk–coverage curve: the `coverage` and the `risk` (with interval) of several thresholds.
+
+    Questions with the same confidence are kept or left out together.
+    """
+    points, before = [], 0
+    for quantile in np.linspace(1, 0, _N_POINTS, endpoint=False)[::-1]:
+        threshold = np.sort(confidence)[::-1][int(np.ceil(quantile * len(losses))) - 1]
+        is_kept = confidence >= threshold
+        if is_kept.sum() > before:
+            before = int(is_kept.sum())
+            risk = estimate(_mean_of_kept(losses, is_kept), len(losses), n_resamples, seed)
+            points.append({"threshold": float(threshold), "coverage": before / len(losses), "risk": risk})
+    return points
+
+
+def _mean_of_kept(losses: Array, is_kept: NDArray[np.bool_]) -> Any:
+    """Return the mean loss of the kept questions as a function of the resampling weights."""
+    above, below = torch.from_numpy(losses * is_kept), torch.from_numpy(is_kept.astype(np.float64))
+    return lambda weights: (weights @ above) / (weights @ below)
+
+
+def decide_table(decided: Decided, record: Mapping[str, Any]) -> pa.Table:
+    """Return a table with one row per question: counts, confidences, and whether each threshold keeps the question."""
+    table, rows = decided.table, decided.rows
+    columns: dict[str, Any] = {
+        "question_id": [table.ids[row] for row in rows],
+        "right": table.right[rows],
+        "known": table.known[rows],
+        **decided.confidences,
+    }
+    for name, found in record["confidences"].items():
+        for one in found["thresholds"]:
+            threshold = np.inf if one["threshold"] is None else one["threshold"]
+            columns[f"{name}_kept_{one['risk']:g}"] = decided.confidences[name] >= threshold
+    return pa.table(columns)
+
+
+def decide_page(record: Mapping[str, Any], plots: Sequence[str]) -> str:
+    """Render the Markdown page. `plots` contains the names of the figures."""
+    context = {"label_of": method_label, "verdict": decide_verdict(record), "plots": plots}
+    return render("decisions/decide.md.j2", record=record, **context)
+
+
+def decide_verdict(record: Mapping[str, Any]) -> str:
+    """Describe each threshold in a sentence, or why there is none."""
+    return render("decisions/verdict.md.j2", record=record, label_of=method_label)

@@ -1,0 +1,194 @@
+"""Routing between two stores of the same questions: cheap answers above a threshold, strong answers below it.
+
+A question is routed to the strong store if its confidence in the cheap store is below the threshold. A cheap answer
+costs its prompt tokens and its generated tokens. A routed question costs the prompt tokens of the cheap store, which
+the probe reads, and the strong store's tokens multiplied by `strong_price`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from applications.decisions.betting import betting_p_values
+from applications.decisions.learn_then_test import THRESHOLDS, n_rejected
+from applications.intervals import estimate, mean_of
+from applications.models.panel import Panel
+from datamodules.table import QuestionTable
+from extract.errors import InputError
+from probes.metrics.intervals import WeightedMetric
+
+Array = NDArray[np.float64]
+#: Fractions of routed questions for which a gain is reported.
+FRACTIONS = (0.25, 0.5, 0.75)
+#: Number of points of a cost–accuracy curve.
+_N_POINTS = 21
+
+
+class Pair(NamedTuple):
+    """Accuracies and costs of two stores on the same questions, each [question] float64.
+
+    Attributes:
+        cheap, strong: Measured accuracies.
+        cheap_cost, strong_cost: Mean numbers of prompt and generated tokens of an answer; `strong_cost` is multiplied
+            by the price of a strong token.
+        reading_cost: Number of prompt tokens of the cheap store.
+    """
+
+    cheap: Array
+    strong: Array
+    cheap_cost: Array
+    strong_cost: Array
+    reading_cost: Array
+
+    def accuracy(self, is_routed: NDArray[np.bool_]) -> Array:
+        """Return the accuracy [question] if the questions in a mask [question] are routed."""
+        return np.where(is_routed, self.strong, self.cheap)
+
+    def cost(self, is_routed: NDArray[np.bool_]) -> Array:
+        """Return the cost [question] if the questions in a mask [question] are routed."""
+        return np.where(is_routed, self.reading_cost + self.strong_cost, self.cheap_cost)
+
+
+def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
+    """Return the accuracies and costs of the questions that both stores share and that have a confidence.
+
+    Args:
+        panel: The cheap and the strong store.
+        rows: [question] rows of the questions with a confidence in the cheap store's question table.
+        strong_price: Price of a token of the strong store, in tokens of the cheap store.
+
+    Returns:
+        The indices of the shared questions in `rows`, and their accuracies and costs.
+
+    Raises:
+        InputError: If fewer than two questions are shared, or a store does not record the numbers of tokens.
+    """
+    shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)
+    of_stores = zip(panel.tables, (shared, panel.rows[1][of_panel]), strict=True)
+    (cheap, cheap_cost, reading), (strong, strong_cost, _) = (
+        (table.accuracy[of_table], token_costs(table)[of_table], table.prompt_tokens[of_table])
+        for table, of_table in of_stores
+    )
+    if len(shared) < 2 or not np.isfinite(cheap_cost + strong_cost).all():
+        raise InputError(
+            f"Expected the two stores to share at least two questions with a confidence, and to record the numbers of "
+            f"tokens, but got {len(shared)} such questions. Leave out `strong`, or pass another store."
+        )
+    return index, Pair(cheap, strong, cheap_cost, strong_price * strong_cost, reading)
+
+
+def token_costs(table: QuestionTable) -> Array:
+    """Return the number of prompt tokens plus the mean number of generated tokens of each question, [question]."""
+    answers, n = table.answers, len(table.ids)
+    counts = np.bincount(answers.question, minlength=n)
+    return table.prompt_tokens + np.bincount(answers.question, answers.n_tokens, n) / np.maximum(counts, 1)
+
+
+def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, seed: int) -> float | None:
+    """Return the smallest threshold whose routed system is certified to have at most this risk; None if there is none.
+
+    The hypothesis of a threshold is that the expected loss over all questions exceeds `risk`. The losses are those of
+    the cheap answers at or above the threshold, and of the strong answers below it. The sequence of thresholds starts
+    with infinity, where every question is routed.
+    """
+    order = np.random.default_rng(seed).permutation(len(confidence))
+    thresholds = np.append(np.inf, THRESHOLDS)
+    is_routed = confidence[order, None] < thresholds
+    losses = 1 - np.where(is_routed, pair.strong[order, None], pair.cheap[order, None])
+    n = n_rejected(betting_p_values(losses, np.ones_like(losses, bool), risk, level) <= (1 - level) * (1 + 1e-9))
+    return float(thresholds[n - 1]) if n else None
+
+
+def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
+    """Return the gain in accuracy over routing the same fraction of questions at random, as a function of weights."""
+    routed, cheap, strong, accuracy = (
+        torch.from_numpy(np.asarray(values, np.float64))
+        for values in (is_routed, pair.cheap, pair.strong, pair.accuracy(is_routed))
+    )
+
+    def metric(weights: torch.Tensor) -> torch.Tensor:
+        total = weights.sum(-1)
+        q, a, b, found = ((weights @ values) / total for values in (routed, cheap, strong, accuracy))
+        return found - (1 - q) * a - q * b
+
+    return metric
+
+
+def lowest(values: Array, fraction: float) -> NDArray[np.bool_]:
+    """Return a mask [question] of the given fraction of the questions with the lowest values."""
+    is_member = np.zeros(len(values), bool)
+    is_member[np.argsort(values, kind="stable")[: round(fraction * len(values))]] = True
+    return is_member
+
+
+def routing_record(
+    confidence: Array, pair: Pair, risks: Sequence[float], level: float, n_resamples: int, seed: int
+) -> dict[str, Any]:
+    """Compute the cost–accuracy curve of one confidence, its gains over random routing, and certified thresholds.
+
+    Returns:
+        A dict with `curve` and `oracle` (points with the fraction of `routed` questions, their `cost` and `accuracy`),
+        `gains` (see `random_gain`) at `FRACTIONS`, and `thresholds`: for each risk, `certified` (the point of the
+        certified threshold, or None) and its `threshold` (None if every question is routed).
+    """
+    n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
+
+    def point(is_routed: NDArray[np.bool_]) -> dict[str, Any]:
+        return {
+            "routed": float(is_routed.mean()),
+            "cost": float(pair.cost(is_routed).mean()),
+            "accuracy": estimate(mean_of(pair.accuracy(is_routed)), n, **options),
+        }
+
+    found = [certify_routing(confidence, pair, risk, level, seed) for risk in risks]
+    grid = np.linspace(0, 1, _N_POINTS)
+    return {
+        "curve": [point(lowest(confidence, fraction)) for fraction in grid],
+        "oracle": [point(lowest(pair.cheap - pair.strong, fraction)) for fraction in grid],
+        "gains": [
+            {"routed": x, "gain": estimate(random_gain(pair, lowest(confidence, x)), n, **options)} for x in FRACTIONS
+        ],
+        "thresholds": [
+            {
+                "risk": risk,
+                "threshold": None if threshold is None or np.isinf(threshold) else threshold,
+                "certified": None if threshold is None else point(confidence < threshold),
+            }
+            for risk, threshold in zip(risks, found, strict=True)
+        ],
+    }
+
+
+def routings_record(
+    panel: Panel,
+    rows: NDArray[np.int64],
+    confidences: Mapping[str, Array],
+    strong_price: float,
+    risks: Sequence[float],
+    level: float,
+    n_resamples: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Compute `routing_record` for each confidence [question] of the questions `rows`, and describe the two stores.
+
+    See `read_pair` and `routing_record` for the arguments. `alone` contains the accuracy and cost of each store.
+    """
+    index, pair = read_pair(panel, rows, strong_price)
+    n, options = len(index), {"n_resamples": n_resamples, "seed": seed}
+    alone = ((pair.cheap, pair.cheap_cost), (pair.strong, pair.strong_cost))
+    return {
+        "identity": panel.stores[1].sha256,
+        "n_questions": n,
+        "strong_price": strong_price,
+        "alone": [
+            {"name": name, "cost": float(cost.mean()), "accuracy": estimate(mean_of(accuracy), n, **options)}
+            for name, (accuracy, cost) in zip(panel.names, alone, strict=True)
+        ],
+        "reading_cost": float(pair.reading_cost.mean()),
+        "confidences": {
+            name: routing_record(values[index], pair, risks, level, **options) for name, values in confidences.items()
+        },
+    }

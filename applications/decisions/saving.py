@@ -1,0 +1,71 @@
+"""Store certified thresholds in the config.json of a saved probe."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from applications.confidences import check_probe_model, confidence_name
+from extract.errors import InputError
+from extract.hashing import differences
+from extract.store.files import replace_file
+from extract.store.store import Store
+from probes.saved.artefact import load_probe
+
+
+def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
+    """Check that thresholds for the given confidences can be stored in a probe.
+
+    Raises:
+        InputError: If the folder is not a saved probe, the probe reads answers, or it belongs to another model or
+            prompt, or there is not exactly one confidence of the same method.
+    """
+    if not Path(folder).is_dir():
+        raise InputError(f"Expected `probe` to be the folder of a saved probe, but there is no folder {folder!r}.")
+    probe = load_probe(folder)
+    if probe.reads_answers:
+        raise InputError(
+            f"Expected `probe` to read questions, but {folder!r} reads answers. The confidences of questions are not "
+            "on its scale. Train a probe with --data.target=capability."
+        )
+    check_probe_model(probe, store)
+    prompt = store.identity["policy"]["decoding"]["prompt"]
+    if different := "; ".join(differences(prompt, probe.config["prompt"])):
+        raise InputError(
+            f"Expected `probe` to have the prompt of '{store.path}', but it differs in {different}. Pass a probe that "
+            "was trained with this prompt."
+        )
+    method = probe.config.get("name")
+    names = [method if Path(source).is_dir() else confidence_name(source) for source in sources]
+    if names != [method]:
+        raise InputError(
+            f"Expected `confidences` to be the single source {method!r}, the method of {folder!r}, but got "
+            f"{', '.join(map(str, names))}. Pass the out-of-fold predictions of this method."
+        )
+
+
+def save_decisions(folder: str, record: Mapping[str, Any]) -> None:
+    """Replace the thresholds for the requested risks in a probe's config.json. All other fields stay the same.
+
+    Args:
+        folder: Folder of the probe.
+        record: Record of `decide_record` with a single confidence. Risks without a certified threshold are removed.
+    """
+    file = Path(folder) / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    (found,) = record["confidences"].values()
+    requested = {one["risk"] for one in found["thresholds"]}
+    kept = [one for one in config.get("decisions", []) if one["risk"] not in requested]
+    new = [
+        {
+            "risk": one["risk"],
+            "level": record["level"],
+            "threshold": one["threshold"],
+            "coverage": one["coverage"]["value"],
+            "n_questions": record["n_questions"],
+        }
+        for one in found["thresholds"]
+        if one["threshold"] is not None
+    ]
+    config["decisions"] = sorted(kept + new, key=lambda one: float(one["risk"]))
+    replace_file(file, (json.dumps(config, indent=1, sort_keys=True) + "\n").encode())

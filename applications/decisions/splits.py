@@ -1,0 +1,45 @@
+"""Repeated random halves: thresholds that are certified on one half of the questions and evaluated on the other."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from applications.decisions.learn_then_test import certify
+
+Array = NDArray[np.float64]
+#: Number of random divisions into halves.
+N_SPLITS = 200
+
+
+def split_record(confidence: Array, losses: Array, risk: float, level: float, seed: int) -> dict[str, Any]:
+    """Certify thresholds on random halves of the questions, and measure them on the other halves.
+
+    Args:
+        confidence: [question] confidences.
+        losses: [question] losses in [0, 1].
+        risk: Requested risk.
+        level: Requested level.
+        seed: Seed of the divisions.
+
+    Returns:
+        A dict with the number of divisions `n`, the fraction `certified` with a certified threshold, the mean
+        `coverage` of the other halves (0 without a threshold), their mean `risk` if any question is answered (None if
+        none ever is), and the fraction `above` of divisions in which the measured risk of the other half is above
+        `risk`. `above` also contains the sampling noise of the measured risk. It can therefore exceed 1 − level.
+    """
+    rng, coverages, risks = np.random.default_rng(seed), [], []
+    for number in range(N_SPLITS):
+        first, second = np.array_split(rng.permutation(len(losses)), 2)
+        threshold = certify(confidence[first], losses[first], risk, level, seed + number).threshold
+        is_kept = np.zeros(len(second), bool) if threshold is None else confidence[second] >= threshold
+        coverages.append(is_kept.mean() if threshold is not None else np.nan)
+        risks.append(losses[second][is_kept].mean() if is_kept.any() else np.nan)
+    coverage, measured = np.array(coverages), np.array(risks)
+    return {
+        "n": N_SPLITS,
+        "certified": float(np.isfinite(coverage).mean()),
+        "coverage": float(np.nan_to_num(coverage).mean()),
+        "risk": float(np.nanmean(measured)) if np.isfinite(measured).any() else None,
+        "above": float((measured > risk).mean()),
+    }

@@ -1,0 +1,46 @@
+"""Find thresholds with MAPIE's own Learn then Test. Runs in .peers/mapie, for `benchmarks.decisions`.
+
+Reads JSON from the standard input and writes {procedure: thresholds} to the standard output.
+"""
+
+import json
+import sys
+import warnings
+from importlib.metadata import version
+
+import numpy as np
+from mapie.risk_control import BinaryClassificationController
+
+#: MAPIE's default correction, and fixed-sequence testing.
+PROCEDURES = ("bonferroni_holm", "fixed_sequence")
+
+
+def threshold(confidence: list[float], right: list[int], risk: float, level: float, procedure: str) -> float | None:
+    """Return the threshold with the precision 1 − risk that MAPIE prefers, or None if no threshold is valid."""
+    scores = np.array(confidence)
+    controller = BinaryClassificationController(
+        lambda rows: np.stack([1 - scores[rows], scores[rows]], 1),
+        "precision",
+        1 - risk,
+        level,
+        fwer_method=procedure,
+    )
+    controller.calibrate(np.arange(len(scores)), np.array(right))
+    best = controller.best_predict_param
+    return None if best is None else float(best)
+
+
+def main() -> None:
+    """Print the thresholds of all sets as one line of JSON."""
+    warnings.simplefilter("ignore")
+    given = json.load(sys.stdin)
+    options = given["risk"], given["level"]
+    values = {
+        procedure: [threshold(one["confidence"], one["right"], *options, procedure) for one in given["sets"]]
+        for procedure in PROCEDURES
+    }
+    print(json.dumps({"version": version("mapie"), "values": values}))
+
+
+if __name__ == "__main__":
+    main()

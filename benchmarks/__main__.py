@@ -53,6 +53,7 @@ NAMES = (
     "vote",
     "models",
     "decisions",
+    "novelty",
     "likelihood",
     "domains",
     "background",

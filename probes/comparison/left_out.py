@@ -88,7 +88,8 @@ def left_out_picture(rows: Sequence[dict[str, Any]]) -> Figure:
     left.set_yticks(range(len(rows)), [f"{one['test']} ({one['n_questions']})" for one in rows], fontsize=8)
     left.set(xlabel="Brier score, 95 % interval", ylim=(len(rows) - 0.5, -0.5))
     right.axvline(0, color=GREY, lw=1, ls="--")
-    right.set(xlabel="difference, backed off − raw")
+    right.set(xlabel="difference, backed off − raw, 95 % interval")
+    right.locator_params(axis="x", nbins=5)
     figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
     return figure
 

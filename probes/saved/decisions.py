@@ -24,7 +24,7 @@ class Decisions:
         text: The answers; None for a withheld answer.
         confidence: [question] float32 confidence of the (first) model. NaN for an empty answer, which is withheld.
         novelty: [question] float32 novelty. See `Confidences`.
-        is_novel: [question] bool. Whether the question or answer is so novel that its confidence is shrunk.
+        is_novel: [question] bool. Whether the question or answer is so novel that its confidence is backed off.
         answered_by: Who answered: ``model``, ``strong`` (only for `route`), or None for a withheld answer.
         threshold: Smallest confidence of an answer of the model; None for `best_of`.
     """
@@ -59,7 +59,7 @@ def abstain(
         questions: Texts, chats or lists of token ids.
         risk: Risk whose threshold is stored in the probe. See `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
-        backoff: Whether to shrink the confidences of novel questions. See `Confidences`.
+        backoff: Whether to back off the confidences of novel questions. See `Confidences`.
         **options: Options of transformers' `generate`.
 
     Returns:
@@ -104,7 +104,7 @@ def route(
         risk: Risk whose threshold is stored in the cheap model's probe. It bounds the fraction of wrong answers among
             the cheap model's answers.
         threshold: Threshold to use instead of a stored one.
-        backoff: Whether to shrink the confidences of novel questions. See `Confidences`.
+        backoff: Whether to back off the confidences of novel questions. See `Confidences`.
         **options: Options of transformers' `generate` for both models.
 
     Raises:
@@ -136,7 +136,7 @@ def best_of(
         model: Model with an attached probe that reads answers.
         questions: Texts, chats or lists of token ids.
         n: Number of answers per question.
-        backoff: Whether to shrink the confidences of novel answers. See `Confidences`.
+        backoff: Whether to back off the confidences of novel answers. See `Confidences`.
         **options: Options of transformers' `generate`. Answers are sampled unless `do_sample` is False.
 
     Returns:

@@ -53,7 +53,7 @@ def score(
             the command continues after them.
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
-        backoff: Whether to shrink the confidences of novel questions.
+        backoff: Whether to back off the confidences of novel questions.
         model: Hub id or folder of the probe's model. By default, the embedded model.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the probe's model), float32, bfloat16 or float16.

@@ -42,7 +42,7 @@ class Step:
         confidence: Probability that the model answers the question correctly. If the probe reads answers, it is the
             probability that this answer is right, judged by its first `n_read` tokens; NaN if `n_read` is 0.
         novelty: Novelty of the question or of the answer so far. See `Confidences`.
-        is_novel: Whether the question or answer is so novel that the confidence is shrunk.
+        is_novel: Whether the question or answer is so novel that the confidence is backed off.
         n_read: Number of tokens of the answer that the confidence covers; 0 if the probe reads only the question.
         n_tokens: Number of tokens in the answer so far, without the end token. In the last step, tokens that belong to
             the stop string are not counted either.

@@ -124,12 +124,10 @@ def main() -> None:
         (PAGES / "summary.md").write_text(summary(folders, options.n_resamples), encoding="utf-8")
         kinds = transfer([stores["facts"]], str(Path(scratch) / "kinds"), n_resamples=options.n_resamples)
         page(kinds, "facts-transfer", "transfer")
-        if "qa_wikidata" in stores:
-            pair = [stores["facts"], stores["qa_wikidata"]]
+        sets = [stores[name] for name in ("facts", "arithmetic", "mmlu", "qa_wikidata") if name in stores]
+        if len(sets) > 1:
             page(
-                transfer(pair, str(Path(scratch) / "sets"), n_resamples=options.n_resamples),
-                "sets-transfer",
-                "transfer",
+                transfer(sets, str(Path(scratch) / "sets"), n_resamples=options.n_resamples), "sets-transfer", "transfer"
             )
     report(
         "comparison",

@@ -73,7 +73,7 @@ def compare(
 def transfer(
     stores: Sequence[str],
     out: str | None = None,
-    probe: str = "logistic",
+    probe: str = "layer_average",
     grader: str | None = None,
     folds: int = 5,
     seed: int = 0,

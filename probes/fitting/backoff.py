@@ -33,9 +33,12 @@ PRIOR, PENALTY = 0.1, 1.0
 
 
 def fit_novelty(module: ProbeModule) -> Novelty:
-    """Fit the novelty and the back-off of a fitted probe to the rows of the training and validation splits."""
+    """Fit the novelty and the back-off of a fitted probe to the rows of the training and validation splits.
+
+    If the probe was trained on prefixes of answers, they are included. Otherwise, they would be novel in a stream.
+    """
     assert module.choice is not None
-    data, rows = module.data, module.data.batch("train", "val")
+    data, rows = module.data, module.data.batch("train", "val", prefixes=True)
     features = chosen_features(rows.features, module.choice.features)
     groups = [data.table.groups[row] for row in rows.question.tolist()]
     groups = groups if len(set(groups)) >= LEAST_GROUPS else clusters(features[:, 0])

@@ -241,6 +241,7 @@ def test_a_run_trains_saves_and_attaches_a_probe(
         store, tmp_path, "--config", f"configs/{preset}.yaml", f"--model={probe_class}", "--trainer.max_epochs=2"
     )
     probe = load_probe(folder / "probe")
+    assert ("model.stream" in (folder / "probe" / "README.md").read_text()) == (preset == "streaming")
     assert (
         ("by fraction" in (folder / "report.md").read_text()) == (probe.prefixes is not None) == (preset == "streaming")
     )

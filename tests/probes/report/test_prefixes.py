@@ -9,9 +9,11 @@ from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from datamodules import FeatureDataModule
 from probes.comparison.folds import fit
+from probes.fitting.backoff import fit_novelty
 from probes.fitting.calibration import fit_platt
 from probes.registry import METHODS
 from probes.report.prefixes import by_fraction, length_quantiles, prefix_curves
+from probes.saved.novelty import flat
 from tests.helpers.token_states import token_store
 
 
@@ -48,6 +50,15 @@ def test_results_by_fraction_are_those_of_each_prefix(data: FeatureDataModule) -
     assert auroc[0] < auroc[2] < auroc[3]
     assert auroc[3] > 0.8
     assert {axes.get_ylabel() for axes in prefix_curves(rows).axes} == {"AUROC", "Brier score"}
+
+
+def test_short_prefixes_are_not_novel(data: FeatureDataModule) -> None:
+    module = fit(METHODS["multimax"].load(), data, epochs=1, seed=0)
+    assert module.choice is not None
+    test = data.batch("test", prefixes=True)
+    features = flat(module.selected(test.features, module.choice.features))[test.fraction == 0.25]
+    found = fit_novelty(module)(features, torch.full((len(features),), 0.5))
+    assert found.is_novel.float().mean() < 0.1
 
 
 def test_lengths_are_quantiles_of_the_answers_outside_the_test_split(data: FeatureDataModule) -> None:

@@ -3,10 +3,10 @@
 import sys
 
 from extract import load_model
-from probes import load_probe
+from probes import abstain, load_probe
 
 PROBE = sys.argv[1] if len(sys.argv) > 1 else "runs/NAME/probe"  # folder that `make train` prints, or a Hub id
-THRESHOLD = 0.5
+THRESHOLD = 0.5  # `python -m applications decide` finds thresholds with a guaranteed risk
 QUESTIONS = [
     "What is the capital of Greece?",
     "What is the capital of Costa Rica?",
@@ -14,13 +14,9 @@ QUESTIONS = [
     "What is the chemical symbol of chlorine?",
 ]
 
-hf_model, tokenizer = load_model()
-model = load_probe(PROBE).attach(hf_model, tokenizer)
+model = load_probe(PROBE).attach(*load_model())
 
-confidence = model.score(QUESTIONS).confidence  # one forward pass per question, before anything is generated
-for question, value in zip(QUESTIONS, confidence.tolist(), strict=True):
-    if value >= THRESHOLD:
-        (answer,) = model.generate(question, max_new_tokens=16, do_sample=False).text
-    else:
-        answer = "I don't know."
-    print(f"{value:.2f}  {question} {answer.strip()}")
+# one forward pass per question, and answers only for the confident ones
+found = abstain(model, QUESTIONS, threshold=THRESHOLD, max_new_tokens=16, do_sample=False)
+for question, confidence, text in zip(QUESTIONS, found.confidence.tolist(), found.text, strict=True):
+    print(f"{confidence:.2f}  {question} {'I do not know.' if text is None else text.strip()}")

@@ -4,27 +4,24 @@ import sys
 from collections import Counter
 
 from extract import load_model
-from probes import load_probe
+from probes import load_probe, route
 
 PROBE = sys.argv[1] if len(sys.argv) > 1 else "runs/NAME/probe"  # folder that `make train` prints, or a Hub id
 THRESHOLD = 0.5
 QUESTIONS = ["What is the capital of Greece?", "Which chemical element has the symbol Xe?", "What is 3 times 9?"]
 
-hf_model, tokenizer = load_model()
-model = load_probe(PROBE).attach(hf_model, tokenizer)
+model = load_probe(PROBE).attach(*load_model())
 
 
-def cheap(question: str) -> str:
-    """Answer greedily."""
-    return model.generate(question, max_new_tokens=16, do_sample=False).text[0].strip()
-
-
-def strong(question: str) -> str:
+def majority(questions: list[str]) -> list[str]:
     """Answer with the majority of 8 samples. Any function can take its place, such as a request to a larger model."""
-    samples = model.generate(question, max_new_tokens=16, do_sample=True, temperature=0.7, num_return_sequences=8)
-    return Counter(text.strip() for text in samples.text).most_common(1)[0][0]
+    samples = model.generate(questions, max_new_tokens=16, do_sample=True, temperature=0.7, num_return_sequences=8)
+    texts = [text.strip() for text in samples.text]
+    return [Counter(texts[i : i + 8]).most_common(1)[0][0] for i in range(0, len(texts), 8)]
 
 
-for question, confidence in zip(QUESTIONS, model.score(QUESTIONS).confidence.tolist(), strict=True):
-    system = cheap if confidence >= THRESHOLD else strong
-    print(f"{confidence:.2f}  {system.__name__}: {question} {system(question)}")
+found = route(model, majority, QUESTIONS, threshold=THRESHOLD, max_new_tokens=16, do_sample=False)
+for question, confidence, who, text in zip(
+    QUESTIONS, found.confidence.tolist(), found.answered_by, found.text, strict=True
+):
+    print(f"{confidence:.2f}  {who}: {question} {(text or '').strip()}")

@@ -101,7 +101,7 @@ def test_a_source_that_is_no_table_is_refused(tmp_path: Path, store: Store) -> N
 def test_a_saved_probe_computes_its_confidences_from_the_signals_of_the_store(tmp_path: Path, store: Store) -> None:
     probe = write_probe(tmp_path, store, model=store.model | {"id": "another name", "revision": "main"})
     hidden = torch.from_numpy(store.signals.read("hidden", "1/last_prompt").numpy())
-    expected = load_probe(probe).confidence(hidden).numpy()
+    expected = load_probe(probe).confidences(hidden).confidence.numpy()
     assert len(np.unique(expected)) == N
     np.testing.assert_array_equal(read_confidence(str(probe), store), expected.astype(np.float64))
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from extract import InputError
 from extract.hashing import sha256_file
+from extract.models.loading import model_identity
 from extract.store.ragged import Ragged
 from probes import load_probe
 from probes.fitting.backoff import fit_backoff, principal
@@ -163,3 +164,19 @@ def _write(probe: Path, tensors: dict[str, torch.Tensor]) -> None:
     config = json.loads((probe / "config.json").read_text())
     config["weights"] = sha256_file(probe / "model.safetensors")
     (probe / "config.json").write_text(json.dumps(config))
+
+
+def test_a_probe_of_an_earlier_version_has_no_novelty_and_says_so_once(
+    tmp_path: Path, model: Any, tokenizer: Any
+) -> None:
+    identity = model_identity(model, tokenizer).__dict__
+    config = {**_CONFIG, "d_model": 32, "sizes": {}, "calibrator": "platt", "model": identity}
+    probe = ConfidenceProbe(LinearHead(32), Platt(1.0, 0.0), config).save(tmp_path / "probe", "card")
+    saved = json.loads((probe / "config.json").read_text())
+    (probe / "config.json").write_text(json.dumps({**saved, "format_version": 4}))
+    with pytest.warns(UserWarning, match="saved by an earlier version and has no novelty"):
+        attached = load_probe(probe).attach(model, tokenizer)
+    found = attached.score(["Why?", "Who?"])
+    assert found.confidence.tolist() == [0.5, 0.5]
+    assert found.novelty.isnan().all()
+    assert not found.is_novel.any()

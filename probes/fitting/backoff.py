@@ -25,6 +25,8 @@ N_FOLDS, MOST_FOLDS = 5, 8
 LEAST_GROUPS, N_CLUSTERS = 3, 5
 #: L2 penalty of the ridge regression, and the maximum number of layers that it averages.
 RIDGE, MOST_LAYERS = 1.0, 4
+#: Number of rows from which principal directions are computed at most. The time grows with their square.
+MOST_ROWS = 2048
 #: Quantile of the distances of held-out questions at which the back-off is complete.
 FULL = 0.1
 #: Weight of the base rate without evidence, and the penalty on the squared distance from it. A few held-out groups are
@@ -112,8 +114,9 @@ def fit_backoff(
 def principal(hidden: Tensor) -> Novelty:
     """Return a novelty with the mean, scale and principal directions of hidden states [row, d_model]."""
     mean, scale = (one[0] for one in standardiser(hidden[:, None]))
-    _, singular, directions = torch.linalg.svd((hidden - mean) / scale, full_matrices=False)
-    variances = singular.square() / len(hidden)
+    rows = hidden[:: -(-len(hidden) // MOST_ROWS)]  # evenly spaced, because rows are ordered by question
+    _, singular, directions = torch.linalg.svd((rows - mean) / scale, full_matrices=False)
+    variances = singular.square() / len(rows)
     rank = min(RANK, int((variances > 1e-6 * variances[0]).sum()) - 1)
     novelty = Novelty(hidden.shape[1], rank)
     rest = variances[rank:].sum() / (hidden.shape[1] - rank)

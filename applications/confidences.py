@@ -81,7 +81,7 @@ def confidence_name(source: str) -> str:
 
 
 def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
-    """Compute the confidences of a saved probe from the signals in the store."""
+    """Compute the confidences of a saved probe, without back-off, from the signals in the store."""
     probe = load_probe(folder)
     if probe.reads_answers:
         raise InputError(
@@ -102,7 +102,7 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
         signal: {key: store.signals.read(signal, key) for key in of_signal if key in wanted or signal != HIDDEN}
         for signal, of_signal in keys.items()
     }
-    return probe.confidences(probe.features(read)).confidence.double().numpy()
+    return probe.confidences(probe.features(read), backoff=False).confidence.double().numpy()
 
 
 def check_probe_model(probe: ConfidenceProbe, store: Store) -> None:

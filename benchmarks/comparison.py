@@ -127,7 +127,9 @@ def main() -> None:
         sets = [stores[name] for name in ("facts", "arithmetic", "mmlu", "qa_wikidata") if name in stores]
         if len(sets) > 1:
             page(
-                transfer(sets, str(Path(scratch) / "sets"), n_resamples=options.n_resamples), "sets-transfer", "transfer"
+                transfer(sets, str(Path(scratch) / "sets"), n_resamples=options.n_resamples),
+                "sets-transfer",
+                "transfer",
             )
     report(
         "comparison",

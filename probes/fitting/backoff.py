@@ -25,6 +25,8 @@ N_FOLDS, MOST_FOLDS = 5, 8
 LEAST_GROUPS, N_CLUSTERS = 3, 5
 #: L2 penalty of the ridge regression, and the maximum number of layers that it averages.
 RIDGE, MOST_LAYERS = 1.0, 4
+#: Least number of rows per principal direction. With fewer rows, the remaining variance is underestimated.
+ROWS_PER_DIRECTION = 10
 #: Number of rows from which principal directions are computed at most. The time grows with their square.
 MOST_ROWS = 2048
 #: Quantile of the distances of held-out questions at which the back-off is complete.
@@ -43,11 +45,12 @@ def fit_novelty(module: ProbeModule) -> Novelty:
     data, rows = module.data, module.data.batch("train", "val", prefixes=True)
     features = chosen_features(rows.features, module.choice.features)
     groups = [data.table.groups[row] for row in rows.question.tolist()]
-    groups = groups if len(set(groups)) >= LEAST_GROUPS else clusters(features[:, 0])
+    groups = groups if len(set(groups)) >= LEAST_GROUPS else clusters(features[:, 0], rows.question)
     n_tokens = len(data.pooled.names) if data.pooled is not None and module.choice.layers else 0
     n_hidden = features.shape[2] - n_tokens
-    random = data.inner_folds(rows.question, N_FOLDS)
-    return fit_backoff(features, n_hidden, rows.right, rows.known, random, whole_groups(groups))
+    random, held_out = data.inner_folds(rows.question, N_FOLDS), whole_groups(groups)
+    held_out = held_out if held_out.any() else random  # all questions are alike
+    return fit_backoff(features, n_hidden, rows.right, rows.known, random, held_out)
 
 
 @torch.no_grad()
@@ -64,14 +67,22 @@ def chosen_features(features: Any, chosen: Sequence[int]) -> Tensor:
     return features[:, list(chosen)]
 
 
-def clusters(features: Tensor) -> list[int]:
-    """Divide rows into clusters of similar features [row, width] with k-means, and return the cluster of each row."""
+def clusters(features: Tensor, question: Tensor) -> list[int]:
+    """Divide questions into clusters with k-means, and return the cluster of each row.
+
+    Args:
+        features: [row, width] features. They are averaged over the rows of a question.
+        question: [row] int64 question of each row.
+    """
     from sklearn.cluster import KMeans  # takes a second to import
 
+    _, place, counts = question.unique(return_inverse=True, return_counts=True)
     mean, scale = standardiser(features[:, None])
-    n_clusters = min(N_CLUSTERS, len(features))
-    found = KMeans(n_clusters, n_init=4, random_state=0).fit_predict(((features - mean) / scale).numpy())
-    return list(map(int, found))
+    total = torch.zeros(len(counts), features.shape[1]).index_add_(0, place, (features - mean[0]) / scale[0])
+    found = KMeans(min(N_CLUSTERS, len(counts)), n_init=4, random_state=0).fit_predict(
+        (total / counts[:, None]).numpy()
+    )
+    return [int(found[i]) for i in place.tolist()]
 
 
 def whole_groups(groups: Sequence[Any]) -> Tensor:
@@ -97,9 +108,11 @@ def fit_backoff(
         groups: [row] int64 folds of groups of questions.
     """
     hidden, few = features[:, 0, :n_hidden], features[:, :: -(-features.shape[1] // MOST_LAYERS)]
-    novelty, accuracy = principal(hidden), right / known
-    novelty.quantiles.copy_(_distances(hidden, random).quantile(torch.linspace(0, 1, N_QUANTILES)))
-    novelty.full.copy_(torch.maximum(_distances(hidden, groups).quantile(FULL), novelty.quantiles[START]))
+    n_least = len(hidden) - int(max(random.bincount().max(), groups.bincount().max()))
+    rank = min(RANK, n_least // ROWS_PER_DIRECTION)  # the same for all fits, so that their distances are comparable
+    novelty, accuracy = principal(hidden, rank), right / known
+    novelty.quantiles.copy_(_distances(hidden, rank, random).quantile(torch.linspace(0, 1, N_QUANTILES)))
+    novelty.full.copy_(torch.maximum(_distances(hidden, rank, groups).quantile(FULL), novelty.quantiles[START]))
     novelty.base_rate.copy_(right.sum() / known.sum())
     calibrator = fit_platt(_held_out_scores(few, accuracy, random), right, known)
     confidence = calibrator(_held_out_scores(few, accuracy, groups))
@@ -111,17 +124,17 @@ def fit_backoff(
     return novelty
 
 
-def principal(hidden: Tensor) -> Novelty:
-    """Return a novelty with the mean, scale and principal directions of hidden states [row, d_model]."""
+def principal(hidden: Tensor, rank: int) -> Novelty:
+    """Return a novelty with the mean, scale and at most `rank` principal directions of hidden states [row, d_model]."""
     mean, scale = (one[0] for one in standardiser(hidden[:, None]))
     rows = hidden[:: -(-len(hidden) // MOST_ROWS)]  # evenly spaced, because rows are ordered by question
     _, singular, directions = torch.linalg.svd((rows - mean) / scale, full_matrices=False)
     variances = singular.square() / len(rows)
-    rank = min(RANK, int((variances > 1e-6 * variances[0]).sum()) - 1)
+    rank = min(rank, max(0, int((variances > 1e-6 * variances[0]).sum()) - 1))
     novelty = Novelty(hidden.shape[1], rank)
     rest = variances[rank:].sum() / (hidden.shape[1] - rank)
     values = {"mean": mean, "scale": scale, "directions": directions[:rank], "variances": variances[:rank]}
-    for name, value in {**values, "rest": rest}.items():
+    for name, value in {**values, "rest": rest if rest > 0 else torch.ones(())}.items():
         getattr(novelty, name).copy_(value)
     return novelty
 
@@ -152,11 +165,11 @@ def _folds(fold: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield fold == number, fold != number
 
 
-def _distances(hidden: Tensor, fold: Tensor) -> Tensor:
+def _distances(hidden: Tensor, rank: int, fold: Tensor) -> Tensor:
     """Return the distances [row] of rows from those in the other folds."""
     distances = hidden.new_zeros(len(hidden))
     for held, others in _folds(fold):
-        distances[held] = principal(hidden[others]).distance(hidden[held])
+        distances[held] = principal(hidden[others], rank).distance(hidden[held])
     return distances
 
 

@@ -45,7 +45,7 @@ def abstain(
     questions: Sequence[Prompt],
     risk: float | None = None,
     threshold: float | None = None,
-    backoff: bool = True,
+    backoff: bool = False,
     **options: Any,
 ) -> Decisions:
     """Answer only the questions whose confidence is at least a threshold.
@@ -59,7 +59,8 @@ def abstain(
         questions: Texts, chats or lists of token ids.
         risk: Risk whose threshold is stored in the probe. See `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
-        backoff: Whether to back off the confidences of novel questions. See `Confidences`.
+        backoff: Whether to back off the confidences of novel questions (see `Confidences`). Stored thresholds are
+            certified without back-off, which could move a low confidence above a threshold.
         **options: Options of transformers' `generate`.
 
     Returns:
@@ -92,7 +93,7 @@ def route(
     questions: Sequence[Prompt],
     risk: float | None = None,
     threshold: float | None = None,
-    backoff: bool = True,
+    backoff: bool = False,
     **options: Any,
 ) -> Decisions:
     """Answer with the cheap model if its confidence is at least a threshold, and with the strong one otherwise.
@@ -164,7 +165,8 @@ def chosen_threshold(model: ConfidentModel, risk: float | None, threshold: float
     """Return `threshold`, or the threshold for `risk` that is stored in the model's probe.
 
     Raises:
-        InputError: If not exactly one of them is passed, or the probe has no threshold for the risk.
+        InputError: If not exactly one of them is passed, `threshold` is outside [0, 1], or the probe has no threshold
+            for the risk.
     """
     if (risk is None) == (threshold is None):
         raise InputError(
@@ -172,6 +174,8 @@ def chosen_threshold(model: ConfidentModel, risk: float | None, threshold: float
             "acceptable fraction of wrong answers as `risk`."
         )
     if threshold is not None:
+        if not 0 <= threshold <= 1:
+            raise InputError(f"Expected `threshold` to be between 0 and 1, but got {threshold}. Pass 0.5, say.")
         return threshold
     stored = {decision["risk"]: decision["threshold"] for decision in model.probe.config.get("decisions", [])}
     if risk not in stored:

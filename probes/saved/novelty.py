@@ -99,13 +99,16 @@ class Novelty(nn.Module):
 
     def problem(self) -> str | None:
         """Describe the first invalid value in a few words, or return None if the module is usable."""
-        positive = {"scale": self.scale, "variances": self.variances, "rest": self.rest}
         for name, tensor in self.state_dict().items():
-            wrong = ~(tensor > 0) if name in positive else ~tensor.isfinite()
+            wrong = ~tensor.isfinite() & (name != "scale")
+            if name in ("scale", "variances", "rest"):
+                wrong |= ~(tensor > 0)
             if wrong.any():
                 return f"`novelty.{name}` contains {float(tensor[wrong].flatten()[0])}"
         if (self.quantiles.diff() < 0).any():
             return "`novelty.quantiles` is decreasing"
+        if self.full < self.quantiles[START]:
+            return f"`novelty.full` is {float(self.full)}, below the 99th percentile"
         for name, value in {"weight": self.weight, "base_rate": self.base_rate}.items():
             if not 0 <= value <= 1:
                 return f"`novelty.{name}` is {float(value)}, outside [0, 1]"

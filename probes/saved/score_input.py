@@ -1,5 +1,6 @@
 """Questions, or questions with answers, from a file or from standard input. An invalid one does not end the input."""
 
+import codecs
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -79,12 +80,13 @@ def _from_lines(path: Path | None, size: int) -> Iterator[list[Asked]]:
 
     def parsed(line: bytes, i: int) -> Asked:
         where = f"line {i} of {name}"
+        line = line.removeprefix(codecs.BOM_UTF8)
         if line.lstrip().startswith(b"{") if path is None else path.suffix == ".jsonl":
             try:
                 return _from_row(json_object(line, where), i, where)
             except InputError as error:
                 return Asked(i, problem=str(error))
-        return _from_row({"question": line.decode("utf-8-sig", "surrogateescape").strip()}, i, where)
+        return _from_row({"question": line.decode("utf-8", "surrogateescape").strip()}, i, where)
 
     with sys.stdin.buffer if path is None else path.open("rb") as stream:
         n_lines = 0

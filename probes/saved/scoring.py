@@ -5,11 +5,12 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from extract.errors import InputError, at_least_one
@@ -73,11 +74,12 @@ def score(
     loaded = load_probe(probe)
     batches, total = asked_batches(questions, at_least_one("batch_size", batch_size, 32))
     settings = {"probe": sha256_json(loaded.config), "backoff": backoff, "abstain_below": abstain_below}
+    lock = _lock(out)
     finished = [] if out is None else _finished(Path(out), settings)
     dtype = loaded.config["model"]["dtype"] if dtype == "auto" else dtype
     confident = loaded.attach(*load_model(model or EMBEDDED_MODEL, revision, dtype, device, device_map))
     n_asked, errors = 0, [record["error"] for record in finished if "error" in record]
-    with Progress("score", total, "questions") as progress, _writer(out) as write:
+    with lock, Progress("score", total, "questions") as progress, _writer(out) as write:
         for batch in batches:
             known = finished[n_asked : n_asked + len(batch)]
             _check_same(batch, known, str(out), n_asked)
@@ -151,6 +153,21 @@ def _writer(out: str | None) -> Iterator[Callable[[str], object]]:
         yield lambda line: file.write(f"{line}\n")
 
 
+def _lock(out: str | None) -> AbstractContextManager[Any]:
+    """Lock the output file, so that no other command writes to it at the same time."""
+    if out is None:
+        return nullcontext()
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return FileLock(path.with_name(f".{path.name}.lock"), timeout=0).acquire()
+    except Timeout:
+        raise InputError(
+            f"Expected `out` to be used by one command at a time, but another one writes to {out!r}. Wait until it has "
+            "finished, or pass another --out."
+        ) from None
+
+
 def _finished(out: Path, settings: Record) -> list[Record]:
     """Return the results in a file of an interrupted command, and delete an incomplete last line.
 
@@ -167,13 +184,14 @@ def _finished(out: Path, settings: Record) -> list[Record]:
             if different := list(differences(read_json(saved, 2**12), settings)):
                 raise ValueError(f"its settings differ in {'; '.join(different)}")
             records = [json.loads(line) for line in whole.splitlines()]
-    except ValueError as error:
+            if not all(isinstance(record, dict) for record in records):
+                raise ValueError("it has a line that is not a JSON object")
+    except (ValueError, OSError) as error:
         raise InputError(
             f"Expected `out` to be a new file, or one that the same command wrote, but {str(out)!r} is not: {error}. "
             "Pass another --out, or delete the file."
         ) from None
     if not content:
-        out.parent.mkdir(parents=True, exist_ok=True)
         replace_file(saved, json.dumps(settings).encode())
         return []
     if whole != content:

@@ -125,6 +125,8 @@ class _Reader:
     def __init__(self, model: ConfidentModel, prompt: list[int], backoff: bool) -> None:
         self._model, self._probe, self._backoff, self._n_left = model._model, model.probe, backoff, len(prompt)
         self._running = RunningScore(model.probe)
+        # a token waits only for the device on which it is drawn
+        self._has_one_device = len({parameter.device for parameter in model._model.parameters()}) == 1
         #: Scores [1] and features [1, d_model] of the first t tokens of the answer, for t = 1, 2, …
         self._scores, self._features = list[Tensor](), list[Tensor]()
         #: Confidence, novelty and `is_novel` of the first t tokens, t = 0, 1, …; those of the question are at t = 0.
@@ -165,14 +167,15 @@ class _Reader:
         elif not self._found and self._prompt_features is not None:
             self._add(self._probe.confidences(self._prompt_features(states), self._backoff))
 
-    def _add_answer(self, n_read: int, fraction: float) -> None:
-        """Add the numbers of the first `n_read` tokens, which are the given fraction of the answer."""
+    def _add_answer(self, n_read: int, fraction: float, wait: bool = False) -> None:
+        """Add the numbers of the first `n_read` tokens, which are the given fraction of the answer. See `_add`."""
         confidence = self._probe.calibrated(self._scores[n_read - 1], fraction)
-        self._add(self._probe.with_novelty(self._features[n_read - 1], confidence, self._backoff))
+        self._add(self._probe.with_novelty(self._features[n_read - 1], confidence, self._backoff), wait)
 
-    def _add(self, found: Confidences) -> None:
-        """Copy the numbers to the CPU. The copy is complete when a token that is drawn later arrives there."""
-        self._found.append(torch.cat([values.float() for values in found]).to("cpu", non_blocking=True))
+    def _add(self, found: Confidences, wait: bool = False) -> None:
+        """Copy the numbers to the CPU. Unless `wait` is true, the copy is complete when a later token arrives there."""
+        numbers = torch.cat([values.float() for values in found])
+        self._found.append(numbers.to("cpu", non_blocking=not wait and self._has_one_device))
 
     def after(self, n_drawn: int) -> tuple[float, float, bool, int]:
         """Return the numbers of a step, from `confidence` to `n_read`, after `n_drawn` tokens were drawn."""
@@ -185,7 +188,7 @@ class _Reader:
         n_read = min(n_tokens, len(self._scores))
         if n_read:
             self._found[n_read:] = []
-            self._add_answer(n_read, 1.0)
+            self._add_answer(n_read, 1.0, wait=True)
         return self.after(n_read + 1)
 
 

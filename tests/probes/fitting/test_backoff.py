@@ -22,9 +22,39 @@ def test_groups_are_not_divided_and_folds_have_similar_sizes() -> None:
 
 def test_clusters_separate_what_is_far_apart() -> None:
     centres = 20 * torch.eye(5).repeat(30, 1)
-    found = clusters(centres + torch.randn(150, 5, generator=torch.Generator().manual_seed(0)))
+    found = clusters(centres + torch.randn(150, 5, generator=torch.Generator().manual_seed(0)), torch.arange(150))
     assert found[:5] * 30 == found
     assert len(set(found)) == 5
+
+
+def test_clusters_do_not_divide_a_question() -> None:
+    found = clusters(torch.randn(200, 5, generator=torch.Generator().manual_seed(0)), torch.arange(200) // 10)
+    assert all(len(set(found[i : i + 10])) == 1 for i in range(0, 200, 10))
+
+
+@pytest.mark.parametrize("n", [20, 60, 80, 100, 300])
+def test_novelty_is_calibrated_for_few_and_many_rows(n: int) -> None:
+    generator, spectrum = torch.Generator().manual_seed(n), 1 / torch.arange(1, 97).sqrt()
+
+    def rows(n_rows: int) -> torch.Tensor:
+        return torch.randn(n_rows, 96, generator=generator) * spectrum
+
+    right, known = torch.ones(n), torch.full((n,), 2.0)
+    fitted = fit_backoff(rows(n)[:, None], 96, right, known, torch.arange(n) % 5, torch.arange(n) // 5 % 3)
+    found = fitted(rows(500), torch.full((500,), 0.5))
+    assert 0.3 < float(found.novelty.mean()) < 0.7
+    assert float(found.is_novel.double().mean()) < 0.15
+    assert fitted(rows(100) + 4 * spectrum, torch.full((100,), 0.5)).is_novel.double().mean() > 0.9
+
+
+def test_constant_features_have_no_principal_directions() -> None:
+    features = torch.zeros(40, 2, 3)
+    features[:, 1] = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))  # only the first layer is constant
+    right, known = torch.ones(40), torch.full((40,), 2.0)
+    fitted = fit_backoff(features, 3, right, known, torch.arange(40) % 5, torch.arange(40) % 3)
+    assert fitted.rank == 0
+    assert fitted.problem() is None
+    assert not fitted(features[:, 0], torch.full((40,), 0.5)).is_novel.any()
 
 
 def test_the_weight_minimises_the_penalised_squared_error() -> None:

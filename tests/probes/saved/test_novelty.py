@@ -46,7 +46,7 @@ def saved(novelty: Novelty, tmp_path: Path) -> Path:
 def test_the_distance_is_a_mahalanobis_distance_if_all_directions_are_kept() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(300, 5, generator=generator) @ (torch.eye(5) + torch.randn(5, 5, generator=generator) / 4)
-    fitted, x = principal(rows), rows.double().numpy()
+    fitted, x = principal(rows, 64), rows.double().numpy()
     standardised = (x - x.mean(0)) / x.std(0, ddof=1)
     values, vectors = np.linalg.eigh(standardised.T @ standardised / len(x))
     values[0] = values[:1].mean()  # `rest` is the variance of the one direction that is not kept
@@ -122,6 +122,8 @@ def test_a_saved_novelty_is_the_same_after_loading(saved: Path, novelty: Novelty
         ("weight", 1.5, r"`novelty.weight` is 1.5, outside \[0, 1\]"),
         ("base_rate", -0.1, r"`novelty.base_rate` is -0.1\d*, outside"),
         ("variances", 0.0, "`novelty.variances` contains 0.0"),
+        ("variances", torch.inf, "`novelty.variances` contains inf"),
+        ("full", 0.0, "`novelty.full` is 0.0, below the 99th percentile"),
         ("full", torch.nan, "`novelty.full` contains nan"),
         ("mean", torch.inf, "`novelty.mean` contains inf"),
     ],

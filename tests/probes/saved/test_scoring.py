@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from filelock import FileLock
 
 from extract.errors import InputError
 from extract.models.loading import model_identity
@@ -220,6 +222,32 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[BytesIO], None]
         monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": content}))
 
     return replace
+
+
+def test_two_commands_cannot_write_to_the_same_file(scored: Score, tmp_path: Path) -> None:
+    with (
+        FileLock(tmp_path / ".out.jsonl.lock"),
+        pytest.raises(InputError, match="Expected `out` to be used by one command"),
+    ):
+        scored(write(tmp_path / "questions.txt", [{"question": "Why?"}]))
+
+
+@pytest.mark.parametrize("line", ["3", "null", '"x"'])
+def test_a_file_of_another_program_is_not_continued(
+    scored: Score, folders: dict[str, str], tiny_folder: Path, tmp_path: Path, line: str
+) -> None:
+    file, out = write(tmp_path / "questions.txt", [{"question": "Why?"}]), tmp_path / "out.jsonl"
+    scored(file)
+    out.write_text(f"{line}\n")
+    with pytest.raises(InputError, match="it has a line that is not a JSON object"):
+        score(folders["capability"], str(file), str(out), model=str(tiny_folder))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_line(scored: Score, tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_bytes(codecs.BOM_UTF8 + b'{"id": "a", "question": "Why?"}\n')
+    (record,) = scored(file)
+    assert (record["id"], record["question"]) == ("a", "Why?")
 
 
 def test_an_interrupted_command_keeps_its_lines_and_goes_on_after_them(

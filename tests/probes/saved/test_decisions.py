@@ -152,6 +152,7 @@ CALLS: dict[str, tuple[Callable[[ConfidentModel, ConfidentModel], Any], str]] = 
     ),
     "best of a question probe": (lambda q, a: best_of(q, QUESTIONS, 3), "a probe that reads answers"),
     "best of no answers": (lambda q, a: best_of(a, QUESTIONS, 0), "`n` to be at least 1, but got 0"),
+    "a threshold above 1": (lambda q, a: abstain(q, QUESTIONS, threshold=60.0), "between 0 and 1, but got 60.0"),
 }
 
 

@@ -81,7 +81,7 @@ def decide(
             plots["routing"] = routing_picture(record["routing"])
         files = {"decide.md": decide_page(record, list(plots)), "decide.json": record}
         write_files(folder, {**files, "decide.parquet": decide_table(decided, record)}, plots)
-    if probe is not None:
-        save_decisions(probe, record)
     print(f"{decide_verdict(record)}Decisions: {final / 'decide.md'}")
+    if probe is not None:
+        print(f"Thresholds stored in {Path(probe) / 'config.json'}: {save_decisions(probe, record)}")
     return final

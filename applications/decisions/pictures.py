@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from probes.report.plots import GREY, INK, METHOD_COLOURS, new_figure, styled
@@ -26,10 +27,10 @@ def risk_coverage_picture(record: Mapping[str, Any]) -> Figure:
         for one in found["thresholds"]:
             if one["threshold"] is not None:
                 axes.plot(one["coverage"]["value"], one["measured_risk"]["value"], color=colour, marker="o", ms=7)
-    for request in record["requests"]:
-        axes.axhline(request["risk"], color=INK, lw=0.7, ls=":")
+    for number, request in enumerate(record["requests"]):
+        axes.axhline(request["risk"], color=INK, lw=0.7, ls=":", label="" if number else "requested risk")
         axes.text(1.01, request["risk"], f"{request['risk']:g}", va="center", fontsize=8, color=INK)
-    axes.plot([], [], color=INK, marker="o", ms=7, ls="", label=f"certified at level {record['level']:g}")
+    _explain(axes, record["confidences"], f"certified at level {record['level']:g}")
     axes.set(xlim=(0, 1), ylim=(0, None), xlabel="coverage (fraction of questions answered)")
     axes.set_ylabel("risk (fraction of wrong answers)")
     axes.legend(fontsize=8, loc="lower right")
@@ -60,6 +61,14 @@ def routing_picture(routing: Mapping[str, Any]) -> Figure:
     value = [point["accuracy"]["value"] for point in oracle]
     cost = [point["cost"] for point in oracle[: value.index(max(value)) + 1]]  # it routes no question in vain
     axes.plot(cost, value[: len(cost)], color=INK, lw=1, ls=":", label="oracle")
+    _explain(axes, routing["confidences"], "certified threshold")
     axes.set(xlabel="mean cost per question (tokens)", ylabel="accuracy")
     axes.legend(fontsize=8, loc="lower right")
     return figure
+
+
+def _explain(axes: Axes, confidences: Mapping[str, Any], certified: str) -> None:
+    """Add the bands and the dots of certified thresholds to the legend, in the colour of a single confidence."""
+    colour = METHOD_COLOURS[0] if len(confidences) == 1 else INK
+    axes.fill_between([], [], color=colour, alpha=0.15, lw=0, label="95 % interval")
+    axes.plot([], [], color=colour, marker="o", ms=7, ls="", label=certified)

@@ -135,12 +135,12 @@ def threshold_record(
     Returns:
         A dict with the requested `risk`, the `threshold` (None if none is certified), its `coverage` and measured
         `measured_risk` with intervals, `first` (the strictest tested threshold), the coverage that
-        `hoeffding` certifies, `lowest` (the lowest measured risk of a tested threshold), and the results `splits` of
-        `split_record`.
+        `hoeffding` certifies, `n_least` (the number of questions that `first` keeps), `lowest` (the lowest measured
+        risk of at least `n_least` of the most confident questions), and the results `splits` of `split_record`.
     """
     found = certify(confidence, losses, risk, level, seed)
     shown = found.first if found.threshold is None else found.threshold
-    is_kept = confidence >= shown
+    is_kept, n_least = confidence >= shown, int((confidence >= found.first).sum())
     return {
         "risk": risk,
         "threshold": found.threshold,
@@ -149,7 +149,8 @@ def threshold_record(
         "measured_risk": estimate(mean_of(losses[is_kept]), int(is_kept.sum()), n_resamples, seed),
         "first": found.first,
         "hoeffding": certify(confidence, losses, risk, level, seed, test="hoeffding").n_kept / len(losses),
-        "lowest": lowest_risk(confidence, losses, int((confidence >= found.first).sum())),
+        "n_least": n_least,
+        "lowest": lowest_risk(confidence, losses, n_least),
         "splits": split_record(confidence, losses, risk, level, seed),
     }
 

@@ -44,12 +44,15 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
         )
 
 
-def save_decisions(folder: str, record: Mapping[str, Any]) -> None:
+def save_decisions(folder: str, record: Mapping[str, Any]) -> int:
     """Replace the thresholds for the requested risks in a probe's config.json. All other fields stay the same.
 
     Args:
         folder: Folder of the probe.
         record: Record of `decide_record` with a single confidence. Risks without a certified threshold are removed.
+
+    Returns:
+        The number of stored thresholds.
     """
     file = Path(folder) / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
@@ -69,3 +72,4 @@ def save_decisions(folder: str, record: Mapping[str, Any]) -> None:
     ]
     config["decisions"] = sorted(kept + new, key=lambda one: float(one["risk"]))
     replace_file(file, (json.dumps(config, indent=1, sort_keys=True) + "\n").encode())
+    return len(new)

@@ -80,6 +80,17 @@ def test_the_command_writes_a_page_a_record_a_table_and_pictures(folder: Path, t
     assert {path.name for path in (tmp_path / "out/plots").iterdir()} == {"risk_coverage.png", "routing.png"}
 
 
+def test_an_unattained_risk_is_compared_with_the_lowest_of_the_tested_thresholds(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"risk": [0.2], "out": str(tmp_path / "out"), **QUICK}
+    out = decide(str(folder / "cheap"), [table(tmp_path, 1 - CONFIDENCE)], **options)
+    (found,) = json.loads((out / "decide.json").read_text())["confidences"]["mine"]["thresholds"]
+    assert found["n_least"] == (found["first"] <= 1 - CONFIDENCE).sum()
+    expected = f"any threshold that keeps at least {found['n_least']} questions is {found['lowest']:.3f}."
+    assert expected in capsys.readouterr().out
+
+
 def test_routing_by_the_confidence_is_better_than_routing_at_random(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"strong": str(folder / "strong"), "strong_price": 3, "risk": [0.3, 0.02], **QUICK}
     out = decide(str(folder / "cheap"), [table(tmp_path)], out=str(tmp_path / "out"), **options)
@@ -115,12 +126,15 @@ def test_halves_are_certified_on_one_half_and_measured_on_the_other() -> None:
 # Thresholds in a probe
 
 
-def test_thresholds_are_stored_in_a_probe_whose_other_fields_stay_the_same(folder: Path, tmp_path: Path) -> None:
+def test_thresholds_are_stored_in_a_probe_whose_other_fields_stay_the_same(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     probe = write_probe(tmp_path, Store.open(folder / "cheap"))
     before = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in probe.iterdir()}
     config, source = load_probe(probe).config, table(tmp_path, name="linear")
     for number, risks in enumerate(([0.3, 0.01], [0.4], [0.3])):
         decide(str(folder / "cheap"), [source], risk=risks, probe=str(probe), out=str(tmp_path / f"{number}"), **QUICK)
+    assert f"Thresholds stored in {probe / 'config.json'}: 1" in capsys.readouterr().out
     changed = load_probe(probe).config
     stored = changed.pop("decisions")
     assert [one["risk"] for one in stored] == [0.3, 0.4]

@@ -81,12 +81,14 @@ def transfer(
 ) -> Path:
     """Train a probe on each question set and test it on every set.
 
-    Each set is also tested with a probe that was trained on all other sets, with and without back-off.
+    Then leave out each set in turn: train a probe on all other sets and test it on this one, with and without back-off
+    of the confidences of novel questions.
 
     Args:
         stores: Folders of the stores, one per question set, all from the same model. If there is only one store, each
             of its question groups is treated as a question set.
-        out: Folder to create for the page, record and picture. The default is runs/transfer-STORE.
+        out: Folder to create for the page, record and pictures. The default is runs/transfer-STORE. For
+            several stores, their names are joined with hyphens.
         probe: Name of the probe. Choose from {probes}.
         grader: Grader whose grades are used. Required if a store has several graders.
         folds: Number of cross-validation folds used to test a probe on its own question set.

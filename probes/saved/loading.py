@@ -96,7 +96,8 @@ def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
         except (HFValidationError, OSError) as error:
             raise InputError(
                 f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder "
-                f"{str(probe)!r} and the Hub reported: {one_line(error).rstrip('.')}. A run saves its probe in runs/NAME/probe."
+                f"{str(probe)!r} and the Hub reported: {one_line(error).rstrip('.')}. A run saves its probe in "
+                "runs/NAME/probe."
             ) from error
         home = folder.parents[1]  # the files of a snapshot link to other files of the cached repository
     paths = [folder / "config.json", folder / "model.safetensors"]

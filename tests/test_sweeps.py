@@ -164,7 +164,7 @@ def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path
 
 
 @every_sweep
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:The latent spread has collapsed")
 def test_a_run_of_a_sweep_gives_the_server_what_it_asks_for(path: Path, start_run: Callable[..., Path]) -> None:
     sweep = yaml.safe_load(path.read_text())
     rng = random.Random(1)

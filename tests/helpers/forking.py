@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["extract.__main__", "tests.helpers.forking", "transformers.models.llama.modeling_llama"]
@@ -24,6 +26,7 @@ def run_program(options: Sequence[str], said: str) -> None:
     """Run `python -m extract` with options, and write its standard error to the file `said`."""
     os.dup2(os.open(said, os.O_WRONLY), sys.stderr.fileno())
     signal.signal(signal.SIGINT, signal.default_int_handler)  # not ignored, although the parent may do so
+    torch.set_num_threads(1)
     sys.argv = ["extract", *options]
     runpy.run_module("extract", run_name="__main__", alter_sys=True)
 

@@ -19,6 +19,7 @@ settings.load_profile("the same in every run")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
+os.environ["WANDB_X_SAVE_REQUIREMENTS"] = "false"  # reading the metadata of every installed package takes time
 
 
 #: Fixtures that run a model.

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.helpers.forking import Forked
 from tests.helpers.tiny import save_model, tiny_model, write_questions
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -41,21 +42,17 @@ class Commands:
             "1",
         ]
 
-    def start(self, command: str, store: Path) -> subprocess.Popen[str]:
+    def start(self, command: str, store: Path) -> Forked:
         """Start the command so that it handles Ctrl-C even if this process runs in the background."""
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # not ignored in the child
-        try:
-            return subprocess.Popen(
-                [sys.executable, *self.line(command, store)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-            )
-        finally:
-            signal.signal(signal.SIGINT, before)
+        return Forked(self.line(command, store)[2:])
 
     def finish(self, command: str, store: Path, workers: int = 1) -> tuple[int, str]:
         """Run the command to its end, and return its exit status and standard error."""
-        launcher = [sys.executable]
-        if workers > 1:
-            launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+        if workers == 1:
+            process = self.start(command, store)
+            said = process.communicate()[1]
+            return int(process.returncode or 0), said
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
         done = subprocess.run(
             [*launcher, *self.line(command, store)], env=ENVIRONMENT, capture_output=True, text=True, check=False
         )

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,7 @@ from extract.sampling.server.policy import Server
 from extract.sampling.temperature_grid import member_name
 from extract.signals.registry import SIGNALS
 from extract.store.verify import find_problems
+from tests.helpers.forking import Forked
 from tests.helpers.serving_stub import MODEL, stub
 from tests.helpers.tiny import tiny_model, write_questions
 
@@ -356,15 +353,13 @@ def test_a_grid_that_was_killed_is_gone_on_with(
     family, questions = tmp_path / "family", recipe().questions
     options = ["--questions", questions, "--model", str(tiny_folder), "--k", "3", "--policy.max_new_tokens", "6"]
     grid_options = ["--block_size", "1", "--policy.temperature", "0:1:0.5", "--store", str(family)]
-    command = [sys.executable, "-m", "extract", "sample", *options, *grid_options]
-    child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    child = Forked(["sample", *options, *grid_options])
     try:
         while not list(family.glob("t0.5/samples/*.json")):
             assert child.poll() is None
-        os.kill(child.pid, signal.SIGKILL)
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
     sample_family(str(family), recipe(block_size=1))
     for name, temperature in (("t0.0", 0.0), ("t0.5", 0.5), ("t1.0", 1.0)):
         kept = Store.open(family / name)

@@ -39,6 +39,7 @@ from extract.store.parquet import SAMPLES_SCHEMA, write_table
 from extract.store.samples import REJECTED, Samples
 from extract.store.shards import SampleRange
 from extract.viewing.inspection import describe
+from tests.helpers.forking import Forked
 from tests.helpers.killing import ENVIRONMENT
 from tests.helpers.serving_stub import MODEL, Running, answer_text, faults, stub
 from tests.helpers.serving_stub import Options as StubOptions
@@ -214,12 +215,8 @@ def command(store: Path, questions: str, url: str, *further: str) -> list[str]:
     return [sys.executable, "-m", "extract", "sample", "--sampler", "server", *given, *further]
 
 
-def start(line: list[str]) -> subprocess.Popen[str]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # not ignored in the child
-    try:
-        return subprocess.Popen(line, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    finally:
-        signal.signal(signal.SIGINT, before)
+def start(line: list[str]) -> Forked:
+    return Forked(line[3:])  # without `python -m extract`
 
 
 def wait_for_answers(store: Path, n: int) -> None:

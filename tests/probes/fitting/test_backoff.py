@@ -27,6 +27,10 @@ def test_clusters_separate_what_is_far_apart() -> None:
     assert len(set(found)) == 5
 
 
+def test_identical_questions_are_one_cluster() -> None:
+    assert clusters(torch.ones(20, 3), torch.arange(20)) == [0] * 20
+
+
 def test_clusters_do_not_divide_a_question() -> None:
     found = clusters(torch.randn(200, 5, generator=torch.Generator().manual_seed(0)), torch.arange(200) // 10)
     assert all(len(set(found[i : i + 10])) == 1 for i in range(0, 200, 10))

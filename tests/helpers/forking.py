@@ -17,9 +17,8 @@ from pathlib import Path
 import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["extract.__main__", "tests.helpers.forking", "transformers.models.llama.modeling_llama"]
-)
+LAZY = ["transformers.models.llama.modeling_llama", "openai.resources.chat", "openai.resources.completions"]
+CONTEXT.set_forkserver_preload(["extract.__main__", "tests.helpers.forking", *LAZY])
 
 
 def run_program(options: Sequence[str], said: str) -> None:

@@ -79,9 +79,9 @@ def clusters(features: Tensor, question: Tensor) -> list[int]:
     _, place, counts = question.unique(return_inverse=True, return_counts=True)
     mean, scale = standardiser(features[:, None])
     total = torch.zeros(len(counts), features.shape[1]).index_add_(0, place, (features - mean[0]) / scale[0])
-    found = KMeans(min(N_CLUSTERS, len(counts)), n_init=4, random_state=0).fit_predict(
-        (total / counts[:, None]).numpy()
-    )
+    means = total / counts[:, None]
+    k_means = KMeans(min(N_CLUSTERS, len(means.unique(dim=0))), n_init=4, random_state=0)
+    found = k_means.fit_predict(means.numpy())
     return [int(found[i]) for i in place.tolist()]
 
 

@@ -210,7 +210,7 @@ class ProbeModule(L.LightningModule, ABC):
         self.choice = replace(choice, prefixes=prefixes)
         self.val_confidence = choice.calibrator(scores)
         figures = self._figures(self.val_confidence, right, known)
-        self.val_figures = {"val/loss": float(self.val_losses.mean()), **figures}
+        self.val_figures |= {"val/loss": float(self.val_losses.mean()), **figures}
 
     def _choose(self, scores: Tensor, batch: Batch) -> Choice:
         """Choose the candidate with the lowest validation loss and calibrate it."""

@@ -292,13 +292,14 @@ def test_a_saved_probe_gives_an_answer_the_confidence_of_its_run(
     found = probe.score(model, tokenizer, asked, answers).confidence
     assert found.tolist() == pytest.approx(expected, abs=1e-4)
     assert max(expected) - min(expected) > 1e-3
-    assert probe.score(model, tokenizer, asked[:2], ["", answers[1]]).isnan().tolist() == [True, False]
+    assert probe.score(model, tokenizer, asked[:2], ["", answers[1]]).confidence.isnan().tolist() == [True, False]
     torch.manual_seed(0)
     attached, several = probe.attach(model, tokenizer), {"do_sample": True, "num_return_sequences": 4}
     given = attached.generate(asked[:20], max_new_tokens=3, **several)
     plain = [row for row, text in enumerate(given.text) if text and text.isascii()]  # whose text determines the tokens
     assert len(plain) > 5
-    again = probe.score(model, tokenizer, [asked[given.question[row]] for row in plain], [given.text[i] for i in plain])
+    texts = [asked[given.question[row]] for row in plain], [given.text[i] for i in plain]
+    again = probe.score(model, tokenizer, *texts).confidence
     torch.testing.assert_close(given.confidence[plain], again, atol=1e-4, rtol=0)
 
 
@@ -313,7 +314,7 @@ def test_a_saved_probe_gives_a_question_the_confidence_of_its_run(
     texts = {question.id: question.text for question in store.questions}
     rows = pq.read_table(folder / "predictions.parquet").to_pylist()
     questions, expected = [texts[row["question_id"]] for row in rows], [row[probe.config["name"]] for row in rows]
-    assert probe.score(model, tokenizer, questions).tolist() == pytest.approx(expected, abs=1e-4)
+    assert probe.score(model, tokenizer, questions).confidence.tolist() == pytest.approx(expected, abs=1e-4)
     attached = probe.attach(model, tokenizer)
     answers = attached.generate(questions[:4], max_new_tokens=2, do_sample=True, num_return_sequences=2)
     assert (
@@ -388,14 +389,14 @@ def test_a_probe_of_an_earlier_format_gives_the_same_confidences(
     target = ["--data.target=response"] if options else []
     folder = run(made_store, tmp_path, "--model=Logistic", *target, *options) / "probe"
     config, probe = json.loads((folder / "config.json").read_text()), load_probe(folder)
-    assert config["format_version"] == 4
+    assert config["format_version"] == 5
     assert ("pooled" in config) == bool(options)
     layers = config.pop("layers")
     earlier = {**config, "format_version": version, "layer": layers[0] if layers else None}
     (folder / "config.json").write_text(json.dumps(earlier))
     same, features = load_probe(folder), torch.randn(5, config["d_model"])
     assert same.layers == probe.layers == layers
-    assert torch.equal(same.confidence(features), probe.confidence(features))
+    assert torch.equal(same.confidences(features).confidence, probe.confidences(features).confidence)
 
 
 def test_a_comparison_goes_on_beside_token_signals(made_store: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -14,7 +13,7 @@ from extract.errors import InputError
 from probes.saved.confidence import ConfidentModel
 from probes.saved.streaming import Step, check_streamable
 from probes.serving.generation import Batch
-from probes.serving.jobs import Job, ScoreJob, Settings
+from probes.serving.jobs import Job, ScoreJob, Settings, end_jobs
 from probes.serving.scoring import Scorer
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from probes.saved.novelty import Confidences
 
 __all__ = ["Engine", "EngineClosed", "Job", "QueueFull", "Settings"]
-
-_log = logging.getLogger(__name__)
 
 
 class QueueFull(Exception):
@@ -229,8 +226,8 @@ class Engine:
                 job.end("cancelled")
             self._batch.drop_cancelled()
             joining = self._batch.fitting(self._to_generate)
-            for _ in joining:
-                self._to_generate.popleft()
+            for job in joining:
+                self._to_generate.remove(job)
             while self._to_score and len(self._scorer.jobs) < self._max_batch_size:
                 scoring = self._to_score.popleft()
                 if scoring.start():
@@ -244,9 +241,7 @@ class Engine:
             try:
                 self._batch.join(jobs)
             except Exception as error:
-                _log.exception("A batch of %d prompts could not be read.", len(jobs))
-                for job in jobs:
-                    job.end(error.with_traceback(None))
+                end_jobs(jobs, error, f"Reading {len(jobs)} prompts")
             self._count(len(jobs), n_tokens=len(jobs))
 
     def _step(self) -> None:
@@ -255,8 +250,8 @@ class Engine:
             try:
                 self._batch.step()
             except Exception as error:
-                _log.exception("A pass over %d answers failed.", n_rows)
-                self._batch.fail(error.with_traceback(None))
+                end_jobs([row.job for row in self._batch.rows], error, f"Generating {n_rows} answers")
+                self._batch.clear()
             self._count(n_rows, n_tokens=n_rows)
 
     def _count(self, n_rows: int, n_tokens: int = 0) -> None:

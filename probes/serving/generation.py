@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,16 +61,18 @@ class Batch:
             row.job.end(error)
 
     def fitting(self, waiting: Iterable[Job]) -> list[Job]:
-        """Select the first waiting jobs that can join in one pass."""
+        """Select the waiting jobs that join in the next pass. The first one is among them if there is a free row."""
         if self.rows and not self._can_merge:
             return []
         chosen: list[Job] = []
-        longest = 0
-        for job in islice(waiting, self._max_rows - len(self.rows)):
-            longest = max(longest, len(job.prompt))
-            if chosen and longest * (len(chosen) + 1) > _PROMPT_TOKENS:
-                break
-            if chosen and not self._can_merge and len(job.prompt) != longest:
+        n_tokens = 0  # in the longest prompt
+        for job in waiting:
+            if chosen and not self._can_merge and len(job.prompt) != n_tokens:
+                continue
+            n_tokens = max(n_tokens, len(job.prompt))
+            if len(self.rows) + len(chosen) == self._max_rows or (
+                chosen and n_tokens * (len(chosen) + 1) > _PROMPT_TOKENS
+            ):
                 break
             chosen.append(job)
         return chosen

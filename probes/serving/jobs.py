@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -118,3 +118,17 @@ class ScoreJob:
         self.rows = []
         if not self.future.done() and (self.future.running() or self.future.set_running_or_notify_cancel()):
             self.future.set_exception(error)
+
+
+def end_jobs(jobs: Iterable[Job | ScoreJob], error: Exception, what: str) -> None:
+    """Log an exception of a pass, and end its requests with it.
+
+    Args:
+        jobs: Requests in the pass.
+        error: The exception. Its traceback is removed, because it would keep tensors of the pass in memory.
+        what: What failed, for the log.
+    """
+    _log.error("%s failed: %s", what, error, exc_info=None if isinstance(error, InputError) else error)
+    error = error.with_traceback(None)
+    for job in jobs:
+        job.end(error)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
 from probes.saved.novelty import Confidences
+from probes.serving.jobs import end_jobs
 
 if TYPE_CHECKING:
     from probes.saved.confidence import ConfidentModel
     from probes.serving.jobs import ScoreJob
-
-_log = logging.getLogger(__name__)
 
 
 class Scorer:
@@ -46,9 +44,7 @@ class Scorer:
             features = self._model._features(prompts, answers)
             found = {backoff: probe.confidences(features, backoff) for backoff in {job.backoff for job, _ in rows}}
         except Exception as error:
-            _log.exception("A batch of %d rows could not be scored.", len(rows))
-            for job, _ in rows:
-                job.end(error.with_traceback(None))
+            end_jobs([job for job, _ in rows], error, f"Scoring {len(rows)} rows")
             self.jobs = deque(job for job in self.jobs if job.rows)
             return len(rows)
         for k, (job, i) in enumerate(rows):

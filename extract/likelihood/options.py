@@ -1,4 +1,4 @@
-"""Continuations of a question, and accuracies of the most likely ones under several normalisations."""
+"""Continuations of a question, and the accuracy of the most likely one under several normalisations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase
@@ -90,7 +90,7 @@ def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
         normalisation: Name in `NORMALISATIONS`.
 
     Returns:
-        [question] float64: 1 (right), 0 (wrong), or NaN if there is only one continuation or no right one is known.
+        [question] float64: 1 (right), 0 (wrong), or NaN if there is only one continuation or the right one is unknown.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

@@ -23,7 +23,7 @@ CROSS, LEAST_ANSWERS = 1.0, 3
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one question, in the order in which they were drawn or, for replays, in several random orders.
+    """Answers to one question in the order in which they were drawn. Replays use several random orders.
 
     Attributes:
         classes: [order, answer] int64 class of each answer so far, numbered from 0.
@@ -50,7 +50,7 @@ class Decision(NamedTuple):
     Attributes:
         reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None to continue.
         leader: Class of the leading answer.
-        n_answers: Number of answers on which the decision is based, which can be smaller than the number passed.
+        n_answers: Number of answers on which the decision is based. Later answers are ignored.
         evidence: Evidence of the rule after these answers.
     """
 
@@ -72,7 +72,7 @@ class StoppingRule:
         thresholds: Thresholds that ``python -m applications vote`` compares.
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
-        needs: Whether the rule needs several temperatures, or a prior.
+        needs: What the rule requires: several temperatures, a prior, or nothing (None).
         stops: Function that takes the evidence and the threshold, and returns whether the rule stops after each answer,
             [order, answer].
     """

@@ -47,7 +47,7 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
         queries: [..., query, d_head].
         keys: [..., token, d_head]. `values` has the same shape.
         scaling: Factor by which the scores are multiplied.
-        bias: [..., query, token] float32, added to the scores. −inf hides a token. Each query must see at least one.
+        bias: [..., query, token] float32, added to the scores. −inf hides a token. Each query needs a visible token.
     """
     scores = (queries * scaling @ keys.mT).float()
     if bias is not None:

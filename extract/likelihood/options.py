@@ -1,4 +1,4 @@
-"""Continuations of a question, and the accuracy of the most likely one under several normalisations."""
+"""Continuations of a question, and the accuracy of the most likely continuation after normalisation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase
@@ -83,7 +83,7 @@ def probability(logprobs: Sequence[float]) -> float | None:
 
 
 def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
-    """Return whether the continuation with the largest score is the right one, for each question.
+    """For each question, return whether the continuation with the largest score is right.
 
     Args:
         rows: Rows of the table `likelihood` of a store.

@@ -125,8 +125,8 @@ def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> d
     if missing or len(rows) < len(ids):
         noun = f"{len(missing)} of them have none, such as {missing[0]!r}" if missing else "some have several"
         raise InputError(
-            f"Expected {str(path)!r} to contain one prior for each of the {len(question_ids)} questions, but {noun}. Write "
-            "the file for the same questions."
+            f"Expected {str(path)!r} to contain one prior for each of the {len(question_ids)} questions, but {noun}. "
+            "Write the file for the same questions."
         )
     low, high = np.array([(0, 1), *[_BOUNDS] * 2]).T
     wrong = ~((numbers >= low) & (numbers <= high)).all(1)
@@ -190,7 +190,7 @@ def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -
 
 
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
-    """Yield the weights w(0), …, w(i) after i = 1, 2, …, n answers, [i + 1], scaled to a maximum of 1."""
+    """Yield the weights w(0), …, w(i) after each number of answers i = 1, …, n. They are scaled to a maximum of 1."""
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))
     right[0] += np.log(prior.diversity)
@@ -203,9 +203,10 @@ def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
 def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Yield the probabilities, given n answers, that the right class ends up with more answers than a rival.
 
-    Suppose that x of n answers are in the right class, and y are in the rival, a wrong class (x + y ≤ n). Element [x, y]
-    is the probability that the right class has more answers than the rival after the whole budget. A tie counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class
-    with probability y/(θ + n − x).
+    Suppose that x of n answers are in the right class, and y are in a wrong class, the rival (x + y ≤ n). Element
+    [x, y] is the probability that the right class has more answers than the rival after the whole budget. A tie counts
+    as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class with
+    probability y/(θ + n − x).
 
     Yields:
         n = budget, budget − 1, …, 0, and the probabilities [n + 1, n + 1] float64.

@@ -174,7 +174,7 @@ def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], w
 
 @contextmanager
 def readable(path: Path, form: str) -> Iterator[None]:
-    """Replace the exceptions that a damaged file or an unknown format causes with an `InputError`.
+    """Raise an `InputError` instead of the exceptions that a damaged file or an unknown format causes.
 
     Args:
         path: The file.

@@ -16,8 +16,8 @@ class AskedEntry(NamedTuple):
         scopes: Scopes that the baseline supports: question, sample or both.
         summary: Description for the help text.
         confidences: Dict from the names of baselines in `probes` that use the values to calibrators (``"platt"`` or
-            ``"isotonic"``). The calibrator is None if the value is already a probability. The dict is empty if the
-            values are not scores. It requires a single scope and one value per row.
+            ``"isotonic"``). The calibrator is None if the value is already a probability. Empty if the values are
+            not scores. Only baselines with a single scope and one value per row can have entries.
         options: Additional options that `ask` requires, as typed on the command line.
     """
 

@@ -63,8 +63,8 @@ def read_texts(path: str) -> list[str]:
 def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield the start and end of each window, and the index of the first token that is scored in it.
 
-    Every token except the first one is scored exactly once, with at least ``window - stride`` tokens of
-    context, or all tokens before it if there are fewer.
+    Every token except the first is scored exactly once. Its context has at least ``window - stride`` tokens, or
+    contains all earlier tokens if there are fewer.
 
     >>> list(windows(10, window=6, stride=3))
     [(0, 6, 1), (3, 9, 6), (6, 10, 9)]

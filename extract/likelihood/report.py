@@ -14,7 +14,7 @@ from extract.viewing.summary import interval
 
 
 def describe_options(store: Store) -> list[str]:
-    """Return the accuracies of the most likely options in a store, with 95 % intervals, as lines of text."""
+    """Return the accuracy of the most likely options in a store, with 95 % intervals, as lines of text."""
     rows = store.asked.read("likelihood").to_pylist()
     hits = {name: right(rows, name) for name in NORMALISATIONS}
     known = ~np.isnan(hits["sum"])

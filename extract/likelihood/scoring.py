@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
     @property
     def branches(self) -> bool:
-        """Whether the sequence needs a tree mask. The last token of a continuation is predicted, but not read."""
+        """Whether several continuations are read, so that a tree mask is needed. Their last tokens are never read."""
         return sum(len(continuation) > 1 for continuation in self.continuations) > 1
 
 
@@ -216,7 +216,7 @@ def _branches_and_positions(item: Item) -> tuple[list[int], list[int]]:
 
 
 def _sources(item: Item) -> Iterator[int]:
-    """Yield, for each token of each continuation, the index in `_inputs` of the token that predicts it."""
+    """For each token of each continuation, yield the index of the token before it in `_inputs`."""
     start = len(item.prompt)
     for one in item.continuations:
         yield len(item.prompt) - 1

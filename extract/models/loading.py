@@ -85,7 +85,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
-    """Return the identity of a loaded model. It depends on the weights in memory, not on where they came from."""
+    """Return the identity of a loaded model. It depends on the weights in memory, not on their source."""
     path = Path(model.name_or_path)
     return ModelIdentity(
         id=path.resolve().name if path.is_dir() else str(model.name_or_path),

@@ -6,7 +6,7 @@ Let p be the proportion of right answers to a question whose calibrated confiden
 
 Right answers are equal to each other. Wrong answers follow a Chinese restaurant process: after w wrong answers, the
 next wrong answer is new with probability θ/(θ + w), and otherwise equal to a random earlier wrong answer. If f is high,
-most answers are therefore right and equal. If f is low, they differ from each other or agree on a wrong answer.
+most answers are therefore right and equal. If f is low, answers differ from each other or agree on a wrong answer.
 
 A class is a set of equal answers. After n answers, the posterior probability that a class of m answers is right is
 proportional to w(m). The posterior probability that the right answer has not occurred yet is proportional to w(0):
@@ -234,7 +234,7 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
 
     Args:
         prior: Prior of the question.
-        counts: [order, answer, class] numbers of answers in each class after each answer.
+        counts: [order, answer, class] cumulative numbers of answers in each class.
         budget: Number of answers to the question if sampling does not stop early.
 
     Returns:

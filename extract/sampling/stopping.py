@@ -35,7 +35,7 @@ class Answers:
 
     @cached_property
     def counts(self) -> NDArray[np.int16]:
-        """[order, answer, class] number of answers in each class after each answer."""
+        """[order, answer, class] cumulative number of answers in each class."""
         return count(self.classes, int(self.classes.max()) + 1)
 
     @cached_property
@@ -89,8 +89,8 @@ class StoppingRule:
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
         """Apply the rule to the answers to one question, in a single order.
 
-        The decision is based only on the answers up to the first one at which the rule is met. It therefore does not
-        depend on the number of answers per round.
+        The decision is based only on the answers up to the first answer at which the rule is met. It therefore does
+        not depend on the number of answers per round.
         """
         evidence = self.evidence(answers, prior)
         stops = self.stops(evidence, threshold)[0]
@@ -102,7 +102,7 @@ class StoppingRule:
 
 
 def count(classes: NDArray[np.int64], n_classes: int) -> NDArray[np.int16]:
-    """Count the answers in each class after each answer, [order, answer, class]."""
+    """Compute the cumulative number of answers in each class, [order, answer, class]."""
     return (classes[..., None] == np.arange(n_classes)).cumsum(1, dtype=np.int16)
 
 

@@ -60,8 +60,8 @@ def load_stopping(
         decoding: Decoding options of the store, or of the temperature grid.
 
     Raises:
-        InputError: If an option is invalid, the grader asks a model or can't grade the questions, the rule requires
-            priors or several temperatures and they are missing, or it does not use priors and they are passed.
+        InputError: If an option is invalid, the grader asks a model or can't grade the questions, or the
+            temperatures or `priors` do not suit the rule.
     """
     entry, needs_priors = STOPPING_RULES[rule], STOPPING_RULES[rule].needs == "prior"
     at_least_one("per_round", per_round, default=2)

@@ -39,7 +39,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 def read_inspect(path: Path, kind: Kind | None) -> Log:
-    """Read a log. Inspect calls a question a sample, and its answers epochs.
+    """Read a log. In Inspect, a sample is a question, and each epoch of a sample is an answer.
 
     Raises:
         InputError: If the file is damaged or has another version, an epoch occurs twice, the epochs of a sample have

@@ -168,7 +168,8 @@ def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], w
     """
     if key in earlier:
         raise InputError(
-            f"Expected ids to be unique, but {where} repeats {key[1]!r} of question {key[0]!r}. Remove one of them."
+            f"Expected ids to be unique, but {where} repeats the id {key[1]!r} of "
+            f"question {key[0]!r}. Remove one of the two entries."
         )
 
 

@@ -60,7 +60,7 @@ class AnswerLayer(DynamicLayer):
         return sum(part[0].shape[2] for part in parts if part is not None and part[0].numel())
 
     def start_answers(self, n_samples: int, shared: bool) -> None:
-        """Create `n_samples` rows per question, one per answer. If `shared`, they use one copy of its prompt."""
+        """Create `n_samples` rows per question, one per answer. If `shared`, these rows use one copy of the prompt."""
         self.handed_out = None
         if shared:
             self.prompts = (self.keys, self.values)

@@ -99,7 +99,9 @@ def test_wrong_lines_are_named(tmp_path: Path, row: dict[str, Any], message: str
 
 
 def test_duplicate_answers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="ids to be unique, but line 2 of 'answers.jsonl' repeats the id 0 of question 'a'"):
+    with pytest.raises(
+        InputError, match="ids to be unique, but line 2 of 'answers.jsonl' repeats the id 0 of question 'a'"
+    ):
         imported(tmp_path, [{**LINE, "sample": 0}, {**LINE, "sample": 0}])
 
 

@@ -304,7 +304,10 @@ def no_text(rows: list[dict[str, Any]], results: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (lambda rows, results: rows[1].pop("filter"), "line 2 .* but it lacks filter. Files of other versions"),
-        (lambda rows, results: rows.append(rows[0]), "ids to be unique, but line 37 .* repeats the id 'none' of question '0'"),
+        (
+            lambda rows, results: rows.append(rows[0]),
+            "ids to be unique, but line 37 .* repeats the id 'none' of question '0'",
+        ),
         (lambda rows, results: rows.clear(), "at least one question"),
         (likelihoods, "compares log-probabilities of given texts. .* `python -m extract likelihood`"),
         (alike_metrics, "would be stored as 'lm_eval_acc_short'"),

@@ -136,7 +136,10 @@ def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """Return the span from a cue to the end of its line or, if this span is blank, of the only line that follows."""
+    """Return the span from a cue to the end of its line.
+
+    If this span is blank and only one line of text follows, the span ends with that line.
+    """
     line, _, below = text[start : start + _FAR].partition("\n")
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)

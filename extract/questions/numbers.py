@@ -97,7 +97,10 @@ def found_numbers(text: str) -> list[Fraction | None]:
 
 
 def has_terms(text: str) -> bool:
-    """Whether a text has a number that is only part of a term (4x, 2√3, x + 4) and is not joined to another number."""
+    """Whether a text contains a number that is only part of a term, as in 4x, 2√3 or x + 4.
+
+    Numbers that are joined to another number, as in 2x + 3 or 4x or 5, are ignored.
+    """
     text = _spelled(text)
     matches = list(_NUMBER.finditer(text))
     joined = [False, *(_is_joined(text, last, match) for last, match in pairwise(matches)), False]

@@ -3,9 +3,9 @@
 Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of the
 tokens. Ã is the attention averaged over heads, a is the share of attention in the residual stream, and I is the
 identity. The rollout matrix of L layers is R = Â_L … Â_1. All these matrices are lower triangular. The columns of R for
-the answer tokens therefore depend only on the attention among these tokens in each layer, and on the normalisers of its
-rows. The rows of R are summed by multiplying a vector by the matrix of each layer in turn. For n tokens, this takes
-O(n²) time, not O(n³).
+the answer tokens therefore depend only on the attention among these tokens in each layer, and on the normalisers of the
+attention rows. The rows of R are summed by multiplying a vector by the matrix of each layer in turn. For n tokens, this
+takes O(n²) time, not O(n³).
 """
 
 import math

@@ -60,10 +60,10 @@ def hidden(batch: Pass) -> dict[str, Tensor]:
 
 
 def hidden_tokens(batch: Pass) -> dict[str, Tensor]:
-    """Return the residual streams at the answers' own tokens as a dict from ``layer/answer_tokens`` to tensors.
+    """Return the residual streams at all content tokens of the answers, as a dict from ``layer/answer_tokens``.
 
-    The tensors are [row, token, d_model], padded with NaN. The state of the last content token equals `last_answer` of
-    the signal `hidden`, and the mean over the tokens equals `mean_answer`.
+    The tensors have shape [row, token, d_model] and are padded with NaN. The state of the last token equals the signal
+    `hidden` at the position `last_answer`, and the mean of the states equals `hidden` at `mean_answer`.
     """
     return {f"{layer}/{ANSWER_TOKENS}": batch.pad(states.float()) for layer, states in batch.token_states.items()}
 
@@ -86,7 +86,7 @@ def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor]
 
 
 class HiddenCapture(Hooks):
-    """Context manager whose hooks keep hidden states of chosen layers and tokens during the thread's forward passes.
+    """Context manager that captures hidden states of chosen layers and tokens in the current thread's forward passes.
 
     Layers are numbered as in transformers' `output_hidden_states`. Layer 0 is the embeddings, and layer l is the
     residual stream after block l. For the last block, the states are taken after the final norm.
@@ -124,7 +124,7 @@ class HiddenCapture(Hooks):
         self.select = lambda hidden: torch.cat([hidden[place] for place in places])
 
     def finish(self) -> dict[int, Tensor]:
-        """Return the states of the last pass by layer, in the model's dtype. Stop reading until the next `start`."""
+        """Return the last pass's states by layer, in the model's dtype. Later passes are ignored until `start`."""
         states, self.states, self.select = self.states, {}, None
         return states
 

@@ -63,8 +63,7 @@ class ModelHead:
     """Language-model head as a function from hidden states to logits.
 
     It calls the model's own `forward` with a decoder that returns the given states. Logits are therefore scaled and
-    soft-capped as usual.
-    The constructor runs the decoder on one token to find out the type of its output.
+    soft-capped as usual. The constructor runs the decoder on one token to find out the type of its output.
     """
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Pooling of token values to one number per answer, for rows of different lengths.
+"""Poolings, which reduce the token values of each answer to one number.
 
 The result is NaN for a row without tokens, or with a value or weight that is not finite. A row whose weights sum to 0
 is pooled without weights.
@@ -139,7 +139,7 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
     If a row has fewer tokens than windows, each window contains a single token, and tokens are repeated.
 
     Returns:
-        [row, …, window] float32, with NaN as in `pool`.
+        [row, …, window] float32. NaN for the same rows as in `pool`.
 
     >>> windows(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([5.0])]), 2)
     tensor([[1.5000, 6.0000],
@@ -181,7 +181,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
         weights: Non-negative influences of the same tokens, for critical tokens and weighted poolings.
 
     Returns:
-        Dict from the names in `PEAKS` to tensors [row] float32, with NaN as in `pool`.
+        Dict from the names in `PEAKS` to tensors [row] float32. They are NaN for the same rows as in `pool`.
     """
 
     def features(rows: Padded) -> dict[str, Tensor]:
@@ -215,7 +215,10 @@ WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax"
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Return the signal and position of token weights named `entropy`, `prob` or ``signal/position`` (an influence).
+    """Return the signal and the position from which token weights are read.
+
+    Args:
+        name: One of `WEIGHTS`, or ``signal/position`` for a signal that measures influence, such as `rollout`.
 
     Raises:
         InputError: If the name is unknown.

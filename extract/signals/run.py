@@ -47,8 +47,8 @@ def fill_signals(
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
-        InputError: If `names` is empty, a signal is unknown or does not support the scope, the store has no answers to
-            read, or the stored signals have a different version or dtype or lack some of the `layers`.
+        InputError: If `names` is empty, a signal is unknown or does not support the scope, or the store has no answers
+            to read. Also if the stored signals have a different version or dtype, or lack some of the `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
@@ -118,9 +118,9 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
 class _ShardReader:
     """Reads the signals of shards and writes their files.
 
-    `layers` maps each signal to the layers to keep, or to None for its default. `n_nan` counts each signal's rows with
-    non-finite values. `n_unknown` counts the answers whose tokens are unknown, and `n_retokenized` those whose texts
-    were tokenized, because their token ids are unknown.
+    `layers` maps each signal to the layers to keep, or to None for its default layers. `n_nan` counts each signal's
+    rows with non-finite values. `n_unknown` counts the answers whose tokens are unknown. `n_retokenized` counts the
+    answers that have no token ids, so that their texts were tokenized.
     """
 
     def __init__(

@@ -160,7 +160,7 @@ def finish_range(
     absent: Mapping[str, str],
     stopping: dict[str, Any] | None = None,
 ) -> bool:
-    """Write the table of a range from its log and delete the log, unless samples are missing.
+    """Convert the log of a range to a table and delete the log. If samples are missing, nothing is changed.
 
     Args:
         store: The store.

@@ -75,7 +75,7 @@ def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = No
 
 @contextmanager
 def extended(store: str, worker: Worker | None) -> Iterator[tuple[Store, Worker]]:
-    """Open a store and lock the worker's blocks. On exit, write the manifest."""
+    """Context manager that opens a store and locks the worker's blocks. On exit, it writes the manifest."""
     opened, worker = Store.open(store), worker or Worker.from_environment()
     with worker.writing(opened.path):
         yield opened, worker

@@ -58,7 +58,7 @@ class Store:
             store = cls(path, identity.as_dict())
             write_identity(path, store.identity)
         file = path / "questions.parquet"
-        if not is_whole(file, path):  # for example if a run was killed before it was written
+        if not is_whole(file, path):  # for example because an earlier run was killed
             table = questions if isinstance(questions, Questions) else Questions.of(questions, identity.block_size)
             write_table(file, table.table, row_group_size=BATCH)
         return store

@@ -50,10 +50,10 @@ class ShownAnswer:
         taken: Answer that the grader found in the text; None if it found none.
         cut: Whether the answer was truncated at the token limit.
         pieces: Text of the answer, divided at token boundaries; empty if the answer has no tokens.
-        entropy: [token] float64 entropy of the token's distribution, in nats; NaN if missing.
-        one_minus_pmax: [token] float64, 1 − probability of the most likely token.
-        nll: [token] float64 negative log-probability of the token, in nats.
-        influence: [token] float64 ≥ 0, influence of the token; None if it was not read.
+        entropy: Entropy of each token's distribution in nats, [token] float64; NaN if missing.
+        one_minus_pmax: 1 minus the largest probability in each token's distribution, [token] float64.
+        nll: Negative log-probability of each token in nats, [token] float64.
+        influence: Non-negative influence of each token, [token] float64; None if it was not read.
     """
 
     question_id: str

@@ -21,7 +21,9 @@ _OTHER_SCRIPTS = (
 
 
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
-    """Plot each token's entropy in nats, and below it 1 − p_max and the token's fraction of the total influence.
+    """Plot the entropy of each token in nats. Below it, plot 1 − p_max and the token's share of the total influence.
+
+    p_max is the largest probability in the token's distribution.
 
     Args:
         answer: The answer.

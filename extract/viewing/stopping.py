@@ -12,7 +12,7 @@ from extract.viewing.summary import interval
 
 
 def describe_stopping(stores: Sequence[Store], grader: str | None) -> list[str]:
-    """Describe the decisions of a store, or of all stores of a temperature grid.
+    """Describe the early-stopping decisions in a store, or in all stores of a temperature grid, as lines of text.
 
     The list is empty if no stopping rule was used. The accuracy of the decisions is the proportion of questions whose
     leading answer is right. Questions that a server rejected are left out. An unparsed leading answer counts as wrong.

@@ -50,7 +50,7 @@ class AnswerClasses:
 
 @contextmanager
 def equality(grader: str) -> Iterator[Equal | None]:
-    """Context manager that yields the argument `equal` of `AnswerClasses` for the answers that a grader parsed.
+    """Context manager that yields the argument `equal` of `AnswerClasses` for the answers of a grader.
 
     Raises:
         InputError: If the grader is `math`, and math-verify is not installed.

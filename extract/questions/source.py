@@ -231,7 +231,7 @@ def check_questions(questions: Iterable[Question], source: str, need_references:
     for number, question in enumerate(questions, 1):
         where = f"question {question.id!r} (number {number} of {source})"
         if question.id in checked:
-            raise InputError(f"Expected ids to be unique, but {where} repeats an earlier id. Change or remove it.")
+            raise InputError(f"Expected ids to be unique, but {where} repeats an earlier id. Change this id.")
         if problem := next(_problems(question, where, need_references), None):
             raise InputError(f"Expected {problem}. Correct the question, or remove it.")
         checked[question.id] = replace(question, row=number - 1)

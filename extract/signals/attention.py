@@ -85,7 +85,8 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
     a token on all tokens form a column of the rollout matrix R, which is defined in `rows_summed`.
 
     - MIX: rule for the share of attention (see `attention_shares`).
-    - FIELD: receptive field that weights attention: `none`, `column` (`column_field`) or `element` (`element_field`).
+    - FIELD: receptive field by which attention is weighted (`none`, `column` or `element`). See `column_field` and
+      `element_field`.
     - AGG: mean over all rows of R (`mean`), mean over rows that see the token (`rf_mean`), or last row (`last`).
     - ALIGN: For `token`, the influence is read at the token's own position. For `emit`, it is read at the position
       from which the token was drawn. R then has no row for the last token of the answer.

@@ -44,8 +44,8 @@ def read_layer(
 
     Returns:
         Dict of tensors. For attention_entropy, it contains the three `ENTROPIES` [row, query]. For attention_blocks, it
-        contains `mean` and `sums`. `mean` [row, query, key] is the attention of the queries to each other's tokens,
-        averaged over heads. `sums` [row, query, normaliser] is the result of `normalisers` for all keys. For
+        contains `mean` and `sums`. `mean` [row, query, key] is the attention from each query to the tokens of all
+        queries, averaged over heads. `sums` [row, query, normaliser] is the result of `normalisers` for all keys. For
         attention_macs, the dict contains `largest` [row, query, key], the largest attention of any head.
 
     Raises:

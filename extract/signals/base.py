@@ -167,7 +167,7 @@ class Pass:
         states: Dict from layer to hidden states [row, position, d_model]. Positions are in the order of `POSITIONS`.
         token_states: Dict from layer to hidden states of the answers' tokens, [sum of n_tokens, d_model].
         lens: Statistics of the layers' token distributions.
-        attention: Attention of the answers' queries.
+        attention: Attention that was read in the pass.
     """
 
     model: Any

@@ -1,4 +1,4 @@
-"""Feature vectors of token signals. A probe gets the same features from a store as from a model."""
+"""Feature vectors of token signals. They are identical for signals from a store and signals from a model."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -42,7 +42,7 @@ def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[in
             indices, first = place(prompt, answer), 0 if scope == "question" else max(1, prompt)
             if not first <= indices.start < indices.stop <= prompt + answer:
                 raise InputError(
-                    f"Expected position {name!r} to be within a prompt of {prompt} tokens and an answer of {answer}, "
+                    f"Expected position {name!r} to be within {prompt} prompt tokens and {answer} answer tokens, "
                     f"but got indices {indices.start} to {indices.stop - 1}. Leave out empty prompts and answers."
                 )
             positions[-1].append(indices)
@@ -88,7 +88,7 @@ def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor]
 class HiddenCapture(Hooks):
     """Context manager that captures hidden states of chosen layers and tokens in the current thread's forward passes.
 
-    Layers are numbered as in transformers' `output_hidden_states`. Layer 0 is the embeddings, and layer l is the
+    Layers are numbered as in transformers' `output_hidden_states`. Layer 0 contains the embeddings, and layer l is the
     residual stream after block l. For the last block, the states are taken after the final norm.
 
     Attributes:
@@ -124,7 +124,10 @@ class HiddenCapture(Hooks):
         self.select = lambda hidden: torch.cat([hidden[place] for place in places])
 
     def finish(self) -> dict[int, Tensor]:
-        """Return the last pass's states by layer, in the model's dtype. Later passes are ignored until `start`."""
+        """Return the states of the last pass by layer, in the model's dtype.
+
+        Later passes are ignored until `start` or `start_tokens` is called.
+        """
         states, self.states, self.select = self.states, {}, None
         return states
 

@@ -77,7 +77,7 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
 
     The result is a dict from ``L/name`` to tensors [row, token] float32 in (0, 1]. Names contain the threshold λ in
     thousandths. h_l is the residual stream of layer l before the final norm, and p₁ and p₂ are the two largest
-    probabilities in the distribution of layer l. If no earlier layer meets the condition below, the result is layer L.
+    probabilities in the distribution of layer l. If no earlier layer meets the condition, the value is 1, for layer L.
     Layer 0 contains the embeddings. It is left out, because with tied embeddings its distribution repeats the input
     token.
 

@@ -165,7 +165,7 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
 
 
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
-    """Return ``name (description)`` of each signal that supports `scope` but not `besides`, for the help text."""
+    """Return ``name (description)`` for each signal that supports `scope` but not `besides`, for the help text."""
     names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
     return [f"{name} ({SIGNALS[name].description})" for name in names]
 

@@ -48,7 +48,7 @@ def fill_signals(
 
     Raises:
         InputError: If `names` is empty, a signal is unknown or does not support the scope, or the store has no answers
-            to read. Also if the stored signals have a different version or dtype, or lack some of the `layers`.
+            to read. It is also raised if stored signals have a different version or dtype, or lack some `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
@@ -110,7 +110,8 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
         folder = store.signals.file(signal, store.shards(scope)[0]).parent
         raise InputError(
             f"Expected `layers` to be among {held}, the stored layers of {signal!r} in {str(store.path)!r}, but got "
-            f"{sorted(set(layers or ()))}. Omit it to use these layers, or delete {str(folder)!r} to read others."
+            f"{sorted(set(layers or ()))}. Leave out `layers` to use these layers, or delete {str(folder)!r} to read "
+            "other layers."
         )
     return held or (None if layers is None else sorted(set(layers)))
 

@@ -54,9 +54,9 @@ def fill(
     Args:
         label: Label of the progress bar.
         unit: Unit of the rows, for example ``"answers"``.
-        items: Items to make, for example shards.
+        items: Items to process, for example shards.
         n_rows: Function that returns the number of rows in an item.
-        make: Function that makes an item, writes its file, and reports rows and tokens to the progress bar.
+        make: Function that writes the file of an item, and reports rows and tokens to the progress bar.
         worker: The worker. Its number is added to the label.
     """
     with Progress(f"{label}{worker.label}", sum(map(n_rows, items)), unit) as progress:

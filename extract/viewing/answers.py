@@ -144,7 +144,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
         right: Whether each answer is right; None if its grade is unknown.
         questions: Question ids. If None, a few questions are chosen, with both right and wrong answers if possible.
         samples: Sample indices. By default, all answers to the given questions. If `questions` is also None, a right
-            and a wrong answer to each question.
+            and a wrong answer to each chosen question.
 
     Raises:
         InputError: If an id or sample is unknown, or a list is empty.

@@ -28,7 +28,7 @@ class Case(NamedTuple):
     answer: str
 
 
-#: Known grades, keyed by question id and parsed answer. Graders add their own decisions.
+#: Known grades, keyed by question id and parsed answer. Graders add their new decisions.
 Known = dict[tuple[str, str], Grade]
 #: Callback that receives the number of newly graded answers and the number of tokens used to grade them.
 Counts = Callable[[int, int], object]

@@ -18,7 +18,7 @@ from extract.signals.padding import Padded, over_rows
 from extract.signals.registry import signals_of
 from extract.store.ragged import Ragged
 
-# Plain
+# Unweighted
 
 
 def _max(rows: Padded) -> Tensor:

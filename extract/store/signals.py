@@ -46,7 +46,7 @@ class Entry(NamedTuple):
         return f"{self.dtype} of shape {list(self.shape)} per {'token' if self.ragged else 'row'}"
 
 
-#: Entry for each key in a file.
+#: Dict from each key of a file to its entry.
 Layout = dict[str, Entry]
 
 

@@ -291,7 +291,9 @@ def test_other_layers_than_those_that_there_are_are_refused(store: Path, recipe:
         read(str(store), ["hidden"], scope, [3, 1, 3], model=recipe.model)
         assert {int(key.split("/")[0]) for key in Store.open(store).signals.layout("hidden", scope)} == {1, 3}
         next(iter((store / "signals/hidden" / scope).glob("*.safetensors"))).unlink()
-        with pytest.raises(InputError, match=r"\[1, 3\], the stored layers of 'hidden' .* got \[2\]. Omit it"):
+        with pytest.raises(
+            InputError, match=r"\[1, 3\], the stored layers of 'hidden' .* got \[2\]. Leave out `layers`"
+        ):
             read(str(store), ["hidden"], scope, [2], model=recipe.model)
         read(str(store), ["hidden"], scope, model=recipe.model)
         assert len(Store.open(store).signals.keys("hidden", scope)) == (2 if scope == "question" else 6)

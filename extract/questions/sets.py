@@ -17,7 +17,7 @@ class QuestionSet:
     """Location and format of a question set.
 
     Attributes:
-        read: Function that converts a row to question fields. It receives the seed for shuffling options.
+        read: Function that converts a row to question fields. Its second argument is the seed for shuffling options.
         hub: Hugging Face Hub id; None for a set that can only be read from a file.
         config: Hub configuration; None if there is only one.
         split: Split that contains the questions.

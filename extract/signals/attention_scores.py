@@ -230,11 +230,14 @@ def element_field(query: Tensor, key: Tensor) -> Tensor:
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """Sum attention over keys, weighted by each field in turn: [row, query, normaliser] in the order of `NORMALISERS`.
+    """Sum the attention over keys, once with the weights of each field.
 
     Args:
         mean: Mean attention over heads, [row, query, key].
         column: `column_field` of the keys, [row, alignment, key].
         element: `element_field` of queries and keys, [row, query, key].
+
+    Returns:
+        [row, query, normaliser] float32, in the order of `NORMALISERS`.
     """
     return torch.cat([mean @ column.mT, (mean * element).sum(-1, keepdim=True)], 2)

@@ -185,12 +185,12 @@ class Pass:
         return n_layers(self.model)
 
     def final_states(self) -> Tensor:
-        """Return the decoder outputs from which the tokens were drawn, [sum of n_tokens, d_model]."""
+        """Return the final hidden states from which the tokens were drawn, [sum of n_tokens, d_model]."""
         states: Tensor = self.output.last_hidden_state
         return states[self.spans.drawn_at(states.device)]
 
     def logits(self, batch_size: int = 64) -> Iterator[Tensor]:
-        """Yield the logits [token, vocab] from which the tokens were drawn, for `batch_size` tokens at a time."""
+        """Yield the logits [token, vocab] from which the tokens were drawn, in batches of `batch_size` tokens."""
         head = ModelHead(self.model)
         return (head(states) for states in self.final_states().split(batch_size))
 

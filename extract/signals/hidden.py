@@ -30,7 +30,12 @@ ANSWER_TOKENS = "answer_tokens"
 
 
 def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[int]) -> list[list[range]]:
-    """Return the token ranges [position][row] for rows with `n_prompt` prompt tokens and `n_answer` answer tokens.
+    """Return the token range of each position in each row, as lists [position][row].
+
+    Args:
+        scope: Scope whose `POSITIONS` are used.
+        n_prompt: Number of prompt tokens in each row.
+        n_answer: Number of answer tokens in each row.
 
     Raises:
         InputError: If a position is outside the prompt at question scope, or outside the answer at sample scope.

@@ -81,7 +81,7 @@ class Pooling(NamedTuple):
     weighted: Callable[[Padded], Tensor]
 
     def __call__(self, rows: Padded) -> Tensor:
-        """Pool the rows. A row without a positive sum of weights is pooled without weights."""
+        """Pool the rows. A row whose weights sum to 0 is pooled without weights."""
         if not rows.has_weights:
             return self.plain(rows)
         given, weighted = rows.total > 0, self.weighted(rows)

@@ -121,7 +121,7 @@ class _ShardReader:
 
     `layers` maps each signal to the layers to keep, or to None for its default layers. `n_nan` counts each signal's
     rows with non-finite values. `n_unknown` counts the answers whose tokens are unknown. `n_retokenized` counts the
-    answers that have no token ids, so that their texts were tokenized.
+    answers without token ids, whose texts were tokenized instead.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ class Store:
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity (`ModelIdentity` as a dict) of the model that signals are read from.
+        """Identity of the model from which signals are read, as the dict of a `ModelIdentity`.
 
         If a served model answered the questions, signals are read from a local copy of it.
 

@@ -208,7 +208,7 @@ def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
 
     A token's text is the difference between the decoded prefixes with and without the token, because many tokenizers
     decode a token differently on its own (leading spaces, bytes of a character). Tokens that add no text (bytes of an
-    unfinished character, special tokens) join the piece of the next token, or the last piece.
+    unfinished character, special tokens) are merged into the next piece or, at the end, into the last piece.
 
     `token_ids` are the ids of the content tokens. `text` ends before any stop string, which can begin inside the last
     token.

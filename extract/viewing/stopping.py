@@ -19,7 +19,7 @@ def describe_stopping(stores: Sequence[Store], grader: str | None) -> list[str]:
 
     Args:
         stores: One store, or all stores of a grid.
-        grader: Grader whose grades are used. It must be the one that parsed the answers for the rule.
+        grader: Grader whose grades are used. It must be the grader that parsed the answers for the rule.
     """
     outcomes, settings = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     right = dict[tuple[str, str | None], bool | None]()

@@ -182,8 +182,8 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
     """Whether only a joining word, a sign or white space separates a letter from the previous one.
 
-    White space that follows a period or contains a line break joins two letters only if the first letter is not denied
-    and the second does not begin a sentence.
+    Letters that are separated by a line break, or by white space after a period or colon, are joined only if the first
+    letter is not denied and the second does not begin a sentence.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):

@@ -136,7 +136,7 @@ def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None
 def windows(values: Ragged, n_windows: int) -> Tensor:
     """Average each row's values over `n_windows` consecutive windows of tokens, split as in `numpy.array_split`.
 
-    If a row has fewer tokens than windows, each window contains a single token, and tokens are repeated.
+    If a row has fewer tokens than windows, each window contains one token, and some windows share a token.
 
     Returns:
         [row, …, window] float32. NaN for the same rows as in `pool`.

@@ -31,8 +31,8 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
 
     Args:
         store: The store.
-        grader: Grader for the detailed tables. If None, the default grader for the kind of the questions or, if that
-            grader has no grades in the store, the first grader with grades.
+        grader: Grader for the detailed tables. If None, the default grader for the kind of question. If that grader
+            has no grades in the store, the first grader with grades.
         n_answers: Number of example answers, evenly divided into right, wrong and unknown answers if possible.
 
     Raises:

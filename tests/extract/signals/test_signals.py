@@ -94,7 +94,7 @@ def test_hooks_are_gone_afterwards_and_also_after_an_error(model: Any, monkeypat
 
 
 def test_positions_and_layers_outside_are_refused(model: Any) -> None:
-    with pytest.raises(InputError, match="prompt of 0 tokens"):
+    with pytest.raises(InputError, match="within 0 prompt tokens"):
         position_ranges("question", [0], [0])
     with pytest.raises(InputError, match=r"between 0 \(embeddings\) and 3, but got \[4\]"):
         HiddenCapture(model, [1, 4])

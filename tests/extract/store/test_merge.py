@@ -281,7 +281,7 @@ def test_answers_that_are_finished_elsewhere_give_way_and_that_is_said(
     log(b, part, [row("q0", 0, "b")])
     merge(str(a.path), [str(b.path)])
     assert "ignored 1 answers in" in (said := capsys.readouterr().err)
-    assert "as 00000.000-001 is finished in" in said
+    assert "because 00000.000-001 is finished in" in said
     merge(str(b.path), [str(a.path)])
     assert Store.open(b.path).samples.read()["text"].to_pylist() == ["whole", "whole"]
     assert "00000.000-001 is now finished" in capsys.readouterr().err

@@ -421,7 +421,7 @@ def test_what_can_not_be_shown_is_one_line_with_what_to_do(
         ({"out": str(tmp_path / "x.png"), "questions": ["q0"]}, r"a single answer for a plot, but got 2.*--questions"),
         (
             {"out": str(tmp_path / "x.png"), "questions": ["q1"], "samples": [1]},
-            "an entropy for every token, but answer 1 to 'q1'",
+            "Expected answer 1 to 'q1' to have an entropy for every token",
         ),
         ({"model": None}, "Pass --model PATH"),
         ({"model": str(tmp_path)}, "can't be loaded"),

@@ -88,9 +88,9 @@ def audit_sources(
         seed: Seed for the resamples and permutations.
 
     Returns:
-        A dict from source to the result of `audit_source` with the keys `leak` and `p_holm` added, and a dict from
-        each excluded source to the reason. A source is excluded if too few questions have its features, or if all
-        these questions have the same accuracy.
+        - A dict from source to the result of `audit_source`, with the additional keys `leak` and `p_holm`.
+        - A dict from each excluded source to the reason. A source is excluded if too few questions have its features,
+          or if all these questions have the same accuracy.
     """
     assert grades.fold is not None
     sources, masked = dict[str, Any](), dict[str, str]()

@@ -44,7 +44,7 @@ class PromptFeatures:
         return features
 
     def _tokens(self, states: Tensor) -> dict[str, Tensor]:
-        """Compute the signal `tokens` from hidden states [row, d_model] of the last layer, as a dict of tensors [row]."""
+        """Compute the signal `tokens` from last-layer hidden states [row, d_model], as a dict of tensors [row]."""
         from extract.signals.base import Pass, TokenSpans
         from extract.signals.lens_signals import tokens
 

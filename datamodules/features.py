@@ -114,8 +114,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, if there are fewer than 10 validation questions, or if a split lacks right or
-                wrong answers. For this check, the training and validation splits are combined.
+            InputError: If `load` fails, if there are fewer than 10 validation questions, or if the answers are all
+                right or all wrong in the test split or in the other two splits together.
         """
         if self._batches:
             return

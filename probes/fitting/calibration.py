@@ -54,9 +54,9 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
     See `fit_platt` for the arguments. Here, `scores` is [candidate, row] and can contain non-finite values.
 
     Returns:
-        Slopes and intercepts, each [candidate] float64. A slope of 0 and the log-odds of the base rate as the intercept
-        are returned if a candidate's scores are constant or not all finite, if its slope would be negative, or if the
-        answers are all right or all wrong.
+        Slopes and intercepts, each [candidate] float64. A candidate gets the base rate (slope 0, and the log-odds of
+        the base rate as its intercept) if its scores are constant or not all finite, if its slope would be negative, or
+        if the answers are all right or all wrong.
     """
     scores, right, known = scores.double(), right.double(), known.double()
     base = float(base_rate_calibrator(right, known).intercept)

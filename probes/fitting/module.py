@@ -165,7 +165,7 @@ class ProbeModule(L.LightningModule, ABC):
         return standardiser(features)
 
     def selected(self, features: Any, chosen: Sequence[int]) -> Any:
-        """Return the features [row, d_model] of an input for its head."""
+        """Return the features [row, d_model] that the head of an input reads."""
         return features[:, list(chosen)].flatten(1)
 
     def standardised(self, features: Any) -> Any:
@@ -233,9 +233,9 @@ class ProbeModule(L.LightningModule, ABC):
         return self.choice
 
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
-        """Return the scores, `right`, `known`, `row` and `question`, each [row], of the rows with the given fraction.
+        """Return `scores`, `right`, `known`, `row` and `question` of the validation rows with a given fraction.
 
-        The rows are validation rows. `place` is the index of the candidate's input.
+        Each of these tensors is [row]. `place` is the index of the candidate's input.
         """
         scores, batch = self._validation
         rows = batch.fraction == fraction

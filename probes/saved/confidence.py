@@ -54,7 +54,7 @@ class Answers:
 
 
 class ConfidentModel:
-    """A model with an attached probe. The model is not changed: forward hooks exist only during `generate` and `score`.
+    """A model with an attached probe. The model is not changed, because forward hooks exist only during method calls.
 
     Args:
         probe: Trained probe.
@@ -115,10 +115,10 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, backoff: bool = True, **options: Any) -> Answers:
         """Generate answers with confidences.
 
-        No additional forward pass is needed if the probe reads the hidden states of all answer tokens, or hidden states
-        of the question with or without the signal `tokens`. Otherwise, one more pass is needed. `text` is truncated at
-        the stop strings in the probe's decoding settings. Generation also stops at these strings, unless `stop_strings`
-        is passed.
+        Hidden states of the question (with the signal `tokens`, if needed) and hidden states of all answer tokens are
+        captured during generation. All other features require one more forward pass. `text` is truncated at the stop
+        strings in the probe's decoding settings. Generation also stops at these strings, unless `stop_strings` is
+        passed.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids

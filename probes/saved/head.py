@@ -251,7 +251,7 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
 
 
 def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the k points nearest to each row, any points tied with the kth, and possibly more.
+    """Find the k points nearest to each row, all points tied with the kth point, and possibly more points.
 
     Returns:
         Squared distances, their rounding errors, and the indices of the points, each [row, near], nearest first.

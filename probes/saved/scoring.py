@@ -47,8 +47,8 @@ def score(
 
     Args:
         probe: Folder or Hub id of a saved probe.
-        questions: File, set or Hub id (see docs/questions.md), a .txt file with one question per line, or - for
-            standard input, with one question or JSON object per line. A JSON object, or row of a table, has the field
+        questions: File, set or Hub id (see docs/questions.md). A .txt file has one question per line. Pass - for
+            standard input, with one question or JSON object per line. Each JSON object or row of a table has the field
             `question` (text or chat messages), and optionally `id` and `answer`.
         out: JSON Lines file to write. The default is standard output. If the file contains results of the same
             questions, the command continues after them.

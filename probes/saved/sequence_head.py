@@ -2,8 +2,8 @@
 
 Training uses the same pooling functions, with additional axes for the candidates. The functions take
 
-- numbers [row, token, ..., number] float32, padded with finite values, and
-- there [row, token] bool, which is True for tokens and False for padding,
+- `numbers` [row, token, ..., number] float32, padded with finite values, and
+- `there` [row, token] bool, a mask that is True for tokens and False for padding,
 
 and return pooled numbers [row, ...], which do not depend on the padding. Results for rows without tokens are arbitrary.
 """
@@ -37,7 +37,7 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
 
 
 def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
-    r"""Sum the largest values of the heads with even h and the smallest values of those with odd h (MultiMax).
+    r"""Sum the largest value of each even head h and the smallest value of each odd head h (MultiMax).
 
     .. math:: \sum_h \pm \max_t (\pm v_{ht})
 

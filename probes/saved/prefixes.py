@@ -18,7 +18,7 @@ N_LENGTHS = 101
 class PrefixCalibrator(nn.ModuleDict):
     """Calibrators for prefixes of answers, one per fraction. Confidences are interpolated linearly between fractions.
 
-    At every fraction, the confidence increases with the score, because each calibrator is increasing.
+    At every fraction, the confidence is a monotone function of the score, because each calibrator is monotone.
 
     Args:
         calibrators: Calibrator of each prefix, in the order of `PREFIXES`.

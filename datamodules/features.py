@@ -50,8 +50,8 @@ class FeatureDataModule(L.LightningDataModule):
             only). If null, mean, std and max are used.
         weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or SIGNAL/POSITION, such as
             rollout/norm_element_mean_token.
-        prefixes: Whether to train on prefixes of answers, too, for streaming. The prefixes are the first 25, 50 and
-            75 % of an answer's tokens, and have the target of the answer. Requires the signal `hidden_tokens`.
+        prefixes: Whether to also train on prefixes of answers, for streaming. The prefixes are the first 25, 50 and
+            75 % of an answer's tokens. Their target is that of the whole answer. Requires the signal `hidden_tokens`.
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
@@ -114,8 +114,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, if there are fewer than 10 validation questions, or if a split lacks right or
-                wrong answers. For this check, the training and validation splits are combined.
+            InputError: If `load` fails, if there are fewer than 10 validation questions, or if the answers are all
+                right or all wrong in the test split or in the other two splits together.
         """
         if self._batches:
             return
@@ -234,8 +234,8 @@ class FeatureDataModule(L.LightningDataModule):
     def use_grades(self, table: QuestionTable) -> None:
         """Replace the grades with those of another table of the same questions and answers.
 
-        For example, some grades in `table` can be unknown, but every loaded row must have a known grade. Unlike `load`,
-        this does not read the features again, and does not exclude questions with a single known grade.
+        `table` can contain unknown grades, but every loaded row must have at least one known grade. Unlike `load`, this
+        method does not read the features again. It keeps questions with a single known grade.
         """
         self.table = table
         right, known = (count.float() for count in self._counts())

@@ -34,7 +34,7 @@ _READ_VERSIONS = (
 _FILES = ["config.json", "model.safetensors", "README.md"]
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
 _CALIBRATOR, _PREFIXES, _NOVELTY = "calibrator.", "prefixes.", "novelty."  # beginnings of tensors' names
-#: Fields of `prefixes`, which only probes of hidden states of answers have.
+#: Fields of `prefixes`. Only probes that read hidden states of answers have this record.
 _OF_PREFIXES: Schema = {
     "lengths": Field(
         f"a list of 1 to {N_LENGTHS} positive whole numbers in ascending order",
@@ -47,7 +47,7 @@ _OF_PREFIXES: Schema = {
     )
 }
 
-#: Fields of a threshold that `applications decide` has stored.
+#: Fields of a threshold that `python -m applications decide` stores.
 _DECISION = {
     "risk": number("between 0 and 1", lambda value: 0 < value < 1),
     "level": number("between 0 and 1", lambda value: 0 < value < 1),
@@ -280,7 +280,7 @@ def read_weights(
 
 
 def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) -> Calibrator:
-    """Create the calibrator whose tensors' names begin with `start`, filled with zeros."""
+    """Create a calibrator filled with zeros. The names of its tensors begin with `start`."""
     n_knots = tensors[f"{start}x"].numel() if f"{start}x" in tensors else 0
     return CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
 

@@ -163,9 +163,9 @@ def test_what_has_no_answer_is_refused_in_one_line(monkeypatch):
         assert "\n" not in str(error.value)
     for answer in (0.0, 1.0):
         one = torch.full_like(target, answer)
-        with pytest.raises(InputError, match=f"all 60 rows are {answer:g}"):
+        with pytest.raises(InputError, match=f"all 60 values are {answer:g}"):
             solvers.logistic(x, one, [0.1])
-        with pytest.raises(InputError, match=f"all 60 rows are {answer:g}"):
+        with pytest.raises(InputError, match=f"all 60 values are {answer:g}"):
             solvers.difference_of_means(x, one)
     monkeypatch.setattr(solvers, "MOST_STEPS", 1)
     with pytest.raises(InputError, match=r"`l2` to be large enough .* 2 of 2 fits did not converge within 1 steps"):

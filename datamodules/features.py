@@ -56,6 +56,9 @@ class FeatureDataModule(L.LightningDataModule):
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
         batch_size: Number of questions per batch, or of answers and prefixes for the target `response`.
+        broader: Stores of the same model with questions that are unlike those of the store, for example in other words.
+            The confidences of novel questions are backed off towards a probe that is also trained on these stores. If
+            null, they are backed off towards the base rate.
 
     Attributes:
         table: Table of the questions and answers.
@@ -83,6 +86,7 @@ class FeatureDataModule(L.LightningDataModule):
         test_fraction: float = 0.2,
         split_seed: int = 0,
         batch_size: int = 64,
+        broader: list[str] | None = None,
     ) -> None:
         super().__init__()
         at_least_one("batch_size", batch_size, default=64)
@@ -94,11 +98,13 @@ class FeatureDataModule(L.LightningDataModule):
         #: Signals from `extract ask` that training needs. A probe can add more.
         self.needs = {"text_embedding"} if target == "seu" else set()
         self.fractions = (1 - val_fraction - test_fraction, val_fraction, test_fraction)
-        self.split_seed, self.batch_size = split_seed, batch_size
+        self.split_seed, self.batch_size, self.broader = split_seed, batch_size, broader or []
         self._batches: dict[str, Batch] = {}
 
     def prepare_data(self) -> None:
         """Create or complete the store from the recipe. Models are loaded only if something is missing."""
+        for store in self.broader:
+            Store.open(store)
         if self.recipe is None:
             Store.open(self.store_path)
             return

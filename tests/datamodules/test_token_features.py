@@ -389,7 +389,7 @@ def test_a_probe_of_an_earlier_format_gives_the_same_confidences(
     target = ["--data.target=response"] if options else []
     folder = run(made_store, tmp_path, "--model=Logistic", *target, *options) / "probe"
     config, probe = json.loads((folder / "config.json").read_text()), load_probe(folder)
-    assert config["format_version"] == 5
+    assert config["format_version"] == 6
     assert ("pooled" in config) == bool(options)
     layers = config.pop("layers")
     earlier = {**config, "format_version": version, "layer": layers[0] if layers else None}

@@ -109,7 +109,7 @@ def test_a_saved_probe_gives_the_confidences_of_predict(
     report = Report(module, data, seed=0, n_resamples=20)
     probe = load_probe(report.probe().save(tmp_path / "probe", "card"))
     assert probe.layers == [3, 4, 5, 6]
-    assert probe.config["format_version"] == 5
+    assert probe.config["format_version"] == 6
     states = {key: data.store.signals.read("hidden", key) for key in data.store.signals.keys("hidden")}
     features = probe.features({"hidden": states})
     assert features.shape == (120, 32)

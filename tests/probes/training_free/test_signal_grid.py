@@ -301,7 +301,7 @@ def test_a_signal_the_wrong_way_round_stays_below_one_half(tmp_path: Path) -> No
     assert float(grid.aurocs["test"].auroc[row]) < 0.3
     record = grid_record(grid, 200, 0)
     assert record["grid"]["n_below"] > 0
-    assert "the wrong way round" in signals_page(record, [])
+    assert "rank wrong answers above right answers" in signals_page(record, [])
 
 
 # Choice and test
@@ -313,7 +313,7 @@ def test_the_planted_signal_is_found_and_noise_is_not(grid: Grid, record: dict[s
     assert rows["tokens"]["auroc"]["low"] > 0.6
     assert rows["tokens"]["p_corrected"] < 0.01
     assert rows["entropy_profile"]["p_corrected"] > 0.05
-    assert "ranks right answers above wrong ones" in signals_verdict(record)
+    assert "ranks right answers above wrong answers" in signals_verdict(record)
     of_noise = torch.tensor([name.signal == "entropy_profile" for name in grid.names])
     assert not (grid.p[of_noise] < 0.05).any()
     constant = grid.row_of[Score("entropy_profile", "1/entropy", "std")]

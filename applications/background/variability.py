@@ -21,7 +21,7 @@ N_SUBSETS = 1000
 
 @dataclass(frozen=True)
 class Counted:
-    """Outputs to one prompt, as distinct outputs and an index.
+    """Outputs to one prompt, stored as distinct outputs and an index.
 
     Attributes:
         texts: Distinct outputs. Each token is encoded as one character, so that string functions can be used.
@@ -46,7 +46,7 @@ class Counted:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """[distinct] how often each distinct output occurs."""
+        """[distinct] numbers of occurrences of the distinct outputs."""
         return np.bincount(self.index)
 
     @property

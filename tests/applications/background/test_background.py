@@ -298,7 +298,7 @@ def test_a_reference_that_is_greedy_at_all_temperatures_is_refused(
     greedy = dict(zip(system.prompts, system.draw(0, 8).tolist(), strict=True))
     for t in (0.0, 0.5, 1.0):
         make_output_store(tmp_path / "grid" / f"t{t}", greedy, t)
-    with pytest.raises(InputError, match="MEMF of the reference 'grid' to fall .* 1.000 at 0 and 1.000 at 1"):
+    with pytest.raises(InputError, match=r"\(MEMF\) of the reference 'grid' to fall .* 1.000 at 0 and 1.000 at 1"):
         estimate(tmp_path, tested, tmp_path / "grid")
 
 
@@ -345,11 +345,11 @@ def test_token_ids_of_an_unknown_tokenizer_need_a_decision(system: SoftmaxSystem
         ("missing.json", None, "reading it failed"),
         ("bad.json", "{", "to be a JSON file"),
         ("bad.csv", "question,output\na,b\n", "to have a column 'prompt'"),
-        ("references.json", '{"a": {"hot": {}}}', "outputs by model, distinct temperature and prompt"),
+        ("references.json", '{"a": {"hot": {}}}', "outputs by model, temperature and prompt"),
         ("repeated.json", '{"a": ["x"], "a": ["y"]}', "a key occurs twice"),
-        ("references.json", '{"a": {"nan": {"p": ["x"]}}}', "outputs by model, distinct temperature and prompt"),
-        ("references.json", '{"a": {"0.6": {"p": ["x"]}, "0.60": {"p": ["x"]}}}', "distinct temperature"),
-        ("references.json", "[1]", "outputs by model, distinct temperature and prompt"),
+        ("references.json", '{"a": {"nan": {"p": ["x"]}}}', "outputs by model, temperature and prompt"),
+        ("references.json", '{"a": {"0.6": {"p": ["x"]}, "0.60": {"p": ["x"]}}}', "repeats a temperature"),
+        ("references.json", "[1]", "outputs by model, temperature and prompt"),
     ],
 )
 def test_unreadable_files_are_refused(

@@ -23,6 +23,7 @@ from probes.saved.artefact import ConfidenceProbe
 from probes.saved.calibrators import Isotonic, Platt
 from probes.saved.head import LinearHead, MLPHead
 from tests.helpers.planted import read_hidden
+from tests.helpers.saved_probes import linear_probe, probe_config
 from tests.helpers.tiny import tiny_model
 
 QUESTIONS = ["Why?", "What is this long question about?", "Who", "Where is it, then?", "How much wood?"]
@@ -30,27 +31,8 @@ QUESTIONS = ["Why?", "What is this long question about?", "Who", "Where is it, t
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) -> Path:
-    """Save a probe of layer 2 of the tiny model with random weights."""
-    torch.manual_seed(3)
-    head = LinearHead(32)
-    head.weight.normal_()
-    head.mean.normal_()
-    head.scale.uniform_(20, 60)  # so that the confidences differ and none is near 0 or 1
-    head.bias.fill_(0.3)
-    identity = model_identity(model, tokenizer)
-    config = {
-        "head": "linear",
-        "d_model": 32,
-        "sizes": {},
-        "calibrator": "platt",
-        "signal": "hidden",
-        "layers": [2],
-        "position": "last_prompt",
-        "target": "capability",
-        "model": {**identity.__dict__},
-        "prompt": {"template": "Q: {question} A:", "system": None, "chat": True},
-    }
-    return ConfidenceProbe(head, Platt(0.7, -0.2), config).save(tmp_path_factory.mktemp("probe"), "card")
+    """Save a linear probe with random weights."""
+    return linear_probe(model, tokenizer, bias=0.3).save(tmp_path_factory.mktemp("probe"), "card")
 
 
 @pytest.fixture
@@ -409,18 +391,8 @@ def reads_answers(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenize
         if name != "scale":
             tensor.normal_()
     head.scale.uniform_(20, 60)
-    config = {
-        "head": "mlp",
-        "d_model": 32,
-        "sizes": {"hidden": 4},
-        "calibrator": "isotonic",
-        "signal": "hidden",
-        "layers": [2],
-        "position": "mean_answer",
-        "target": "response",
-        "model": {**model_identity(model, tokenizer).__dict__},
-        "prompt": {"template": "Q: {question} A:", "system": None, "chat": True},
-    }
+    fields = {"position": "mean_answer", "target": "response"}
+    config = probe_config(model, tokenizer, head="mlp", sizes={"hidden": 4}, calibrator="isotonic", **fields)
     calibrator = Isotonic([-3.0, 0.0, 3.0], [0.1, 0.4, 0.9])
     folder = ConfidenceProbe(head, calibrator, config).save(tmp_path_factory.mktemp("reads") / "probe", "card")
     return load_probe(folder)

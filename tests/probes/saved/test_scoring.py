@@ -17,20 +17,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from filelock import FileLock
 
 from extract.errors import InputError
-from extract.models.loading import model_identity
 from extract.questions.question import HIDDEN
 from extract.running.cli import run
 from probes import load_probe
 from probes.__main__ import COMMANDS
-from probes.saved.artefact import ConfidenceProbe
-from probes.saved.calibrators import Platt
-from probes.saved.head import LinearHead
 from probes.saved.scoring import score
 from tests.helpers.experiments import ROOT
+from tests.helpers.saved_probes import linear_probe
 from tests.helpers.tiny import save_model, tiny_model
 
 QUESTIONS = ["Why?", "Is it so?", "Where was it seen, and by whom, in the end?", "Who?", "How much of it is left?"]
@@ -40,28 +36,9 @@ LONG = "a" * 600  # the tiny model reads at most 512 tokens
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) -> dict[str, str]:
     """Save a probe that reads questions and one that reads answers."""
-    saved = {}
-    for target, position in (("capability", "last_prompt"), ("response", "mean_answer")):
-        torch.manual_seed(3)
-        head = LinearHead(32)
-        head.weight.normal_()
-        head.mean.normal_()
-        head.scale.uniform_(20, 60)
-        config = {
-            "head": "linear",
-            "d_model": 32,
-            "sizes": {},
-            "calibrator": "platt",
-            "signal": "hidden",
-            "layers": [2],
-            "position": position,
-            "target": target,
-            "model": {**model_identity(model, tokenizer).__dict__},
-            "prompt": {"template": "Q: {question} A:", "system": None, "chat": True},
-        }
-        folder = tmp_path_factory.mktemp(target)
-        saved[target] = str(ConfidenceProbe(head, Platt(0.7, -0.2), config).save(folder, "card"))
-    return saved
+    positions = {"capability": "last_prompt", "response": "mean_answer"}
+    saved = {target: linear_probe(model, tokenizer, target=target, position=at) for target, at in positions.items()}
+    return {target: str(probe.save(tmp_path_factory.mktemp(target), "card")) for target, probe in saved.items()}
 
 
 Score = Callable[..., list[dict[str, Any]]]

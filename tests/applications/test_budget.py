@@ -122,7 +122,7 @@ def expected_success(right: np.ndarray, known: np.ndarray, allocation: np.ndarra
 
 
 @pytest.mark.parametrize("online", [False, True])
-def test_the_curves_read_at_few_points_change_only_the_resamples_and_only_slightly(
+def test_curves_at_few_points_change_only_the_resamples_and_only_slightly(
     online: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     f, right, known = drawn(0, n=400)

@@ -63,7 +63,7 @@ def test_the_temperature_of_a_system_is_recovered_within_one_grid_step(temperatu
     assert found.mean_temperature(rule="ks_temperature")[0] == pytest.approx(temperature, abs=0.1)
 
 
-def test_an_interval_reaches_as_far_as_that_of_a_mean_by_students_t() -> None:
+def test_the_interval_of_a_mean_is_as_wide_as_the_t_interval() -> None:
     values, n = np.random.default_rng(0).normal(size=200_001), 10
     reach = student_t.ppf(0.975, n - 1) * (n / (n - 1)) ** 0.5
     found = interval(values, n)
@@ -119,7 +119,7 @@ def test_few_identical_outputs_give_a_higher_limit_than_many(system: SoftmaxSyst
     assert not record["references"]["grid"]["recovery"]  # two outputs cannot be divided
 
 
-def test_it_is_stated_if_no_temperature_fits(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
+def test_the_page_says_if_no_temperature_fits(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
     half = len(system.prompts) // 2  # half of the prompts vary completely, the others not at all
     outputs = {p: [[i * j] for j in range(20)] for i, p in enumerate(system.prompts)}
     split = {p: one if i < half else [[1]] * 20 for i, (p, one) in enumerate(outputs.items())}
@@ -240,7 +240,7 @@ def test_the_command_line_prints_the_estimate(
         ({"model": replace(MODEL, tokenizer="d" * 64, fingerprint="e" * 64)}, None),
     ],
 )
-def test_references_with_another_prompt_are_refused_and_with_another_tokenizer_compared_as_words(
+def test_different_prompts_are_refused_and_different_tokenizers_are_compared_as_words(
     system: SoftmaxSystem, grid: Path, tmp_path: Path, change: dict, message: str | None
 ) -> None:
     store = system.make_store(tmp_path / "s", 0.3, seed=1, **change)
@@ -258,7 +258,7 @@ def test_references_with_another_prompt_are_refused_and_with_another_tokenizer_c
     )
 
 
-def test_unequal_prompts_are_counted_and_the_shared_ones_used_on_request(
+def test_unequal_prompts_are_refused_unless_only_shared_ones_are_requested(
     system: SoftmaxSystem, grid: Path, tmp_path: Path
 ) -> None:
     drawn = dict(zip([*system.prompts[2:], "Another?"], system.draw(0.3, 6)[1:].tolist(), strict=True))
@@ -269,7 +269,9 @@ def test_unequal_prompts_are_counted_and_the_shared_ones_used_on_request(
     assert (record["n_prompts"], record["n_prompts_left_out"]) == (10, 3)
 
 
-def test_the_random_numbers_of_a_reference_are_refused(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
+def test_a_tested_store_with_the_random_numbers_of_a_reference_is_refused(
+    system: SoftmaxSystem, grid: Path, tmp_path: Path
+) -> None:
     store = system.make_store(tmp_path / "s", 0.3)
     with pytest.raises(InputError, match="both have seed 0 and thus the same random numbers"):
         estimate(tmp_path, store.path, grid)
@@ -302,7 +304,7 @@ def test_a_reference_that_is_greedy_at_all_temperatures_is_refused(
         estimate(tmp_path, tested, tmp_path / "grid")
 
 
-def test_references_with_the_same_name_and_none_at_all_are_refused(tested: Path, grid: Path, tmp_path: Path) -> None:
+def test_repeated_names_and_missing_references_are_refused(tested: Path, grid: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="distinct names, but got grid, grid"):
         estimate(tmp_path, tested, grid, grid)
     with pytest.raises(InputError, match="distinct names, but got none"):
@@ -333,7 +335,9 @@ def test_outputs_in_a_file_are_checked(grid: Path, tmp_path: Path, outputs: obje
         estimate(tmp_path, file, grid, unit="tokens", shared=True)
 
 
-def test_token_ids_of_an_unknown_tokenizer_need_a_decision(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
+def test_token_ids_of_an_unknown_tokenizer_require_the_option_unit(
+    system: SoftmaxSystem, grid: Path, tmp_path: Path
+) -> None:
     file = write_json(tmp_path / "ids.json", {prompt: [[1], [2]] for prompt in system.prompts})
     with pytest.raises(InputError, match="outputs as words, but .* has only tokens. To compare token ids without"):
         estimate(tmp_path, file, grid)

@@ -104,7 +104,7 @@ def decisions(store: Store) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("rule", "threshold"), [("adaptive_consistency", 0.85), ("early_stopping", 3), ("prior", 0.02)]
 )
-def test_live_decisions_are_those_of_a_replay_in_index_order(
+def test_live_decisions_equal_a_replay_in_index_order(
     rule: str, threshold: float, per_round: int, recipe: StoreRecipe, full: Store, priors: str, tmp_path: Path
 ) -> None:
     file = priors if rule == "prior" else None
@@ -196,7 +196,7 @@ def test_another_rule_or_budget_continues_where_sampling_stopped(
     assert decisions(more) == decisions(direct)
 
 
-def test_answers_of_a_fixed_number_count(recipe: StoreRecipe, tmp_path: Path) -> None:
+def test_answers_from_a_run_with_a_fixed_number_are_used(recipe: StoreRecipe, tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     sample_family(path, replace(recipe, k=3))
     (store,) = sample_family(path, recipe, stop="adaptive_consistency", threshold=0.85)

@@ -68,7 +68,7 @@ def test_only_questions_at_or_above_the_threshold_are_generated(
     torch.testing.assert_close(found.confidence, every.confidence, atol=1e-5, rtol=0)
 
 
-def test_answers_below_the_threshold_are_withheld_and_empty_ones_too(of_answers: ConfidentModel) -> None:
+def test_answers_below_the_threshold_and_empty_answers_are_withheld(of_answers: ConfidentModel) -> None:
     every = of_answers.generate(QUESTIONS, **OPTIONS)
     threshold = middle(every.confidence)
     found = abstain(of_answers, QUESTIONS, threshold=threshold, **OPTIONS)
@@ -141,7 +141,9 @@ CALLS: dict[str, tuple[Callable[[ConfidentModel, ConfidentModel], Any], str]] = 
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_bad_arguments_are_one_line(name: str, of_questions: ConfidentModel, of_answers: ConfidentModel) -> None:
+def test_bad_arguments_give_a_one_line_error(
+    name: str, of_questions: ConfidentModel, of_answers: ConfidentModel
+) -> None:
     call, message = CALLS[name]
     with pytest.raises(InputError, match=message) as raised:
         call(of_questions, of_answers)

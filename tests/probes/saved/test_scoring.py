@@ -117,7 +117,7 @@ def test_the_texts_of_a_private_set_are_scored_but_not_written(scored: Score, tm
     assert 0 < record["confidence"] < 1
 
 
-def test_the_threshold_says_where_to_abstain(scored: Score, tmp_path: Path) -> None:
+def test_questions_below_the_threshold_are_marked_for_abstention(scored: Score, tmp_path: Path) -> None:
     file = write(tmp_path / "questions.txt", [{"question": question} for question in QUESTIONS])
     confidences = [record["confidence"] for record in scored(file)]
     threshold = sorted(confidences)[2]
@@ -220,14 +220,14 @@ def test_a_file_of_another_program_is_not_continued(
         score(folders["capability"], str(file), str(out), model=str(tiny_folder))
 
 
-def test_a_byte_order_mark_is_no_part_of_a_line(scored: Score, tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(scored: Score, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_bytes(codecs.BOM_UTF8 + b'{"id": "a", "question": "Why?"}\n')
     (record,) = scored(file)
     assert (record["id"], record["question"]) == ("a", "Why?")
 
 
-def test_an_interrupted_command_keeps_its_lines_and_goes_on_after_them(
+def test_an_interrupted_command_keeps_its_lines_and_continues_after_them(
     folders: dict[str, str], tiny_folder: Path, tmp_path: Path, piped: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, text = tmp_path / "results" / "out.jsonl", "".join(f"{question}\n" for question in QUESTIONS).encode()
@@ -258,7 +258,7 @@ def test_an_interrupted_command_keeps_its_lines_and_goes_on_after_them(
     assert out.read_bytes() == complete
 
 
-def test_a_reader_gets_each_line_at_once_and_may_leave_in_a_process_without_lightning_wandb_and_sklearn(
+def test_each_line_is_written_at_once_without_importing_lightning_wandb_or_sklearn(
     folders: dict[str, str], tiny_folder: Path
 ) -> None:
     program = f"""

@@ -80,7 +80,7 @@ def accept(command: str) -> None:
     """Parse a command without running it.
 
     Raises:
-        AssertionError: There is no such command.
+        AssertionError: If the command does not exist.
     """
     program, *rest = shlex.split(command, comments=True)
     match (Path(program).name, *rest):
@@ -112,7 +112,7 @@ def accept(command: str) -> None:
 
 
 def is_accepted(command: str) -> bool:
-    """Whether a command exists. Commands in the running text may omit required options."""
+    """Return whether a command exists. Commands in the running text may omit required options."""
     with suppress(AssertionError, KeyError):
         return accept(command) is None
     return False

@@ -18,7 +18,7 @@ FEATURES = load_file(DATA / "features.safetensors")
 STORES, PROBES = sorted(EXPECTED["stores"]), sorted(EXPECTED["probes"])
 
 
-# The API that is used, all of it
+# The only functions of the package that these tests use
 
 
 def open_store(path: Path) -> Any:

@@ -102,7 +102,7 @@ def layer_of(module: str) -> int:
 
 
 def within(module: str, *prefixes: str) -> bool:
-    """Whether a module is one of these modules or inside one of them."""
+    """Return whether a module is one of these modules or inside one of them."""
     return any(f"{module}.".startswith(f"{prefix}.") for prefix in prefixes)
 
 

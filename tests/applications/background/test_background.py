@@ -79,7 +79,7 @@ def test_the_interval_covers_the_temperature_with_the_stated_probability() -> No
         systems = SoftmaxSystem(seed, n_tokens=4, n_vocab=12).systems(temperature, 12, 12, GRID[::2])
         found = interval(estimate_temperature(systems, 200, 0).mean_temperature(), 30)
         hits += found["low"] <= temperature <= found["high"]
-    assert hits >= 20  # by chance, it is lower with a probability of 1 % if the coverage is 94 %
+    assert hits >= 20  # with a coverage of 94 %, the probability of fewer hits is 1 %
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_few_identical_outputs_give_a_higher_limit_than_many(system: SoftmaxSyst
 
 
 def test_the_page_says_if_no_temperature_fits(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
-    half = len(system.prompts) // 2  # half of the prompts vary completely, the others not at all
+    half = len(system.prompts) // 2  # only the outputs to half of the prompts vary
     outputs = {p: [[i * j] for j in range(20)] for i, p in enumerate(system.prompts)}
     split = {p: one if i < half else [[1]] * 20 for i, (p, one) in enumerate(outputs.items())}
     wide = {f"{p}{copy}": one for copy in range(4) for p, one in split.items()}

@@ -244,7 +244,7 @@ def answers_of(rng: np.random.Generator, n: int, n_forms: int) -> list[Answer]:
 
 
 def planted(rng: np.random.Generator, n_forms: int) -> Callable[[Any], list[tuple[bool, int]]]:
-    """An arbitrary relation between texts, neither symmetric nor transitive, which records its inputs."""
+    """Return an arbitrary relation between texts that records its inputs. It is neither symmetric nor transitive."""
     relation = rng.random((n_forms, n_forms)) < 0.6
 
     def entails(pairs: Any) -> list[tuple[bool, int]]:

@@ -23,7 +23,10 @@ def answers_of(classes: list[list[int]] | np.ndarray, budget: int | None = None)
 
 
 def probability(sequence: tuple[int, ...], prior: Prior) -> float:
-    """Return the probability of a sequence of answers. The right answer is 0; wrong ones are numbered as they come."""
+    """Return the probability of a sequence of answers.
+
+    The right answer is 0. Wrong answers are numbered by first occurrence.
+    """
     (a, b), total, seen = prior.beta, 1.0, Counter[int]()
     for n, answer in enumerate(sequence):
         right = (a + seen[0]) / (a + b + n)

@@ -1,4 +1,4 @@
-"""Compare the metrics with loops, scikit-learn, SciPy and torchmetrics (their meaning: test_statistics.py)."""
+"""Compare the metrics with loops, scikit-learn, SciPy and torchmetrics. See also test_statistics.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of selective prediction and error detection against loops, scikit-learn and the published definitions."""
+"""Compare metrics of selective prediction and error detection with loops, scikit-learn and published definitions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NAMES = ("aurc", "e_aurc", "prr", "prr_50", "auprc", "recall_at_fpr_1", "recall_
 
 
 def remaining(order: list[int], quality: np.ndarray, most: float) -> np.ndarray:
-    """Mean quality of the first N, N − 1, ... questions, up to a share `most` of rejections."""
+    """Return the mean quality of the first N, N − 1, … questions, until a fraction `most` of them is rejected."""
     n = len(order)
     return np.array([quality[order[: n - r]].mean() for r in range(int(most * n))])
 
 
 def orders_of(f: list[float]) -> list[list[int]]:
-    """All orders that put higher scores first."""
+    """Return all orders in which higher scores come first."""
     return [list(o) for o in permutations(range(len(f))) if all(f[a] >= f[b] for a, b in pairwise(o))]
 
 

@@ -66,13 +66,13 @@ def calibrated(a: float, b: float, kept: float) -> Callable[[int, Generator], tu
 
 
 def overconfident(n: int, rng: Generator) -> tuple[Array, Array]:
-    """Draw an overconfident confidence: its log-odds are 2.5 times the calibrated log-odds, plus ½."""
+    """Draw overconfident confidences: their log-odds are 2.5 times the calibrated log-odds, plus ½."""
     f, p = calibrated(0.8, 0.8, 4)(n, rng)
     return expit(2.5 * logit(f) + 0.5), p
 
 
 def wavy(n: int, rng: Generator) -> tuple[Array, Array]:
-    """Draw a confidence that is not monotone in the accuracy: the questions with the highest confidences are harder."""
+    """Draw confidences that are not monotone in the accuracy: the most confident questions are harder."""
     f = rng.random(n)
     mean = np.where(f > 0.9, 0.72, np.where(f > 0.5, 0.92, 0.25))
     return f, rng.beta(6 * mean, 6 * (1 - mean))
@@ -119,7 +119,7 @@ class Truth:
 
 
 def drawn(sets: Sets, n_sets: int, seed: int) -> list[tuple[Array, NDArray[np.int64]]]:
-    """Draw sets: their confidences [question], and whether each answer is right, [question, answer]."""
+    """Draw sets, each with its confidences [question] and the correctness of its answers [question, answer]."""
     rng, found = np.random.default_rng(seed), []
     for _ in range(n_sets):
         f, p = sets.draw(sets.n_questions, rng)
@@ -170,7 +170,7 @@ def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[s
 
 
 def main() -> None:
-    """Print a table of all methods, and report whether the bars are met."""
+    """Print a table of all methods, and report whether the targets are met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", type=int, default=300, help="number of simulated sets per distribution and risk")
     parser.add_argument("--peer_sets", type=int, default=40, help="number of these sets that MAPIE gets, or 0")

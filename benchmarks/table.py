@@ -1,4 +1,4 @@
-"""Measure the memory per answer after and during `load_table`, and its time for a million answers.
+"""Measure the memory per answer during and after `load_table`, and the time for a million answers.
 
 The store looks like that of a served model (see `benchmarks/scale.py`). The answers have log-probabilities, and every
 parsed answer is as long as its text. No model is needed.

@@ -87,7 +87,7 @@ class Estimate:
 
 
 def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estimate:
-    """Match the tested system with all references.
+    """Match the tested system with all references, and estimate its background temperature.
 
     Raises:
         InputError: If the outputs of a reference vary no more at its highest temperature than at its lowest.

@@ -63,7 +63,7 @@ class Counted:
         return Counted.of(self.texts[i] for i in self.index[start::2])
 
     def mean_over_pairs(self, distances: NDArray[np.float64]) -> float:
-        """Average distances [distinct, distinct] with diagonal 0 over all pairs of outputs."""
+        """Average distances [distinct, distinct], whose diagonal is 0, over all pairs of outputs."""
         return float(self.counts @ distances @ self.counts) / (self.n * (self.n - 1))
 
 

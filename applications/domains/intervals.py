@@ -27,8 +27,8 @@ class Estimates(NamedTuple):
 def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
     r"""Compute the mean of each cluster with simultaneous intervals.
 
-    The interval of a cluster c with n questions is the wider one of two t intervals. The first one uses the variance of
-    the cluster and n − 1 degrees of freedom. The second one uses the pooled variance within the K clusters:
+    For a cluster c with n questions, two t intervals are computed, and the wider one is used. The first one uses the
+    variance of the cluster and n − 1 degrees of freedom. The second one uses the pooled variance within the K clusters:
 
     .. math::
         s^2 = \frac{\sum_c \sum_{i \in c} (x_i - \bar x_c)^2}{N - K}, \quad

@@ -1,4 +1,4 @@
-"""Find thresholds with MAPIE's own Learn then Test. Runs in .peers/mapie, for `benchmarks.decisions`.
+"""Find thresholds with MAPIE's implementation of Learn then Test. Runs in .peers/mapie, for `benchmarks.decisions`.
 
 Reads JSON from the standard input and writes {procedure: thresholds} to the standard output.
 """

@@ -38,7 +38,7 @@ def problem(d: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def by_hand(query: np.ndarray, points: np.ndarray, labels: np.ndarray, k: int) -> float:
-    """Compute the same in a loop. Points at the same distance share the remaining places."""
+    """Compute the score of a query in a loop. Points at the same distance share the remaining places."""
     distances = [math.dist(query, point) for point in points]
     edge = sorted(distances)[k - 1]
     n_nearer, n_tied = sum(one < edge for one in distances), sum(one == edge for one in distances)

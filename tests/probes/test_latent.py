@@ -1,4 +1,4 @@
-"""Tests of the latent probe: likelihood and score against loops, planted spreads, reported collapses, and a fit."""
+"""Tests of the latent probe: its likelihood and score against loops, planted spreads, collapses, and training."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def logged(store: Path) -> list[dict[str, Any]]:
 
 
 def check_whole(store: Store, k: int) -> None:
-    """Check that each question has each sample once, with the stub's answer to it, and that no log is left."""
+    """Check that every sample of every question is stored once with the stub's answer, and that no log is left."""
     rows = store.samples.read().to_pylist()
     assert Counter((row["question_id"], row["sample"]) for row in rows) == Counter(
         (question.id, j) for question in store.questions for j in range(k)

@@ -194,7 +194,10 @@ def plant(store: Store) -> None:
 
 @pytest.fixture(scope="module")
 def readable(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Store:
-    """Make a store of 100 questions with 4 answers each, from a text-only server, read with a local copy."""
+    """Make a store of a served model without token ids, with signals that a local copy has read.
+
+    The store has 100 questions with 4 answers each.
+    """
     store = make(tmp_path_factory.mktemp("served"), 100, 4, lambda i, j: {"text": "abcd"[: 1 + (i + j) % 4]})
     read(str(store.path), model=str(tiny_folder))
     plant_grades(store, 0)

@@ -24,7 +24,7 @@ def imported(folder: Path, rows: list[dict[str, Any]]) -> Store:
     return import_log(str(folder / "store"), str(write_lines(folder / "answers.jsonl", rows)), "jsonl")
 
 
-def test_columns_of_questions_answers_and_the_policy(tmp_path: Path) -> None:
+def test_columns_become_questions_answers_and_the_policy(tmp_path: Path) -> None:
     question = {
         "id": 7,
         "text": "Which?",

@@ -30,7 +30,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     if by_other_rule:
         folder = str(store.grades.file(name, by_other_rule[0]).parent)
         if not missing and not grader.may_decide_later:
-            say(f"grade: all answers are graded by a different rule of {name}; delete {folder!r} to grade them again")
+            say(f"grade: all answers are graded by {name}, but by another rule; delete {folder!r} to grade them again")
             return
         option = ", or pass another --judge.name" if name.startswith("judge-") else ""
         raise InputError(

@@ -11,7 +11,7 @@ from scipy.special import softmax
 from extract.errors import InputError
 from extract.questions.question import Question
 
-#: Whether the continuations of a `choice` question are the letters of its options or their texts.
+#: Whether the continuations of a `choice` question are the letters or the texts of its options.
 Continuations = Literal["letters", "texts"]
 Values = NDArray[np.float64]
 

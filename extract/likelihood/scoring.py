@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
     @property
     def branches(self) -> bool:
-        """Whether several continuations are read, so that a tree mask is needed. Their last tokens are never read."""
+        """Whether a tree mask is needed, because at least two continuations have tokens that are read (not the last)."""
         return sum(len(continuation) > 1 for continuation in self.continuations) > 1
 
 
@@ -54,7 +54,7 @@ def encode_item(
 
     Returns:
         The item, and an item for the unconditional log-probabilities. The prompt of the second item is only the
-        beginning-of-sequence token, or the end-of-sequence token if there is none.
+        beginning-of-sequence token. Without such a token, it is the end-of-sequence token.
     """
     text = template.rendered(tokenizer, prompt)
     context = text.rstrip()
@@ -90,8 +90,8 @@ def score(
 ) -> list[list[float]]:
     """Compute the log-probability of each continuation, given its prompt.
 
-    Each prompt is read once for all its continuations, if the model supports tree masks. If the common prefix of all
-    prompts is long, it is read only once.
+    If the model supports tree masks, each prompt is read once for all its continuations. A long common prefix of all
+    prompts is read only once.
 
     Args:
         model: Causal language model in evaluation mode.

@@ -66,8 +66,8 @@ class Signals(ShardFiles):
 
     def __init__(self, folder: StoreFolder) -> None:
         super().__init__(folder, "signals/{name}/{scope}", "signal", ".safetensors")
-        self._headers: dict[Path, _Header] = {}  # of files that have been verified
-        self._keys: dict[tuple[str, Scope], list[str]] = {}  # of signals that are complete
+        self._headers: dict[Path, _Header] = {}  # only of verified files
+        self._keys: dict[tuple[str, Scope], list[str]] = {}  # only of complete signals
 
     def write(
         self,

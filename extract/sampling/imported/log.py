@@ -14,7 +14,7 @@ from extract.questions.question import Kind, Question
 from extract.questions.source import check_questions, says_anything
 from extract.text import one_line, valid_text
 
-#: Name of a model or a task that the log does not state.
+#: Placeholder for the name of a model or task that is missing from the log.
 UNKNOWN = "unknown"
 
 

@@ -74,7 +74,7 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers. It merges three parts if answers share prompts, and uses SDPA otherwise.
+    """Attention function for transformers: merged attention to three parts if answers share prompts, otherwise SDPA.
 
     Args:
         query: [row, head, token, d_head].

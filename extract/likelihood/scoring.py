@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
     @property
     def branches(self) -> bool:
-        """Whether a tree mask is needed, because at least two continuations have tokens that are read (not the last)."""
+        """Whether at least two continuations have more than one token. Only then, a tree mask is needed."""
         return sum(len(continuation) > 1 for continuation in self.continuations) > 1
 
 

@@ -230,7 +230,7 @@ def ask(
 
     Raises:
         InputError: If a baseline is unknown, there is no store, a model cannot be loaded or differs from the store's
-            model, or settings differ from those in the store.
+            model, or settings differ from the settings in the store.
     """
     if max_new_tokens < 1:
         raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Pass 48, for example.")

@@ -69,7 +69,7 @@ class AskedBaseline(ABC):
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, prompts and options as JSON values. They must be equal in all files of the same scope."""
+        """Return the model, prompts and options as JSON values. The result must be equal for all files of a scope."""
 
     @property
     def values(self) -> Asked | Signals:

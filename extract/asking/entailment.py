@@ -2,7 +2,7 @@
 
 The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024. Each answer is compared
 with the first member of each cluster in turn. If the two entail each other (strict entailment), the answer joins the
-cluster. It is not compared with other members.
+cluster. The answer is not compared with the other members of a cluster.
 """
 
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""Grade a store's ungraded answers, and retry undecided ones."""
+"""Grade a store's ungraded answers, and retry undecided answers."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from extract.store.store import Store
 
 
 def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
-    """Grade all ungraded answers in a worker's blocks, and retry undecided ones. Existing grades are kept.
+    """Grade all ungraded answers in a worker's blocks, and retry undecided answers. Existing grades are kept.
 
     Raises:
         InputError: If the existing grades follow a different rule, or the grader can't grade the questions.

@@ -21,7 +21,7 @@ class Normalisation(NamedTuple):
 
     Attributes:
         label: Name in tables.
-        metric: Accuracy metric of lm-evaluation-harness that ranks continuations by this score, or "" if there is none.
+        metric: Accuracy metric of lm-evaluation-harness that ranks continuations by this score, "" if none does.
         score: Function from a row of the table to the scores [continuation] float64.
     """
 

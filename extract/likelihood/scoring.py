@@ -53,8 +53,8 @@ def encode_item(
         continuations: Texts of the continuations.
 
     Returns:
-        The item, and an item for the unconditional log-probabilities. The prompt of the second item is only the
-        beginning-of-sequence token. Without such a token, it is the end-of-sequence token.
+        The item, and an item for the unconditional log-probabilities. The prompt of the second item is
+        the output of `first_token`.
     """
     text = template.rendered(tokenizer, prompt)
     context = text.rstrip()

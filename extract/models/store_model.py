@@ -30,7 +30,7 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
     """Load the model from which a store's signals are read, and its tokenizer.
 
     The first local copy of a served model must reproduce the recorded prompt lengths. Its identity is written to
-    reader.json, and later copies must match it.
+    reader.json, and later copies must have the same identity.
 
     Args:
         model: Hub id or folder. If None, the name recorded in the store is used.

@@ -22,7 +22,7 @@ class Stopping:
         threshold: Threshold of the rule.
         grader: Name of the grader that parses the answers, so that they can be compared.
         priors: Prior of each question by question id. Empty if the rule needs none.
-        per_round: Number of answers to each question per round and temperature.
+        per_round: Number of answers that a round adds to each question, at each temperature.
     """
 
     rule: str

@@ -32,7 +32,7 @@ class Softmax(NamedTuple):
     """Token distributions p = weight / total, with log p = shifted − log(total). The division is left out for speed.
 
     Attributes:
-        shifted: Logits minus the largest one, [token, vocab] float32.
+        shifted: Logits minus the largest logit, [token, vocab] float32.
         weight: Exponentials of `shifted`, [token, vocab] float32.
         total: Sum of the weights, [token] float32.
     """

@@ -177,7 +177,7 @@ class Signals(ShardFiles):
         first, common = next(iter(headers.items()), (Path(), _Header({}, {})))
         for path, header in headers.items():
             if header.settings != common.settings:
-                raise Damaged(path, f"its settings differ from those in {first.name}")
+                raise Damaged(path, f"its settings differ from the settings in {first.name}")
             for key in sorted(common.layout.keys() | header.layout.keys()):
                 here, there = header.layout.get(key, "missing"), common.layout.get(key, "missing")
                 if here != there:

@@ -153,7 +153,7 @@ class AnswerCache(DynamicCache):
     def may_be_prefix(self) -> bool:
         """Whether the cached tokens can be the prefix of padded prompts.
 
-        Padding then follows the cached tokens, so all layers must rely on the mask and the position ids alone.
+        The padding follows the prefix in the cache, so all layers must rely on the mask and the position ids alone.
         Architectures that bypass transformers' attention registry may use indices in the cache instead.
         """
         return self._called == set(range(len(self.layers)))

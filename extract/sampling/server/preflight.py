@@ -21,7 +21,7 @@ from extract.sampling.server.queue import Ask
 from extract.sampling.server.redact import public
 from extract.text import one_line
 
-#: Maximum number of questions to try per address, because a server may reject the first ones.
+#: Maximum number of questions to try per address, because a server may reject the first questions.
 TRIES = 4
 #: Number of requests whose answers must not all be identical, and their token limit. If the most likely token always
 #: has probability 0.9, all answers are identical by chance in one of 25,000 preflights (0.9 to the power of 3 × 32).
@@ -150,7 +150,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
     if reply.completion_tokens is None or reply.prompt_tokens is None:
         notice("the server reports no token counts, so tokens and cost are upper estimates")
     if any(choice.cut for choice in reply.choices):
-        notice("the server leaves stop strings in answers. Such answers are truncated, and their tokens are not stored")
+        notice("the server leaves stop strings in answers. Such answers are cut there, and their tokens are not stored")
     if request.temperature > 0 and not varies:
         why = "`server.extra_body` constrains them" if _is_constrained(request) else "the server returned no text"
         notice(f"could not test whether answers vary: {why}")

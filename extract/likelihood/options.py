@@ -47,7 +47,7 @@ NORMALISATIONS = {
 
 
 def continuations_of(question: Question, form: Continuations) -> tuple[list[str], int | None]:
-    """Return the continuations of a question, and the index of the right one, or None if it is unknown.
+    """Return the continuations of a question, and the index of the right continuation (None if unknown).
 
     The continuations are the question's `choices`. For kind `choice`, `form` selects their letters or their texts.
     A question without `choices` has a single continuation, its first reference.

@@ -60,7 +60,7 @@ def load_stopping(
         decoding: Decoding options of the store, or of the temperature grid.
 
     Raises:
-        InputError: If an option is invalid, the grader asks a model or can't grade the questions, or the
+        InputError: If an option is invalid, if the grader is a judge or can't grade the questions, or if the
             temperatures or `priors` do not suit the rule.
     """
     entry, needs_priors = STOPPING_RULES[rule], STOPPING_RULES[rule].needs == "prior"

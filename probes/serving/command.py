@@ -78,7 +78,7 @@ def serve(
             "Set this environment variable, or omit --host."
         )
     loaded = load_probe(probe)
-    with _listening(host, port) as listener:
+    with bound_socket(host, port) as listener:
         engine = Engine(
             loaded,
             *load_model_of(loaded, model, revision, dtype, device, device_map),
@@ -89,42 +89,50 @@ def serve(
             engine.encode("Is the prompt template compatible with the model?")
             name = served_model_name or str(loaded.config["model"]["id"])
             app = create_app(engine, loaded, name, key, check_host=is_loopback(host))
-            address = listener.getsockname()
-            shown_host = f"[{host}]" if ":" in host else host
-            print(f"Serving {name} at http://{shown_host}:{address[1]}. Press Ctrl-C to stop.", file=sys.stderr)
-            new_server(app, engine).run([listener])
+            address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+            started = f"Serving {name} at {address}. Press Ctrl-C to stop."
+            new_server(app, engine, started).run([listener])
         except KeyboardInterrupt as signal:
             print(f"Stopped by {'SIGTERM' if type(signal).__name__ == 'Terminated' else 'Ctrl-C'}.", file=sys.stderr)
         finally:
             engine.close()
 
 
-def new_server(app: FastAPI, engine: Engine) -> uvicorn.Server:
-    """Create a server that ends running answers when it receives a signal."""
+def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
+    """Create a server that prints the line `started`, and ends running answers when it receives a signal."""
     import uvicorn
 
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            print(started, file=sys.stderr, flush=True)
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             app.state.closing = True
             await asyncio.to_thread(engine.close, CLOSING_SECONDS)
             await super().shutdown(sockets)
 
-    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
-    limits = {"timeout_graceful_shutdown": CLOSING_SECONDS, "backlog": 1024}
-    return Server(uvicorn.Config(app, lifespan="off", ws="none", **options, **limits))
+    limits: dict[str, Any] = {"timeout_graceful_shutdown": CLOSING_SECONDS, "backlog": 1024}
+    config = uvicorn.Config(
+        app, lifespan="off", ws="none", log_level="warning", access_log=False, server_header=False, **limits
+    )
+    return Server(config)
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on a host and port.
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to a host and port, but does not listen yet.
 
     Raises:
         InputError: If the host is unknown, or the port is invalid or in use.
     """
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except (OSError, OverflowError) as error:
         raise InputError(
             f"Expected `host` and `port` to be an address that is not in use, but {host!r} with port {port} is not: "
             f"{getattr(error, 'strerror', None) or error}. Choose another --port, or 0 for a free one."
         ) from None
+    return bound

@@ -34,8 +34,11 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "repetition_penalty": (1,),
     **dict.fromkeys(
-        "audio best_of chat_template chat_template_kwargs echo guided_json min_tokens moderation prediction"
-        " prompt_cache_key reasoning_effort safety_identifier stop_token_ids suffix verbosity web_search_options".split(),
+        (
+            *("audio", "best_of", "chat_template", "chat_template_kwargs", "echo", "guided_json", "min_tokens"),
+            *("moderation", "prediction", "prompt_cache_key", "reasoning_effort", "safety_identifier"),
+            *("stop_token_ids", "suffix", "verbosity", "web_search_options"),
+        ),
         (),
     ),
 }
@@ -79,10 +82,11 @@ def _text_of(content: Any) -> Any:
     """Join the text parts of a message, which clients send instead of a text."""
     if not isinstance(content, list):
         return content
-    texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-    if not all(isinstance(text, str) and part == {"type": "text", "text": text} for text, part in zip(texts, content)):
-        raise ValueError("only texts, and parts with the type and the field text, are supported")
-    return "".join(texts)
+    for part in content:
+        is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
+        if not is_text or part != {"type": "text", "text": part["text"]}:
+            raise ValueError("Only texts, and parts with the type text, are supported")
+    return "".join(part["text"] for part in content)
 
 
 def _listed(stop: Any) -> Any:

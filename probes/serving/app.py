@@ -6,18 +6,20 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from extract.errors import InputError
 from probes.serving.access import Gate, error_response, read_body
-from probes.serving.chat import Answering, Defaults, as_request_error, completion, events
+from probes.serving.chat import Answering, Defaults, EventStream, as_request_error, completion
+from probes.serving.engine import EngineClosed, QueueFull
 from probes.serving.metrics import Measured, Metrics
 from probes.serving.protocol import ChatRequest, Message, RequestError, ScoreRequest, number, parse, to_json
 from probes.serving.verify import VerifyRequest, verdict
@@ -97,7 +99,7 @@ def create_app(
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody receives it
 
-    for kind in (RequestError, HTTPException, Exception):
+    for kind in (RequestError, HTTPException, InputError, EngineClosed, QueueFull, Exception):
         app.add_exception_handler(kind, failed)
     app.add_exception_handler(ClientDisconnect, gone)
     paths = tuple(route.path for route in app.routes if "{" not in route.path)  # type: ignore[attr-defined]
@@ -139,11 +141,13 @@ class Endpoints:
         self.check_name(request.model)
         prompt = await self._encode(request.messages, "messages")
         answering = Answering(self._engine, prompt, self._defaults.settings(request), request.backoff)
-        if not request.stream:
+        if request.stream:
+            options = request.stream_options
+            return EventStream(answering, self._name, options is not None and bool(options.include_usage))
+        try:
             return _json(await _unless_disconnected(http, completion(answering, self._name)))
-        include_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-        stream = events(answering, self._name, include_usage)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        finally:
+            answering.cancel()
 
     async def score(self, http: Request) -> Response:
         """Return the confidences of questions, or of given answers."""
@@ -226,15 +230,17 @@ def _json(content: Any, status: int = 200) -> Response:
     return Response(to_json(content), status, media_type="application/json")
 
 
+@cache
+def _template() -> Template:
+    options: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True}
+    return Environment(loader=FileSystemLoader(Path(__file__).parent), **options).get_template("page.html.j2")
+
+
 def _page(model_name: str, needs_key: bool, reads_answers: bool) -> Response:
     """Return the page, whose only script and style are allowed by a nonce."""
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     nonce = secrets.token_urlsafe(16)
-    text = environment.get_template("page.html.j2").render(
-        nonce=nonce, model=model_name, needs_key=needs_key, reads_answers=reads_answers
-    )
-    policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
+    text = _template().render(nonce=nonce, model=model_name, needs_key=needs_key, reads_answers=reads_answers)
+    policy = f"default-src 'none'; img-src data:; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
     headers = {
         "Content-Security-Policy": f"{policy}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         "Cache-Control": "no-store",

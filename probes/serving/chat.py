@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from starlette.responses import StreamingResponse
+
 from extract.errors import InputError
 from probes.serving.access import closing
 from probes.serving.engine import Engine, EngineClosed, QueueFull, Settings
@@ -101,18 +103,19 @@ class Answering:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def steps(self) -> AsyncIterator[Step]:
-        """Yield the steps, and set `reason` to the finish reason. The answer is cancelled if the iterator is closed."""
-        try:
-            while True:
-                event = await self._events.get()
-                if isinstance(event, BaseException):
-                    raise event
-                if isinstance(event, str):
-                    self.reason = event
-                    return
-                yield event
-        finally:
-            self._job.cancel()
+        """Yield the steps, and set `reason` to the finish reason."""
+        while True:
+            event = await self._events.get()
+            if isinstance(event, BaseException):
+                raise event
+            if isinstance(event, str):
+                self.reason = event
+                return
+            yield event
+
+    def cancel(self) -> None:
+        """Stop generating the answer. After its end, this has no effect."""
+        self._job.cancel()
 
     async def complete(self) -> Step:
         """Return the last step, which contains the complete answer."""
@@ -155,6 +158,28 @@ async def completion(answering: Answering, model: str) -> dict[str, Any]:
     }
 
 
+class EventStream(StreamingResponse):
+    """Response that streams an answer. If the client disconnects, the answer is cancelled.
+
+    Args:
+        answering: The answer.
+        model: Name of the model.
+        include_usage: Whether the last event has the numbers of tokens.
+    """
+
+    def __init__(self, answering: Answering, model: str, include_usage: bool) -> None:
+        content = events(answering, model, include_usage)
+        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._answering = answering
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the response."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answering.cancel()
+
+
 async def events(answering: Answering, model: str, include_usage: bool) -> AsyncIterator[bytes]:
     """Yield a streamed answer as server-sent events in OpenAI's format. An error is the last event.
 
@@ -180,12 +205,15 @@ async def events(answering: Answering, model: str, include_usage: bool) -> Async
         if include_usage:
             yield event({**common, "choices": [], "usage": answering.usage(last)})
     except Exception as error:
-        yield event(as_request_error(error).body())
+        refusal = as_request_error(error)
+        if refusal.status == 500:
+            logging.getLogger("uvicorn.error").error("The engine failed.", exc_info=error)
+        yield event(refusal.body())
     yield b"data: [DONE]\n\n"
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """Convert an error of the engine to the error that the client receives. Unexpected errors are logged."""
+    """Convert an error of the engine to the error that the client receives."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, EngineClosed):
@@ -194,5 +222,4 @@ def as_request_error(error: Exception) -> RequestError:
         return RequestError(429, str(error), code="queue_full", headers={"Retry-After": "1"})
     if isinstance(error, InputError):
         return RequestError(400, str(error), code="invalid_value")
-    logging.getLogger("uvicorn.error").error("The engine failed.", exc_info=error)
     return RequestError(500, "The server failed to answer the request. Its log has the reason.", code="internal_error")

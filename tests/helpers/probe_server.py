@@ -1,0 +1,78 @@
+"""Run the server of this package on the loopback interface, in a thread or as a process."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from probes.saved.artefact import ConfidenceProbe
+from probes.serving.app import create_app
+from probes.serving.command import bound_socket, new_server
+from tests.helpers.experiments import ROOT
+
+
+@contextmanager
+def served(
+    engine: Any, probe: ConfidenceProbe, name: str = "tiny", closes: bool = True, **options: Any
+) -> Iterator[str]:
+    """Serve an engine in a thread, and yield the address.
+
+    Args:
+        engine: The engine.
+        probe: The probe of the engine.
+        name: Name of the model.
+        closes: Whether the engine is closed at the end.
+        **options: Options of `create_app`.
+    """
+    app = create_app(engine, probe, name, **options)
+    with bound_socket("127.0.0.1", 0) as listener:
+        server = new_server(app, engine if closes else SimpleNamespace(close=lambda seconds: None), "")  # type: ignore[arg-type]
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        wait_until(lambda: server.started)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def serve_process(*options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `python -m probes serve` on a free port, and yield the process and the address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "probes", "serve", "--port", "0", *options],
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        assert select.select([process.stderr], [], [], 60)[0], "the server did not start"
+        line = process.stderr.readline()
+        place = re.fullmatch(r"Serving .+ at (http://\S+:\d+)\. Press Ctrl-C to stop\.\n", line)
+        assert place, line + process.stderr.read()
+        yield process, place[1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def wait_until(condition: Any, seconds: float = 10.0) -> None:
+    """Wait until a condition is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true"
+        time.sleep(0.005)

@@ -1,25 +1,30 @@
-"""Engine behind the server: one thread owns the model and the probe, and batches the requests of all clients."""
+"""Engine of the server: one thread owns the model and the probe, and batches the requests of all clients."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from extract.errors import InputError
 from probes.saved.confidence import ConfidentModel
-from probes.saved.novelty import Confidences
-from probes.saved.streaming import Step
+from probes.saved.streaming import Step, check_streamable
+from probes.serving.generation import Batch
+from probes.serving.jobs import Job, ScoreJob, Settings
+from probes.serving.scoring import Scorer
 
 if TYPE_CHECKING:
     from extract.prompts import Prompt
     from probes.saved.artefact import ConfidenceProbe
+    from probes.saved.novelty import Confidences
+
+__all__ = ["Engine", "EngineClosed", "Job", "QueueFull", "Settings"]
+
+_log = logging.getLogger(__name__)
 
 
 class QueueFull(Exception):
@@ -27,65 +32,22 @@ class QueueFull(Exception):
 
 
 class EngineClosed(Exception):
-    """The engine was closed before a job had ended."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of one generated answer.
-
-    Attributes:
-        max_tokens: Maximum number of tokens. The context of the model can end the answer earlier.
-        temperature: Sampling temperature; 0 is greedy.
-        top_p: Nucleus sampling: probability mass from which tokens are drawn, in (0, 1].
-        seed: Seed of the draws. With the same seed, an answer does not depend on the other requests. If None, the
-            draws are different in every request.
-        stop: Strings that end the answer, in addition to those of the probe.
-    """
-
-    max_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-
-
-class Job:
-    """One generated answer. See `Engine.generate`."""
-
-    def __init__(
-        self,
-        prompt: list[int],
-        settings: Settings,
-        on_step: Callable[[Step], None],
-        on_end: Callable[[str | BaseException], None],
-        backoff: bool,
-    ) -> None:
-        self.prompt, self.settings, self.backoff = prompt, settings, backoff
-        self.on_step, self.on_end = on_step, on_end
-        self.is_cancelled = False
-
-    def cancel(self) -> None:
-        """End the answer at the next step, from any thread. An answer that has ended is not changed."""
-        self.is_cancelled = True
-
-
-@dataclass
-class _Scoring:
-    """A waiting request for confidences."""
-
-    prompts: list[list[int]]
-    answers: list[str] | None
-    backoff: bool
-    future: Future[Confidences]
+    """The engine was closed before the request was complete."""
 
 
 class Engine:
-    """Scores and generates answers for many clients. All passes of the model run in one thread.
+    """Scores and generates answers for many clients.
+
+    All passes of the model run in one thread, which waits while there are no requests. Between two passes over running
+    answers, it reads the prompts of new answers and one batch of questions to score. No kind of request thus waits for
+    the end of the other kind. If a pass fails, its requests end with the exception, and the engine continues.
+
+    Generated answers depend only on their `Settings`. Other options in the model's generation config, such as a
+    repetition penalty, are not used, as in the training data of probes.
 
     Args:
         probe: Trained probe.
-        hf_model: The transformers model that the probe was trained on.
+        hf_model: The transformers model that the probe was trained on. Nothing else may use it at the same time.
         tokenizer: Tokenizer of the model.
         max_batch_size: Maximum number of rows in a pass.
         max_queue: Maximum number of requests that wait.
@@ -103,15 +65,16 @@ class Engine:
         max_batch_size: int = 32,
         max_queue: int = 256,
     ) -> None:
-        self._model = ConfidentModel(probe, hf_model, tokenizer)
         self._max_batch_size, self._max_queue = max_batch_size, max_queue
-        self._waiting: deque[_Scoring | Job] = deque()
-        self._running: list[_Scoring | Job] = []
-        self._changed, self._is_closed = threading.Condition(), False
+        self._to_score, self._to_generate = deque[ScoreJob](), deque[Job]()
+        self._changed, self._is_closed, self._n_running, self._seconds_busy = threading.Condition(), False, 0, 0.0
         self._counts = dict.fromkeys(("n_requests", "n_rejected", "n_passes", "n_rows", "n_tokens"), 0)
-        self._seconds_busy = 0.0
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        attached: Future[None] = Future()
+        # Attaching runs the model, too. In the thread of the engine, torch starts only one team of OpenMP threads.
+        parts = (attached, probe, hf_model, tokenizer)
+        self._thread = threading.Thread(target=self._run, args=parts, name="engine", daemon=True)
         self._thread.start()
+        attached.result()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a text or chat in the prompt template of the probe.
@@ -132,15 +95,26 @@ class Engine:
             backoff: Whether to back off the confidences of novel questions. See `Confidences`.
 
         Returns:
-            Future of the confidences [prompt]. It can be cancelled.
+            Future of the confidences [prompt]. It can be cancelled until its first row is read.
 
         Raises:
             QueueFull: If too many requests wait.
             EngineClosed: If the engine was closed.
-            InputError: If there are no prompts, or `answers` does not fit the probe and the prompts.
+            InputError: If there are no prompts, the model can't read one of them, or `answers` does not fit the probe
+                and the prompts.
         """
-        job = _Scoring(list(prompts), None if answers is None else list(answers), backoff, Future())
-        self._put(job)
+        from extract.models.loading import check_prompts
+
+        prompts = [list(prompt) for prompt in prompts]
+        if not prompts:
+            raise InputError("Expected `prompts` to contain at least one question, but it is empty. Pass a text.")
+        contents = self._model._encode_answers(answers, len(prompts))
+        check_prompts(self._model._model, prompts)
+        if contents is not None:
+            sequences = [prompt + content for prompt, content in zip(prompts, contents, strict=True)]
+            check_prompts(self._model._model, sequences, name="prompt and answer")
+        job = ScoreJob(prompts, contents, backoff)
+        self._put(job, self._to_score)
         return job.future
 
     def generate(
@@ -157,7 +131,7 @@ class Engine:
             prompt: Token ids of the prompt, as returned by `encode`.
             settings: Settings of the answer.
             on_step: Called with each step, as returned by `ConfidentModel.stream`. The last step repeats the complete
-                answer.
+                answer. If the callback raises an exception, the answer ends with it.
             on_end: Called once, after the last step, with the finish reason: "stop" (end token or stop string),
                 "length" (`max_tokens` or the context of the model) or "cancelled". If the answer failed, it is called
                 with the exception instead.
@@ -166,26 +140,28 @@ class Engine:
         Raises:
             QueueFull: If too many requests wait.
             EngineClosed: If the engine was closed.
-            InputError: If the prompt is empty or too long, or the settings are invalid.
+            InputError: If the prompt is empty or leaves no room for an answer, or the probe reads pooled token signals
+                of answers.
         """
+        from extract.models.loading import check_prompts
+
+        check_streamable(self._model.probe)
+        check_prompts(self._model._model, [prompt], n_further=1)
         job = Job(list(prompt), settings, on_step, on_end, backoff)
-        self._put(job)
+        self._put(job, self._to_generate)
         return job
 
     def counts(self) -> dict[str, float]:
         """Return counts since the start, by name.
 
         `queued` and `running` are the current numbers of requests that wait and that are being processed. `n_requests`
-        and `n_rejected` count accepted requests and those refused with `QueueFull`. `n_passes` counts passes of the
-        model, `n_rows` their rows, `n_tokens` generated tokens, and `seconds_busy` the time spent in passes.
+        and `n_rejected` count accepted requests and those refused with `QueueFull`. `n_passes` counts batches that the
+        model has processed, `n_rows` their rows, `n_tokens` the generated tokens with end tokens and stop strings, and
+        `seconds_busy` the time spent on them.
         """
         with self._changed:
-            return {
-                "queued": len(self._waiting),
-                "running": len(self._running),
-                **self._counts,
-                "seconds_busy": self._seconds_busy,
-            }
+            queued, running = len(self._to_score) + len(self._to_generate), self._n_running
+            return {"queued": queued, "running": running, **self._counts, "seconds_busy": self._seconds_busy}
 
     def close(self, timeout: float = 10.0) -> None:
         """Refuse further requests, end all jobs with `EngineClosed`, and wait until the thread has ended.
@@ -196,83 +172,107 @@ class Engine:
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-        self._thread.join(timeout)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
 
-    def _put(self, job: _Scoring | Job) -> None:
+    def _put(self, job: Any, queue: deque[Any]) -> None:
         with self._changed:
             if self._is_closed:
                 raise EngineClosed("The engine is closed.")
-            if len(self._waiting) >= self._max_queue:
+            if len(self._to_score) + len(self._to_generate) >= self._max_queue:
                 self._counts["n_rejected"] += 1
                 raise QueueFull(f"{self._max_queue} requests are waiting. Try again later.")
             self._counts["n_requests"] += 1
-            self._waiting.append(job)
+            queue.append(job)
             self._changed.notify()
 
-    def _run(self) -> None:
-        """Process jobs until the engine is closed."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if self._is_closed:
-                    break
-                job = self._waiting.popleft()
-                self._running = [job]
-            start = time.perf_counter()
-            if isinstance(job, _Scoring):
-                self._score(job)
-            else:
-                self._generate(job)
-            with self._changed:
-                self._running = []
-                self._seconds_busy += time.perf_counter() - start
-        error = EngineClosed("The engine is closed.")
-        for job in self._waiting:
-            if isinstance(job, Job):
-                job.on_end(error)
-            elif job.future.set_running_or_notify_cancel():
-                job.future.set_exception(error)
-        self._waiting.clear()
+    # The following methods run in the thread of the engine.
 
-    def _score(self, job: _Scoring) -> None:
-        if not job.future.set_running_or_notify_cancel():
-            return
+    def _run(self, attached: Future[None], *parts: Any) -> None:
+        """Attach the probe, and process requests until the engine is closed."""
         try:
-            found = self._model.score(job.prompts, job.answers, backoff=job.backoff)
-        except Exception as error:
-            job.future.set_exception(error)
-        else:
+            self._model = ConfidentModel(*parts)
+            self._model.tokenizer("a", add_special_tokens=False)  # sets its options, which is not thread-safe
+            self._batch = Batch(self._model, self._max_batch_size)
+            self._scorer = Scorer(self._model, self._max_batch_size)
+        except BaseException as error:
+            attached.set_exception(error)
+            return
+        attached.set_result(None)
+        try:
+            while (joining := self._next_requests()) is not None:
+                start = time.perf_counter()
+                if n_rows := self._scorer.step():
+                    self._count(n_rows)
+                self._join(joining)
+                self._step()
+                with self._changed:
+                    self._seconds_busy += time.perf_counter() - start
+        finally:
+            self._end_all(EngineClosed("The engine was closed."))
+
+    def _next_requests(self) -> list[Job] | None:
+        """Wait for requests, and take them from the queues.
+
+        Returns:
+            The answers that join the batch, or None if the engine was closed. The scorer has the other requests.
+        """
+        with self._changed:
+            self._n_running = len(self._scorer.jobs) + len(self._batch.rows)
+            self._changed.wait_for(
+                lambda: self._is_closed or self._to_score or self._to_generate or self._scorer.jobs or self._batch.rows
+            )
+            if self._is_closed:
+                return None
+            for job in [job for job in self._to_generate if job.is_cancelled]:
+                self._to_generate.remove(job)
+                job.end("cancelled")
+            self._batch.drop_cancelled()
+            joining = self._batch.fitting(self._to_generate)
+            for _ in joining:
+                self._to_generate.popleft()
+            while self._to_score and len(self._scorer.jobs) < self._max_batch_size:
+                scoring = self._to_score.popleft()
+                if scoring.start():
+                    self._scorer.jobs.append(scoring)
+            self._n_running = len(self._scorer.jobs) + len(self._batch.rows) + len(joining)
+            return joining
+
+    def _join(self, jobs: Sequence[Job]) -> None:
+        """Read the prompts of new answers."""
+        if jobs:
+            try:
+                self._batch.join(jobs)
+            except Exception as error:
+                _log.exception("A batch of %d prompts could not be read.", len(jobs))
+                for job in jobs:
+                    job.end(error.with_traceback(None))
+            self._count(len(jobs), n_tokens=len(jobs))
+
+    def _step(self) -> None:
+        """Generate one token of each running answer."""
+        if n_rows := len(self._batch.rows):
+            try:
+                self._batch.step()
+            except Exception as error:
+                _log.exception("A pass over %d answers failed.", n_rows)
+                self._batch.fail(error.with_traceback(None))
+            self._count(n_rows, n_tokens=n_rows)
+
+    def _count(self, n_rows: int, n_tokens: int = 0) -> None:
+        with self._changed:
             self._counts["n_passes"] += 1
-            self._counts["n_rows"] += len(job.prompts)
-            job.future.set_result(found)
+            self._counts["n_rows"] += n_rows
+            self._counts["n_tokens"] += n_tokens
 
-    def _generate(self, job: Job) -> None:
-        settings, hf_model = job.settings, self._model._model
-        options: dict[str, Any] = {"max_new_tokens": settings.max_tokens, "do_sample": settings.temperature > 0}
-        if settings.temperature > 0:
-            options |= {"temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
-        stop = [*self._model._stop, *settings.stop]
-        options |= {"stop_strings": stop, "tokenizer": self._model.tokenizer} if stop else {}
-        if settings.seed is not None:
-            torch.manual_seed(settings.seed)
-        last: Step | None = None
-        try:
-            for last in self._model.stream(torch.tensor([job.prompt], device=hf_model.device), job.backoff, **options):
-                job.on_step(last)
-                self._counts["n_passes"] += 1
-                self._counts["n_rows"] += 1
-                self._counts["n_tokens"] += 1
-                if job.is_cancelled or self._is_closed:
-                    break
-        except Exception as error:
-            job.on_end(error)
-            return
-        if self._is_closed:
-            job.on_end(EngineClosed("The engine is closed."))
-        elif job.is_cancelled:
-            job.on_end("cancelled")
-        else:
-            job.on_end("length" if last is None or last.n_tokens >= settings.max_tokens else "stop")
-
-
-__all__ = ["Engine", "EngineClosed", "InputError", "Job", "QueueFull", "Settings"]
+    def _end_all(self, error: EngineClosed) -> None:
+        with self._changed:
+            self._is_closed = True  # also if the thread failed
+            waiting: list[Job | ScoreJob] = [*self._to_score, *self._to_generate]
+            self._to_score.clear()
+            self._to_generate.clear()
+            self._n_running = 0
+        for job in waiting:
+            job.end(error)
+        self._scorer.fail(error)
+        self._batch.fail(error)

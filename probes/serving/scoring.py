@@ -1,0 +1,62 @@
+"""Scoring of many requests in shared batches of questions, or of questions with answers."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from probes.saved.novelty import Confidences
+
+if TYPE_CHECKING:
+    from probes.saved.confidence import ConfidentModel
+    from probes.serving.jobs import ScoreJob
+
+_log = logging.getLogger(__name__)
+
+
+class Scorer:
+    """Reads the rows of all requests in turn, so that a long request does not delay the others.
+
+    Args:
+        model: Model with an attached probe.
+        max_rows: Maximum number of rows in a batch.
+
+    Attributes:
+        jobs: Requests with rows that have not been read.
+    """
+
+    def __init__(self, model: ConfidentModel, max_rows: int) -> None:
+        self._model, self.max_rows = model, max_rows
+        self.jobs: deque[ScoreJob] = deque()
+
+    def step(self) -> int:
+        """Read one batch. If this fails, its requests end with the exception. Returns the number of rows."""
+        rows: list[tuple[ScoreJob, int]] = []
+        while self.jobs and len(rows) < self.max_rows:
+            job = self.jobs.popleft()
+            rows.append((job, job.rows.pop()))
+            if job.rows:
+                self.jobs.append(job)
+        if not rows:
+            return 0
+        probe, prompts = self._model.probe, [job.prompts[i] for job, i in rows]
+        answers = [job.answers[i] for job, i in rows if job.answers is not None] if probe.reads_answers else None
+        try:
+            features = self._model._features(prompts, answers)
+            found = {backoff: probe.confidences(features, backoff) for backoff in {job.backoff for job, _ in rows}}
+        except Exception as error:
+            _log.exception("A batch of %d rows could not be scored.", len(rows))
+            for job, _ in rows:
+                job.end(error.with_traceback(None))
+            self.jobs = deque(job for job in self.jobs if job.rows)
+            return len(rows)
+        for k, (job, i) in enumerate(rows):
+            job.add(i, Confidences(*(values[k : k + 1] for values in found[job.backoff])))
+        return len(rows)
+
+    def fail(self, error: BaseException) -> None:
+        """End all requests with an exception."""
+        for job in self.jobs:
+            job.end(error)
+        self.jobs.clear()

@@ -19,7 +19,6 @@ from starlette.responses import Response
 from extract.errors import InputError
 from probes.serving.access import Gate, error_response, read_body
 from probes.serving.chat import Answering, Defaults, EventStream, as_request_error, completion
-from probes.serving.engine import EngineClosed, QueueFull
 from probes.serving.metrics import Measured, Metrics
 from probes.serving.protocol import ChatRequest, Message, RequestError, ScoreRequest, number, parse, to_json
 from probes.serving.verify import VerifyRequest, verdict
@@ -57,15 +56,15 @@ def create_app(
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await endpoints.chat(request)
+        return await _answered(endpoints.chat(request))
 
     @app.post("/v1/score")
     async def score(request: Request) -> Response:
-        return await endpoints.score(request)
+        return await _answered(endpoints.score(request))
 
     @app.post("/verify")
     async def verify(request: Request) -> Response:
-        return await endpoints.verify(request)
+        return await _answered(endpoints.verify(request))
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -89,19 +88,15 @@ def create_app(
     async def page() -> Response:
         return _page(model_name, needs_key=api_key is not None, reads_answers=probe.reads_answers)
 
-    async def failed(request: Request, error: Exception) -> Response:
+    async def refused(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
             messages = {404: "There is no such page.", 405: "Expected another HTTP method for this page."}
             message = messages.get(error.status_code, str(error.detail))
             error = RequestError(error.status_code, message, headers=error.headers)
         return error_response(as_request_error(error))
 
-    async def gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # nobody receives it
-
-    for kind in (RequestError, HTTPException, InputError, EngineClosed, QueueFull, Exception):
-        app.add_exception_handler(kind, failed)
-    app.add_exception_handler(ClientDisconnect, gone)
+    app.add_exception_handler(RequestError, refused)
+    app.add_exception_handler(HTTPException, refused)
     paths = tuple(route.path for route in app.routes if "{" not in route.path)  # type: ignore[attr-defined]
     app.add_middleware(Gate, api_key=api_key, check_host=check_host)
     app.add_middleware(Measured, metrics=metrics, endpoints=paths)
@@ -209,6 +204,20 @@ class Endpoints:
         return await _unless_disconnected(http, found())
 
 
+async def _answered(response: Awaitable[Response]) -> Response:
+    """Return a response, or the one for its error.
+
+    Starlette closes the connection after an exception that it does not know, which would break the client's next
+    request.
+    """
+    try:
+        return await response
+    except ClientDisconnect:
+        return Response(status_code=499)  # nobody receives it
+    except Exception as error:
+        return error_response(as_request_error(error))
+
+
 async def _unless_disconnected(http: Request, work: Awaitable[Result]) -> Result:
     """Wait for a result. If the client disconnects before, cancel the work.
 
@@ -240,7 +249,9 @@ def _page(model_name: str, needs_key: bool, reads_answers: bool) -> Response:
     """Return the page, whose only script and style are allowed by a nonce."""
     nonce = secrets.token_urlsafe(16)
     text = _template().render(nonce=nonce, model=model_name, needs_key=needs_key, reads_answers=reads_answers)
-    policy = f"default-src 'none'; img-src data:; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
+    policy = (
+        f"default-src 'none'; img-src data:; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
+    )
     headers = {
         "Content-Security-Policy": f"{policy}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         "Cache-Control": "no-store",

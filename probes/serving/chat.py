@@ -106,6 +106,8 @@ class Answering:
         """Yield the steps, and set `reason` to the finish reason."""
         while True:
             event = await self._events.get()
+            if isinstance(event, InputError):  # of the model, because the request was accepted
+                raise RequestError(500, str(event), code="internal_error")
             if isinstance(event, BaseException):
                 raise event
             if isinstance(event, str):
@@ -205,15 +207,12 @@ async def events(answering: Answering, model: str, include_usage: bool) -> Async
         if include_usage:
             yield event({**common, "choices": [], "usage": answering.usage(last)})
     except Exception as error:
-        refusal = as_request_error(error)
-        if refusal.status == 500:
-            logging.getLogger("uvicorn.error").error("The engine failed.", exc_info=error)
-        yield event(refusal.body())
+        yield event(as_request_error(error).body())
     yield b"data: [DONE]\n\n"
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """Convert an error of the engine to the error that the client receives."""
+    """Convert an error to the one that the client receives. Unexpected errors are logged."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, EngineClosed):
@@ -222,4 +221,5 @@ def as_request_error(error: Exception) -> RequestError:
         return RequestError(429, str(error), code="queue_full", headers={"Retry-After": "1"})
     if isinstance(error, InputError):
         return RequestError(400, str(error), code="invalid_value")
+    logging.getLogger("uvicorn.error").error("A request failed.", exc_info=error)
     return RequestError(500, "The server failed to answer the request. Its log has the reason.", code="internal_error")

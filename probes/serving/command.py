@@ -125,14 +125,19 @@ def bound_socket(host: str, port: int) -> socket.socket:
     Raises:
         InputError: If the host is unknown, or the port is invalid or in use.
     """
+    if not 0 <= port < 2**16:
+        raise InputError(f"Expected `port` to be from 0 to 65535, but got {port}. 0 selects a free port.")
+    bound = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
+        if bound is not None:
+            bound.close()
         raise InputError(
             f"Expected `host` and `port` to be an address that is not in use, but {host!r} with port {port} is not: "
-            f"{getattr(error, 'strerror', None) or error}. Choose another --port, or 0 for a free one."
+            f"{error.strerror or error}. Choose another --port, or 0 for a free one."
         ) from None
     return bound

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import subprocess
 import sys
 import threading
@@ -58,13 +57,20 @@ def serve_process(*options: str, **environment: str) -> Iterator[tuple[subproces
         text=True,
     )
     assert process.stderr is not None
+    killer = threading.Timer(60, process.kill)  # if the server does not start
+    killer.start()
     try:
-        assert select.select([process.stderr], [], [], 60)[0], "the server did not start"
-        line = process.stderr.readline()
-        place = re.fullmatch(r"Serving .+ at (http://\S+:\d+)\. Press Ctrl-C to stop\.\n", line)
-        assert place, line + process.stderr.read()
+        lines: list[str] = []
+        for line in process.stderr:  # transformers prints a progress bar before
+            lines.append(line)
+            if place := re.search(r"Serving .+ at (http://\S+:\d+)\. Press Ctrl-C to stop\.\n", line):
+                break
+        else:
+            raise RuntimeError(f"the server did not start: {''.join(lines)[-500:]}")
+        killer.cancel()
         yield process, place[1]
     finally:
+        killer.cancel()
         process.kill()
         process.wait()
         process.stderr.close()

@@ -374,12 +374,12 @@ def test_a_client_that_disconnects_cancels_its_answer(is_streamed: bool, server:
 
 
 def test_a_failure_of_the_model_does_not_end_the_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    http, fails = server.http(), pytest.MonkeyPatch()
+    http = server.http()
 
     def raise_error(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of memory: a secret")
 
-    with fails.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(server.model.model, "forward", raise_error)
         for path, body in {"/v1/score": {"questions": ["Why?"]}, "/v1/chat/completions": chat()}.items():
             response = http.post(path, json=body)
@@ -395,11 +395,11 @@ def test_a_failure_of_the_model_does_not_end_the_server(server: Server, monkeypa
 def test_the_end_of_the_server_ends_running_answers(server: Server) -> None:
     _, attached, _ = server.start("last_prompt")
     engine, threads = Engine(attached.probe, server.model, server.tokenizer, max_batch_size=2), threading.active_count()
-    with ThreadPoolExecutor(3) as pool, ExitStack() as stack:
-        url = stack.enter_context(served(engine, attached.probe))
-        http = stack.enter_context(httpx.Client(base_url=url, timeout=20))
+    with ThreadPoolExecutor(3) as pool, ExitStack() as clients, ExitStack() as running:
+        url = running.enter_context(served(engine, attached.probe))
+        http = clients.enter_context(httpx.Client(base_url=url, timeout=20))
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20)
-        stack.callback(client.close)
+        clients.callback(client.close)
         stream = client.chat.completions.create(**chat(max_tokens=480, temperature=1, stream=True))
         next(stream)
         with paused(server.model) as waits:
@@ -407,8 +407,7 @@ def test_the_end_of_the_server_ends_running_answers(server: Server) -> None:
             plain = pool.submit(http.post, "/v1/chat/completions", json=chat(max_tokens=480))
             score = pool.submit(http.post, "/v1/score", json={"questions": ["Why?"]})
             wait_until(lambda: engine.counts()["n_requests"] == 3)
-            stack.callback(lambda: None)
-            ended = pool.submit(stack.pop_all().close)
+            ended = pool.submit(running.pop_all().close)
             wait_until(lambda: engine._is_closed)
         with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)

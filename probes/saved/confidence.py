@@ -263,17 +263,19 @@ class ConfidentModel:
         """Compute confidences [row] with one forward pass per prompt, or per prompt and answer."""
         return self.probe.confidences(self._features(prompts, answers), backoff)
 
-    def _features(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None) -> Tensor | Ragged:
-        """Read the probe's features [row, ...] on the CPU. See `_read`."""
+    def _features(
+        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None, shared: Any = None
+    ) -> Tensor | Ragged:
+        """Read the probe's features [row, ...] on the CPU. See `_read`, and `read_questions` for `shared`."""
         from extract.signals.base import Answer
         from extract.signals.reading import read_answers, read_questions
 
         probe, layers = self.probe, self.probe.layers
         if answers is None:
-            read: Any = read_questions(self._model, prompts, probe.signals, layers=layers)
+            read: Any = read_questions(self._model, prompts, probe.signals, layers=layers, shared=shared)
             return probe.features(read)
         pairs = [Answer(tuple(prompt), tuple(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
-        read = read_answers(self._model, pairs, probe.signals, layers=layers)
+        read = read_answers(self._model, pairs, probe.signals, layers=layers, shared=shared)
         return probe.features(read)
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str] | None = None) -> tuple[list[str], list[list[int]]]:

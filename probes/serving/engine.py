@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -14,7 +13,8 @@ from extract.errors import InputError
 from probes.saved.confidence import ConfidentModel
 from probes.saved.streaming import Step, check_streamable
 from probes.serving.generation import Batch
-from probes.serving.jobs import Job, ScoreJob, Settings
+from probes.serving.jobs import Job, ScoreJob, Settings, end_jobs
+from probes.serving.prompt_starts import PromptStarts
 from probes.serving.scoring import Scorer
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from probes.saved.novelty import Confidences
 
 __all__ = ["Engine", "EngineClosed", "Job", "QueueFull", "Settings"]
-
-_log = logging.getLogger(__name__)
 
 
 class QueueFull(Exception):
@@ -67,7 +65,8 @@ class Engine:
     ) -> None:
         self._max_batch_size, self._max_queue = max_batch_size, max_queue
         self._to_score, self._to_generate = deque[ScoreJob](), deque[Job]()
-        self._changed, self._is_closed, self._n_running, self._seconds_busy = threading.Condition(), False, 0, 0.0
+        self._running: list[Job | ScoreJob] = []
+        self._changed, self._is_closed, self._seconds_busy = threading.Condition(), False, 0.0
         self._counts = dict.fromkeys(("n_requests", "n_rejected", "n_passes", "n_rows", "n_tokens"), 0)
         attached: Future[None] = Future()
         # Attaching runs the model, too. In the thread of the engine, torch starts only one team of OpenMP threads.
@@ -160,7 +159,8 @@ class Engine:
         `seconds_busy` the time spent on them.
         """
         with self._changed:
-            queued, running = len(self._to_score) + len(self._to_generate), self._n_running
+            queued = len(self._to_score) + len(self._to_generate)
+            running = sum(not job.has_ended for job in self._running)
             return {"queued": queued, "running": running, **self._counts, "seconds_busy": self._seconds_busy}
 
     def close(self, timeout: float = 10.0) -> None:
@@ -193,8 +193,9 @@ class Engine:
         try:
             self._model = ConfidentModel(*parts)
             self._model.tokenizer("a", add_special_tokens=False)  # sets its options, which is not thread-safe
-            self._batch = Batch(self._model, self._max_batch_size)
-            self._scorer = Scorer(self._model, self._max_batch_size)
+            starts = PromptStarts(self._model)
+            self._batch = Batch(self._model, starts, self._max_batch_size)
+            self._scorer = Scorer(self._model, starts, self._max_batch_size)
         except BaseException as error:
             attached.set_exception(error)
             return
@@ -218,7 +219,7 @@ class Engine:
             The answers that join the batch, or None if the engine was closed. The scorer has the other requests.
         """
         with self._changed:
-            self._n_running = len(self._scorer.jobs) + len(self._batch.rows)
+            self._running = [job for job in self._running if not job.has_ended]
             self._changed.wait_for(
                 lambda: self._is_closed or self._to_score or self._to_generate or self._scorer.jobs or self._batch.rows
             )
@@ -229,13 +230,14 @@ class Engine:
                 job.end("cancelled")
             self._batch.drop_cancelled()
             joining = self._batch.fitting(self._to_generate)
-            for _ in joining:
-                self._to_generate.popleft()
+            for job in joining:
+                self._to_generate.remove(job)
             while self._to_score and len(self._scorer.jobs) < self._max_batch_size:
                 scoring = self._to_score.popleft()
                 if scoring.start():
                     self._scorer.jobs.append(scoring)
-            self._n_running = len(self._scorer.jobs) + len(self._batch.rows) + len(joining)
+                    self._running.append(scoring)
+            self._running += joining
             return joining
 
     def _join(self, jobs: Sequence[Job]) -> None:
@@ -244,9 +246,7 @@ class Engine:
             try:
                 self._batch.join(jobs)
             except Exception as error:
-                _log.exception("A batch of %d prompts could not be read.", len(jobs))
-                for job in jobs:
-                    job.end(error.with_traceback(None))
+                end_jobs(jobs, error, f"Reading {len(jobs)} prompts")
             self._count(len(jobs), n_tokens=len(jobs))
 
     def _step(self) -> None:
@@ -255,8 +255,8 @@ class Engine:
             try:
                 self._batch.step()
             except Exception as error:
-                _log.exception("A pass over %d answers failed.", n_rows)
-                self._batch.fail(error.with_traceback(None))
+                end_jobs([row.job for row in self._batch.rows], error, f"Generating {n_rows} answers")
+                self._batch.clear()
             self._count(n_rows, n_tokens=n_rows)
 
     def _count(self, n_rows: int, n_tokens: int = 0) -> None:
@@ -271,7 +271,6 @@ class Engine:
             waiting: list[Job | ScoreJob] = [*self._to_score, *self._to_generate]
             self._to_score.clear()
             self._to_generate.clear()
-            self._n_running = 0
         for job in waiting:
             job.end(error)
         self._scorer.fail(error)

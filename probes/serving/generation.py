@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from probes.serving.rows import Row
 if TYPE_CHECKING:
     from probes.saved.confidence import ConfidentModel
     from probes.serving.jobs import Job
+    from probes.serving.prompt_starts import PromptStarts
 
 #: Maximum number of tokens in a pass over new prompts, including padding. A longer prompt is read alone.
 _PROMPT_TOKENS = 2048
@@ -30,17 +30,18 @@ class Batch:
 
     Args:
         model: Model with an attached probe.
+        starts: Cached starts of the prompts.
         max_rows: Maximum number of answers.
 
     Attributes:
         rows: Answers in the order of the cache.
     """
 
-    def __init__(self, model: ConfidentModel, max_rows: int) -> None:
+    def __init__(self, model: ConfidentModel, starts: PromptStarts, max_rows: int) -> None:
         from extract.models.loading import end_tokens
         from extract.sampling.local.row_cache import FixedCache, RowCache, can_merge
 
-        self._model, self._hf_model, self._max_rows = model, model._model, max_rows
+        self._model, self._hf_model, self._starts, self._max_rows = model, model._model, starts, max_rows
         self._ends = frozenset(end_tokens(self._hf_model, model.tokenizer))
         config = self._hf_model.config.get_text_config()
         self._context = getattr(config, "max_position_embeddings", None) or math.inf
@@ -62,16 +63,18 @@ class Batch:
             row.job.end(error)
 
     def fitting(self, waiting: Iterable[Job]) -> list[Job]:
-        """Select the first waiting jobs that can join in one pass."""
+        """Select the waiting jobs that join in the next pass. The first one is among them if there is a free row."""
         if self.rows and not self._can_merge:
             return []
         chosen: list[Job] = []
-        longest = 0
-        for job in islice(waiting, self._max_rows - len(self.rows)):
-            longest = max(longest, len(job.prompt))
-            if chosen and longest * (len(chosen) + 1) > _PROMPT_TOKENS:
-                break
-            if chosen and not self._can_merge and len(job.prompt) != longest:
+        n_tokens = 0  # in the longest prompt
+        for job in waiting:
+            if chosen and not self._can_merge and len(job.prompt) != n_tokens:
+                continue
+            n_tokens = max(n_tokens, len(job.prompt))
+            if len(self.rows) + len(chosen) == self._max_rows or (
+                chosen and n_tokens * (len(chosen) + 1) > _PROMPT_TOKENS
+            ):
                 break
             chosen.append(job)
         return chosen
@@ -79,15 +82,20 @@ class Batch:
     @torch.inference_mode()
     def join(self, jobs: Sequence[Job]) -> None:
         """Read the prompts of new answers in one pass, draw their first tokens, and add the answers to the batch."""
-        from extract.sampling.local.batching import left_padded
+        from extract.signals.reader import right_padded
 
         probe, features = self._model.probe, self._model._prompt_features
         rows = [Row(self._model, job, self._ends, self._context) for job in jobs]
         prompts = [job.prompt for job in jobs]
-        ids, mask = left_padded(prompts, pad=0, device=self._hf_model.device)
-        read = self._cache_class.for_prompts(self._hf_model)
+        start = self._starts.of(prompts)
+        n_start = len(start.tokens)
+        # A causal model never attends to later tokens, so padding on the right needs no mask.
+        ids = right_padded([prompt[n_start:] for prompt in prompts], self._hf_model.device)
+        positions = torch.arange(n_start, n_start + ids.shape[1], device=ids.device).expand(ids.shape)
+        read = start.cache(len(prompts)) if n_start else self._cache_class.for_prompts(self._hf_model)
+        last = [len(prompt) - n_start - 1 for prompt in prompts]
         layers = None if features is None else features.layers
-        logits, states = self._pass(ids, mask, (mask.cumsum(-1) - 1).clamp_min(0), read, layers)
+        logits, states = self._pass(ids, None, positions, read, layers, last)
         if probe.reads_answers:
             add_prompts([row.confidence for row in rows], None)
         else:
@@ -120,7 +128,7 @@ class Batch:
         mask, positions = self._cache.before_pass()
         ids = torch.tensor([row.drawn[-1:] for row in self.rows], device=mask.device)
         layers = self._model.probe.layers if self._model.probe.reads_answers else None
-        logits, states = self._pass(ids, mask, positions, self._cache.cache, layers)
+        logits, states = self._pass(ids, mask, positions, self._cache.cache, layers, [0] * len(ids))
         self._cache.after_pass()
         if layers is not None:
             add_tokens([row.confidence for row in self.rows], states, self._wait)
@@ -132,27 +140,37 @@ class Batch:
             self.rows = [self.rows[i] for i in self._cache.drop(rows)]
 
     def _pass(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any, layers: Sequence[int] | None
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        positions: Tensor,
+        cache: Any,
+        layers: Sequence[int] | None,
+        last: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Run the model. Returns the logits [row, vocab] and hidden states [row, d_model] of the last tokens."""
+        """Run the model. Returns the logits [row, vocab] and states [row, d_model] at the tokens with index `last`."""
         from extract.signals.hidden import HiddenCapture
 
+        kept = sorted(set(last))
         with HiddenCapture(self._hf_model, layers or ()) as capture:
-            capture.select = lambda hidden: hidden[:, -1]
+            capture.start([[range(i, i + 1) for i in last]])
             output = self._hf_model(
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=torch.tensor(kept, device=ids.device),
             )
+            states = capture.finish()
         if getattr(output, "past_key_values", None) is None:
             raise InputError(
                 f"Expected a model with a key/value cache, but {type(self._hf_model).__name__} has none. Its answers "
                 "can't be generated in batches. Use another model."
             )
-        return output.logits[:, -1], capture.states
+        place = torch.tensor([kept.index(i) for i in last], device=output.logits.device)
+        logits = output.logits[torch.arange(len(last), device=place.device), place]
+        return logits, {layer: of_rows[:, 0] for layer, of_rows in states.items()}
 
     def _advance(self, rows: Sequence[Row], logits: Tensor) -> list[int]:
         """Draw a token for each row. Returns the indices of the answers that have ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -55,6 +55,7 @@ class Job:
 
     Attributes:
         is_cancelled: Whether `cancel` was called.
+        has_ended: Whether the result was reported.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Job:
         backoff: bool,
     ) -> None:
         self.prompt, self.settings, self.backoff, self.report = prompt, settings, backoff, on_step
-        self.is_cancelled, self._on_end, self._has_ended = False, on_end, False
+        self.is_cancelled, self.has_ended, self._on_end = False, False, on_end
 
     def cancel(self) -> None:
         """End the answer at the next step, from any thread. An answer that has ended is not changed."""
@@ -74,8 +75,8 @@ class Job:
 
     def end(self, result: str | BaseException) -> None:
         """Report the finish reason, or the exception, unless the job has ended already."""
-        if not self._has_ended:
-            self._has_ended = True
+        if not self.has_ended:
+            self.has_ended = True
             try:
                 self._on_end(result)
             except Exception:  # the engine continues with the other jobs
@@ -102,6 +103,11 @@ class ScoreJob:
         self.future: Future[Confidences] = Future()
         self._found = dict[int, Confidences]()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the future has a result or was cancelled."""
+        return self.future.done()
+
     def start(self) -> bool:
         """Mark the request as running. Returns False if it was cancelled."""
         return self.future.set_running_or_notify_cancel()
@@ -118,3 +124,17 @@ class ScoreJob:
         self.rows = []
         if not self.future.done() and (self.future.running() or self.future.set_running_or_notify_cancel()):
             self.future.set_exception(error)
+
+
+def end_jobs(jobs: Iterable[Job | ScoreJob], error: Exception, what: str) -> None:
+    """Log an exception of a pass, and end its requests with it.
+
+    Args:
+        jobs: Requests in the pass.
+        error: The exception. Its traceback is removed, because it would keep tensors of the pass in memory.
+        what: What failed, for the log.
+    """
+    _log.error("%s failed: %s", what, error, exc_info=None if isinstance(error, InputError) else error)
+    error = error.with_traceback(None)
+    for job in jobs:
+        job.end(error)

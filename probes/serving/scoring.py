@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
 from probes.saved.novelty import Confidences
+from probes.serving.jobs import end_jobs
 
 if TYPE_CHECKING:
     from probes.saved.confidence import ConfidentModel
     from probes.serving.jobs import ScoreJob
-
-_log = logging.getLogger(__name__)
+    from probes.serving.prompt_starts import PromptStarts
 
 
 class Scorer:
@@ -20,20 +19,21 @@ class Scorer:
 
     Args:
         model: Model with an attached probe.
+        starts: Cached starts of the prompts.
         max_rows: Maximum number of rows in a batch.
 
     Attributes:
         jobs: Requests with rows that have not been read.
     """
 
-    def __init__(self, model: ConfidentModel, max_rows: int) -> None:
-        self._model, self.max_rows = model, max_rows
+    def __init__(self, model: ConfidentModel, starts: PromptStarts, max_rows: int) -> None:
+        self._model, self._starts, self._max_rows = model, starts, max_rows
         self.jobs: deque[ScoreJob] = deque()
 
     def step(self) -> int:
         """Read one batch. If this fails, its requests end with the exception. Returns the number of rows."""
         rows: list[tuple[ScoreJob, int]] = []
-        while self.jobs and len(rows) < self.max_rows:
+        while self.jobs and len(rows) < self._max_rows:
             job = self.jobs.popleft()
             rows.append((job, job.rows.pop()))
             if job.rows:
@@ -42,13 +42,13 @@ class Scorer:
             return 0
         probe, prompts = self._model.probe, [job.prompts[i] for job, i in rows]
         answers = [job.answers[i] for job, i in rows if job.answers is not None] if probe.reads_answers else None
+        start = self._starts.of(prompts)
+        shared = start if start.tokens or len(rows) == 1 else None  # if None, a long common prefix is read only once
         try:
-            features = self._model._features(prompts, answers)
+            features = self._model._features(prompts, answers, shared)
             found = {backoff: probe.confidences(features, backoff) for backoff in {job.backoff for job, _ in rows}}
         except Exception as error:
-            _log.exception("A batch of %d rows could not be scored.", len(rows))
-            for job, _ in rows:
-                job.end(error.with_traceback(None))
+            end_jobs([job for job, _ in rows], error, f"Scoring {len(rows)} rows")
             self.jobs = deque(job for job in self.jobs if job.rows)
             return len(rows)
         for k, (job, i) in enumerate(rows):

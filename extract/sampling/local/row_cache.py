@@ -94,23 +94,25 @@ class RowCache(DynamicCache):
         return cache
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Append rows of a cache of left-padded prompts.
+        """Append rows of a cache of right-padded prompts.
 
         Args:
-            read: Cache that `for_prompts` returned, after the prompts were read.
+            read: Plain cache with all tokens of the prompts, such as that of `for_prompts`.
             lengths: Number of tokens in each row of `read`, without padding.
             rows: Indices of the rows to append.
         """
         n_before, added = len(self.lengths), [lengths[row] for row in rows]
         self._make_room(n_before + len(rows), max([*self.lengths, *added]), read)
-        index = torch.tensor(rows, device=self._device)
-        column = torch.arange(-max(added), 0, device=self._device)
-        padding = (column < -torch.tensor(added, device=self._device)[:, None])[:, None, :, None]
-        place = (slice(n_before, n_before + len(rows)), slice(None), slice(self._window.stop - max(added), None))
+        n_columns, stop = max(added), self._window.stop
+        column = (
+            torch.arange(n_columns, device=self._device) - n_columns + torch.tensor(added, device=self._device)[:, None]
+        )
         for layer, source in zip(self.layers, read.layers, strict=True):
             for buffer, states in zip(layer.buffers, (source.keys, source.values), strict=True):
-                new = states[index.to(states.device), :, -max(added) :].masked_fill(padding.to(states.device), 0)
-                buffer[place][:, :, : max(added)] = new
+                place = column.to(states.device)
+                row = torch.tensor(rows, device=states.device)[:, None]
+                new = states[row, :, place.clamp_min(0)].masked_fill(place[..., None, None] < 0, 0)
+                buffer[n_before : n_before + len(rows), :, stop - n_columns : stop] = new.transpose(1, 2)
         self.lengths += added
         self._window.start = self._window.stop - max(self.lengths)
 

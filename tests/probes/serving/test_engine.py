@@ -155,6 +155,39 @@ def test_answers_that_join_and_leave_at_any_time_equal_streams(
         else:
             assert_same(client.steps, steps)
             assert result == ("length" if len(steps) - 1 == requests[i][1].max_tokens else "stop")
+    assert engine.counts()["n_passes"] < 0.7 * engine.counts()["n_rows"]
+
+
+def hybrid_model() -> Any:
+    """Return a tiny model that caches more than keys and values."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    sizes = {name: getattr(tiny_model().config, name) for name in ("vocab_size", "hidden_size", "num_attention_heads")}
+    layers = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
+    hf_model = Lfm2ForCausalLM(Lfm2Config(**sizes, **layers, **tokens, intermediate_size=48)).eval()
+    for parameter in hf_model.requires_grad_(False).parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.25)
+    hf_model.name_or_path = "tiny-lfm2"
+    return hf_model
+
+
+@pytest.mark.parametrize("kind", ["last_prompt", "mean_answer"])
+def test_answers_of_a_model_whose_caches_cannot_be_merged_equal_streams(
+    kind: str, start: Callable[..., Engine], tokenizer: Any
+) -> None:
+    hf_model = hybrid_model()
+    assert not can_merge(hf_model)
+    probe = make_any_probe(kind, hf_model, tokenizer, stop=[])
+    attached, engine = probe.attach(hf_model, tokenizer), start(probe, hf_model, max_batch_size=4)
+    prompts = [engine.encode(f"{question} {i}") for i in range(4) for question in QUESTIONS[:3]]
+    requests = [(prompt, Settings(3 + 2 * i)) for i, prompt in enumerate(prompts)]
+    for client, request in [(Client().start(engine, *request), request) for request in requests]:
+        assert client.result.result(WAIT) in ("length", "stop")
+        assert_same(client.steps, streamed(attached, *request))
+    assert engine.counts()["n_passes"] < engine.counts()["n_rows"]  # prompts of equal length were generated together
 
 
 @pytest.mark.parametrize("kind", ["last_prompt", "first_answer", "last_answer", "attention", "rolling"])
@@ -189,3 +222,257 @@ def test_a_seeded_answer_does_not_depend_on_the_batch(
         assert client.result.result(WAIT) in ("stop", "length")
     assert [step.text for step in together.steps] == [step.text for step in alone.steps]
     assert different.steps[-1].text != alone.steps[-1].text
+
+
+def test_the_context_ends_an_answer(start: Callable[..., Engine], tokenizer: Any) -> None:
+    hf_model = tiny_model(max_position_embeddings=64, eos_token_id=None)
+    hf_model.generation_config.eos_token_id = 257
+    engine = start(make_any_probe("mean_answer", hf_model, tokenizer, stop=[]), hf_model)
+    prompt = [5] * 60
+    client = Client().start(engine, prompt, Settings(100))
+    assert client.result.result(WAIT) == "length"
+    assert client.steps[-1].n_tokens == 4
+    with pytest.raises(InputError, match="at most 64 tokens"):
+        engine.generate([5] * 64, Settings(1), print, print)
+    with pytest.raises(InputError, match="at most 64 tokens"):
+        engine.score([[5] * 63], ["ab"])
+    with pytest.raises(InputError, match="at most 64 tokens"):
+        engine.encode("long " * 20)
+
+
+def test_invalid_requests_are_refused(start: Callable[..., Engine], model: Any, tokenizer: Any) -> None:
+    engine = start(make_any_probe("last_prompt", model, tokenizer, stop=[]))
+    with pytest.raises(InputError, match="Expected no `answers`"):
+        engine.score([[5]], ["a"])
+    for prompts in ([], [[]], [[999]]):
+        with pytest.raises(InputError, match="Expected"):
+            engine.score(prompts, None)
+    for prompt in ([], [-1]):
+        with pytest.raises(InputError, match="Expected"):
+            engine.generate(prompt, Settings(1), print, print)
+    for options in (
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"stop": ("",)},
+    ):
+        with pytest.raises(InputError, match=next(iter(options))):
+            Settings(**{"max_tokens": 1, **options})
+    with pytest.raises(InputError, match="empty"):
+        engine.encode(" ")
+    assert engine.counts()["n_requests"] == 0
+    reads_answers = start(make_any_probe("attention", model, tokenizer, stop=[]))
+    for answers in (None, ["a", "b"]):
+        with pytest.raises(InputError, match="one answer per question"):
+            reads_answers.score([[5]], answers)
+
+
+def test_a_probe_of_another_model_is_refused(start: Callable[..., Engine], model: Any, tokenizer: Any) -> None:
+    with pytest.raises(InputError, match="the probe"):
+        start(make_any_probe("last_prompt", model, tokenizer, stop=[]), tiny_model(seed=1))
+
+
+class Paused:
+    """Pauses a model before each pass until it is released."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._forward = model, model.forward
+        self.passes, self.waiting = threading.Semaphore(0), threading.Event()
+
+    def __enter__(self) -> Paused:
+        def forward(*args: Any, **options: Any) -> Any:
+            self.waiting.set()
+            assert self.passes.acquire(timeout=WAIT)
+            return self._forward(*args, **options)
+
+        self._model.forward = forward
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._model.__dict__["forward"]
+        self.passes.release(10_000)
+
+
+def test_a_full_queue_refuses_requests(start: Callable[..., Engine], model: Any, tokenizer: Any) -> None:
+    engine = start(make_any_probe("last_prompt", model, tokenizer, stop=[]), max_batch_size=2, max_queue=3)
+    prompt = engine.encode("Why?")
+    with Paused(model) as paused:
+        first = Client().start(engine, prompt, Settings(2))
+        assert paused.waiting.wait(WAIT)
+        waiting = [Client().start(engine, prompt, Settings(2)) for _ in range(2)]
+        scores = engine.score([prompt], None)
+        for _ in range(2):
+            with pytest.raises(QueueFull, match="3 requests"):
+                engine.score([prompt], None)
+            with pytest.raises(QueueFull, match="3 requests"):
+                engine.generate(prompt, Settings(2), print, print)
+        counts = engine.counts()
+    assert (counts["queued"], counts["running"], counts["n_requests"], counts["n_rejected"]) == (3, 1, 4, 4)
+    assert [client.result.result(WAIT) for client in (first, *waiting)] == ["length"] * 3
+    assert len(scores.result(WAIT).confidence) == 1
+    assert len(engine.score([prompt], None).result(WAIT).confidence) == 1
+
+
+def test_cancelled_answers_leave_at_the_next_step(start: Callable[..., Engine], model: Any, tokenizer: Any) -> None:
+    engine = start(make_any_probe("attention", model, tokenizer, stop=[]), max_batch_size=2)
+    prompts, settings = [engine.encode(question) for question in QUESTIONS[:3]], Settings(300)
+    with Paused(model) as paused:
+        clients = [Client().start(engine, prompt, settings) for prompt in prompts]
+        assert paused.waiting.wait(WAIT)
+        paused.passes.release(4)
+        until(lambda: len(clients[0].steps) >= 3)
+        for client in (clients[0], clients[2]):  # a running and a waiting answer
+            assert client.job is not None
+            client.job.cancel()
+            client.job.cancel()
+        paused.passes.release(3)
+        assert [clients[i].result.result(WAIT) for i in (0, 2)] == ["cancelled"] * 2
+        assert len(clients[0].steps) <= 5
+        assert clients[2].steps == []
+    assert clients[1].result.result(WAIT) in ("length", "stop")
+    assert clients[0].job is not None
+    clients[0].job.cancel()  # has ended
+
+
+def test_a_cancelled_score_is_not_computed(start: Callable[..., Engine], model: Any, tokenizer: Any) -> None:
+    engine = start(make_any_probe("last_prompt", model, tokenizer, stop=[]))
+    with Paused(model) as paused:
+        client = Client().start(engine, [5, 6], Settings(1))
+        assert paused.waiting.wait(WAIT)
+        assert engine.score([[5]], None).cancel()
+    client.result.result(WAIT)
+    until(lambda: engine.counts()["queued"] == 0)
+    assert engine.counts()["n_rows"] == 1
+
+
+@pytest.mark.parametrize("kind", ["last_prompt", "mean_answer"])
+def test_closing_ends_all_requests(kind: str, start: Callable[..., Engine], model: Any, tokenizer: Any) -> None:
+    engine = start(make_any_probe(kind, model, tokenizer, stop=[]), max_batch_size=2)
+    prompts = [engine.encode(question) for question in QUESTIONS]
+    with Paused(model) as paused:
+        clients = [Client().start(engine, prompt, Settings(300)) for prompt in prompts]
+        assert paused.waiting.wait(WAIT)
+        paused.passes.release(2)
+        until(lambda: bool(clients[0].steps))
+        future = engine.score(prompts, ["a"] * len(prompts) if kind == "mean_answer" else None)
+        closing = threading.Thread(target=engine.close)
+        closing.start()
+        until(lambda: engine._is_closed)
+        paused.passes.release(1)
+        closing.join(WAIT)
+    for result in [*(client.result.result(WAIT) for client in clients), future.exception(WAIT)]:
+        assert isinstance(result, EngineClosed)
+    engine.close()
+    with pytest.raises(EngineClosed):
+        engine.score(prompts, ["a"] * len(prompts) if kind == "mean_answer" else None)
+    with pytest.raises(EngineClosed):
+        engine.generate(prompts[0], Settings(1), print, print)
+
+
+class Broken:
+    """Makes the passes of a model that read a certain token fail, or return NaN for the rows with this token."""
+
+    def __init__(self, model: Any, token: int, error: Exception | None = None) -> None:
+        self._model, self._token, self._error, self._forward = model, token, error, model.forward
+
+    def __enter__(self) -> None:
+        def forward(*args: Any, **options: Any) -> Any:
+            rows = (options["input_ids"] == self._token).any(1)
+            if self._error is not None and bool(rows.any()):
+                raise self._error
+            output = self._forward(*args, **options)
+            for layer in options["past_key_values"].layers:
+                for states in (layer.keys, layer.values):
+                    states[rows] = torch.nan
+            output.logits[rows] = torch.nan
+            return output
+
+        self._model.forward = forward
+
+    def __exit__(self, *_: object) -> None:
+        del self._model.__dict__["forward"]
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def test_a_failed_pass_ends_only_its_own_requests(
+    error: Exception, start: Callable[..., Engine], model: Any, tokenizer: Any
+) -> None:
+    probe = make_any_probe("mean_answer", model, tokenizer, stop=[])
+    engine, attached = start(probe, max_batch_size=3), probe.attach(model, tokenizer)
+    prompt, settings = engine.encode(QUESTIONS[0]), Settings(9)
+    expected = streamed(attached, prompt, settings)
+    with Broken(model, 200, error):
+        running = Client().start(engine, prompt, settings)
+        until(lambda: bool(running.steps))
+        broken = Client().start(engine, [40, 200], settings)
+        assert broken.result.result(WAIT) is error
+        assert error.__traceback__ is None
+        assert running.result.result(WAIT) in ("length", "stop")
+    assert broken.steps == []
+    assert_same(running.steps, expected)
+    after = Client().start(engine, prompt, settings)
+    assert after.result.result(WAIT) in ("length", "stop")
+    assert_same(after.steps, expected)
+
+
+def test_a_failed_step_ends_all_answers_of_the_batch(start: Callable[..., Engine], model: Any, tokenizer: Any) -> None:
+    engine = start(make_any_probe("last_prompt", model, tokenizer, stop=[]))
+    with Paused(model) as paused:
+        clients = [Client().start(engine, engine.encode(question), Settings(50)) for question in QUESTIONS]
+        paused.passes.release(2)
+        until(lambda: bool(clients[0].steps))
+        engine._batch._cache.before_pass = lambda: 1 / 0  # type: ignore[method-assign]
+    for client in clients:
+        assert isinstance(client.result.result(WAIT), ZeroDivisionError) or not client.steps
+    again = Client().start(engine, engine.encode("Why?"), Settings(2))
+    assert again.result.result(WAIT) == "length"
+
+
+def test_nan_of_a_row_does_not_reach_the_other_rows(start: Callable[..., Engine], model: Any, tokenizer: Any) -> None:
+    probe = make_any_probe("mean_answer", model, tokenizer, stop=[])
+    engine, attached = start(probe, max_batch_size=3), probe.attach(model, tokenizer)
+    long, short, settings = engine.encode(QUESTIONS[4]), engine.encode(QUESTIONS[0]), Settings(30)
+    expected = [streamed(attached, prompt, settings) for prompt in (long, short)]
+    with Broken(model, 200):
+        clients = [Client().start(engine, long, settings)]
+        for _ in range(3):
+            broken = Client().start(engine, [200] * 90, settings)
+            assert isinstance(broken.result.result(WAIT), InputError)
+            clients.append(Client().start(engine, short, settings))
+        for client in clients:
+            assert client.result.result(WAIT) in ("length", "stop")
+    for client, steps in zip(clients, [expected[0], *expected[1:] * 3], strict=True):
+        assert_same(client.steps, steps)
+
+
+def test_failing_callbacks_end_only_their_own_answer(start: Callable[..., Engine], model: Any, tokenizer: Any) -> None:
+    engine = start(make_any_probe("last_prompt", model, tokenizer, stop=[]))
+    prompt, failed = engine.encode("Why?"), Future[Any]()
+
+    def fail(_: object) -> None:
+        raise RuntimeError("the loop is closed")
+
+    other = Client().start(engine, prompt, Settings(5))
+    engine.generate(prompt, Settings(5), fail, failed.set_result)
+    engine.generate(prompt, Settings(5), fail, fail)
+    engine.generate(prompt, Settings(5), lambda step: None, fail)
+    assert isinstance(failed.result(WAIT), RuntimeError)
+    assert other.result.result(WAIT) == "length"
+    assert Client().start(engine, prompt, Settings(5)).result.result(WAIT) == "length"
+
+
+def test_scores_and_answers_do_not_wait_for_the_end_of_each_other(
+    start: Callable[..., Engine], model: Any, tokenizer: Any
+) -> None:
+    engine = start(make_any_probe("last_prompt", model, tokenizer, stop=[]), max_batch_size=2)
+    prompts = [engine.encode(question) for question in QUESTIONS]
+    answer = Client().start(engine, prompts[0], Settings(60))
+    until(lambda: bool(answer.steps))
+    many, few = engine.score(prompts * 40, None), engine.score(prompts[:1], None)
+    few.result(WAIT)
+    assert not many.done()
+    assert not answer.result.done()
+    assert answer.result.result(WAIT) == "length"
+    assert not many.done()
+    assert len(many.result(WAIT).confidence) == 280

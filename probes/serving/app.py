@@ -86,7 +86,8 @@ def create_app(
 
     @app.get("/")
     async def page() -> Response:
-        return _page(model_name, needs_key=api_key is not None, reads_answers=probe.reads_answers)
+        facts = {"reads_answers": probe.reads_answers, "temperature": defaults.temperature}
+        return _page(model=model_name, needs_key=api_key is not None, **facts)
 
     async def refused(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
@@ -245,10 +246,10 @@ def _template() -> Template:
     return Environment(loader=FileSystemLoader(Path(__file__).parent), **options).get_template("page.html.j2")
 
 
-def _page(model_name: str, needs_key: bool, reads_answers: bool) -> Response:
-    """Return the page, whose only script and style are allowed by a nonce."""
+def _page(**facts: Any) -> Response:
+    """Return the page, whose only script and style are allowed by a nonce. `facts` are the template's variables."""
     nonce = secrets.token_urlsafe(16)
-    text = _template().render(nonce=nonce, model=model_name, needs_key=needs_key, reads_answers=reads_answers)
+    text = _template().render(nonce=nonce, **facts)
     policy = (
         f"default-src 'none'; img-src data:; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'"
     )

@@ -18,6 +18,16 @@ from probes.serving.app import create_app
 from probes.serving.command import bound_socket, new_server
 from tests.helpers.experiments import ROOT
 
+#: The command without the other commands of the package, whose imports take seconds.
+_PROGRAM = """
+from extract.running.cli import run
+from extract.running.exit import end_process
+from probes.serving.command import serve
+
+if __name__ == "__main__":
+    end_process(lambda: run({"serve": serve}, "python -m probes"))
+"""
+
 
 @contextmanager
 def served(
@@ -48,9 +58,9 @@ def served(
 
 @contextmanager
 def serve_process(*options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `python -m probes serve` on a free port, and yield the process and the address."""
+    """Run the command `serve` on a free port, and yield the process and the address."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "probes", "serve", "--port", "0", *options],
+        [sys.executable, "-c", _PROGRAM, "serve", "--port", "0", *options],
         cwd=ROOT,
         env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
         stderr=subprocess.PIPE,

@@ -422,7 +422,7 @@ def test_a_failed_step_ends_all_answers_of_the_batch(start: Callable[..., Engine
         clients = [Client().start(engine, engine.encode(question), Settings(50)) for question in QUESTIONS]
         paused.passes.release(2)
         until(lambda: bool(clients[0].steps))
-        engine._batch._cache.before_pass = lambda: 1 / 0  # type: ignore[method-assign]
+        engine._batch._cache.before_pass = lambda: 1 / 0
     for client in clients:
         assert isinstance(client.result.result(WAIT), ZeroDivisionError) or not client.steps
     again = Client().start(engine, engine.encode("Why?"), Settings(2))
@@ -476,3 +476,59 @@ def test_scores_and_answers_do_not_wait_for_the_end_of_each_other(
     assert answer.result.result(WAIT) == "length"
     assert not many.done()
     assert len(many.result(WAIT).confidence) == 280
+
+
+def test_the_prompt_template_is_read_once(
+    start: Callable[..., Engine], model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probes.serving.prompt_starts._MIN_TOKENS", 4)
+    probe = make_any_probe("mean_answer", model, tokenizer, stop=[])
+    probe.config["prompt"]["template"] = "Answer in a few words, please. {question}"
+    engine, attached = start(probe), probe.attach(model, tokenizer)
+    prompts = [engine.encode(question) for question in QUESTIONS]
+    prompts += [engine.encode([{"role": "user", "content": question}]) for question in QUESTIONS]
+    prompts += [[9, 8, 7], prompts[0][:12]]
+    text, chat, other = prompts[:1], prompts[7:8], prompts[-2:-1]
+    lengths = [len(engine._batch._starts.of(rows).tokens) for rows in (text, chat, other, text + chat, text + other)]
+    assert lengths[0] > lengths[1] == lengths[3] >= 4
+    assert lengths[2] == lengths[4] == 0
+    settings, answers = Settings(6), ["an answer"] * len(prompts)
+    with Paused(model) as paused:  # the first prompt is read alone, and the others in one pass
+        clients = [Client().start(engine, prompt, settings) for prompt in prompts]
+        assert paused.waiting.wait(WAIT)
+    for client, prompt in zip(clients, prompts, strict=True):
+        assert client.result.result(WAIT) in ("length", "stop")
+        assert_same(client.steps, streamed(attached, prompt, settings))
+    for rows in (prompts, prompts[:7], prompts[:1], prompts[7:14]):
+        found = engine.score(rows, answers[: len(rows)]).result(WAIT)
+        expected = attached._read(rows, attached._encode_answers(answers[: len(rows)], len(rows)), True)
+        torch.testing.assert_close(found.confidence, expected.confidence, rtol=0, atol=1e-5)
+
+
+def test_requests_from_many_threads(start: Callable[..., Engine], model: Any, tokenizer: Any) -> None:
+    engine = start(make_any_probe("last_prompt", model, tokenizer, stop=[]), max_batch_size=8, max_queue=1000)
+    expected = engine.score([engine.encode(question) for question in QUESTIONS], None).result(WAIT).confidence
+    problems: list[object] = []
+
+    def client(seed: int) -> None:
+        draws = random.Random(seed)
+        for _ in range(12):
+            i = draws.randrange(len(QUESTIONS))
+            if draws.random() < 0.5:
+                found = float(engine.score([engine.encode(QUESTIONS[i])], None).result(WAIT).confidence)
+            else:
+                one = Client().start(engine, engine.encode(QUESTIONS[i]), Settings(draws.randint(1, 9)))
+                if one.result.result(WAIT) not in ("length", "stop"):
+                    problems.append(one.result)
+                found = one.steps[-1].confidence
+            if abs(found - float(expected[i])) > 1e-5:
+                problems.append((i, found))
+
+    threads = [threading.Thread(target=client, args=(seed,)) for seed in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert problems == []
+    until(lambda: engine.counts()["running"] == 0)
+    assert engine.counts()["n_requests"] == 1 + 16 * 12

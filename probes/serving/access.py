@@ -1,11 +1,14 @@
 """Which requests are let in: host names, API key, content type and size of the body."""
 
 import asyncio
+import base64
+import binascii
 import hmac
 import ipaddress
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request
@@ -68,7 +71,7 @@ class Gate:
 
     def __init__(self, app: App, api_key: str | None, check_host: bool) -> None:
         self._app, self._check_host = app, check_host
-        self._expected = None if api_key is None else f"Bearer {api_key}".encode()
+        self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle a request."""
@@ -87,12 +90,26 @@ class Gate:
             raise RequestError(403, message, code="invalid_host")
         if scope["app"].state.closing and scope["path"] != "/health":
             raise closing()
-        if self._expected is None or scope["path"] in OPEN_PATHS:
+        if self._key is None or scope["path"] in OPEN_PATHS:
             return
-        if not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
+        given = headers.get(b"authorization")
+        if given is None or not hmac.compare_digest(_sent_key(given), self._key):
             message = "Expected the header Authorization to be Bearer with the server's API key, but it is "
-            message += "another one." if b"authorization" in headers else "missing."
+            message += "missing." if given is None else "another one."
             raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _sent_key(header: bytes) -> bytes:
+    """Return the key in a header `Authorization`: a bearer token, or the password of an address with a user name.
+
+    Clients without an option for a key, such as vLLM's semantic router, can use an address like http://user:KEY@host.
+    """
+    scheme, _, value = header.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return value
+    with suppress(binascii.Error):
+        return base64.b64decode(value, validate=True).partition(b":")[2] if scheme.lower() == b"basic" else b""
+    return b""
 
 
 def _hostname(header: str) -> str:

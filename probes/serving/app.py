@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from probes.saved.novelty import Confidences
     from probes.serving.engine import Engine
 
-#: Longest text in characters that is converted to tokens without leaving the event loop.
-SHORT = 20_000
+#: Largest numbers of questions and of characters that are converted to tokens without leaving the event loop.
+FEW, SHORT = 8, 20_000
 
 Result = TypeVar("Result")
 
@@ -135,7 +135,7 @@ class Endpoints:
         """Answer a chat, as a whole or as a stream of events."""
         request = parse(ChatRequest, await read_body(http))
         self.check_name(request.model)
-        prompt = await self._encode(request.messages, "messages")
+        (prompt,) = await self._encode({"messages": request.messages})
         answering = Answering(self._engine, prompt, self._defaults.settings(request), request.backoff)
         if request.stream:
             options = request.stream_options
@@ -150,7 +150,7 @@ class Endpoints:
         request = parse(ScoreRequest, await read_body(http))
         self.check_name(request.model)
         self._check_answers(request.questions, request.answers)
-        prompts = [await self._encode(asked, f"questions[{i}]") for i, asked in enumerate(request.questions)]
+        prompts = await self._encode({f"questions[{i}]": asked for i, asked in enumerate(request.questions)})
         found = await self._score(http, prompts, request.answers, request.backoff)
         rows = []
         for i, (confidence, novelty, is_novel) in enumerate(zip(*(values.tolist() for values in found), strict=True)):
@@ -165,21 +165,28 @@ class Endpoints:
     async def verify(self, http: Request) -> Response:
         """Return the confidence of an answer, as the semantic router of vLLM requests it."""
         request = parse(VerifyRequest, await read_body(http))
-        prompt = await self._encode(request.prompt, "question")
+        prompts = await self._encode({"question": request.prompt})
         reads_answers = self._probe.reads_answers
-        found = await self._score(http, [prompt], [request.answer] if reads_answers else None, True)
+        found = await self._score(http, prompts, [request.answer] if reads_answers else None, True)
         confidence, novelty, is_novel = (values.tolist()[0] for values in found)
         if number(confidence) is None:
             raise RequestError(400, "Expected `answer` to have at least one token, but it has none.", "answer")
         return _json(verdict(request, reads_answers, (confidence, novelty, is_novel)))
 
-    async def _encode(self, question: str | Sequence[Message], param: str) -> list[int]:
-        prompt = self._defaults.prompt(question, param)
-        n = len(prompt) if isinstance(prompt, str) else sum(len(message["content"]) for message in prompt)
+    async def _encode(self, questions: Mapping[str, str | Sequence[Message]]) -> list[list[int]]:
+        """Convert questions to token ids. The keys are their names in error messages."""
+        prompts = {param: self._defaults.prompt(question, param) for param, question in questions.items()}
+
+        def encode() -> list[list[int]]:
+            return [self._encode_one(prompt, param) for param, prompt in prompts.items()]
+
+        lengths = (len(p) if isinstance(p, str) else sum(len(m["content"]) for m in p) for p in prompts.values())
+        is_short = len(prompts) <= FEW and sum(lengths) <= SHORT
+        return encode() if is_short else await asyncio.to_thread(encode)
+
+    def _encode_one(self, prompt: str | list[dict[str, str]], param: str) -> list[int]:
         try:
-            if n <= SHORT:
-                return self._engine.encode(prompt)
-            return await asyncio.to_thread(self._engine.encode, prompt)
+            return self._engine.encode(prompt)
         except InputError as error:
             raise RequestError(400, str(error), param, "invalid_value") from None
 

@@ -307,7 +307,18 @@ def test_keys(server: Server) -> None:
         served(engine, attached.probe, api_key=KEY, check_host=False, closes=False) as url,
         httpx.Client(base_url=url) as http,
     ):
-        for value in (None, "", KEY, "Bearer", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer ü", f"Basic {KEY}"):
+        for value in (
+            None,
+            "",
+            KEY,
+            "Bearer",
+            f"Bearer {KEY}x",
+            f"Bearer {KEY[:-1]}",
+            "Bearer ü",
+            f"Basic {KEY}",
+            "Basic eA==",
+            "Basic eDp5",
+        ):
             headers = {} if value is None else {"Authorization": value.encode()}
             for path in ("/v1/models", "/metrics", "/v1/models/tiny", "/nothing"):
                 response = http.get(path, headers=headers)
@@ -315,6 +326,7 @@ def test_keys(server: Server) -> None:
                 assert KEY not in response.text
             assert http.post("/v1/score", content=b"a" * 10**6, headers=headers).status_code == 401
         assert http.get("/v1/models", headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
+        assert httpx.get(f"{url.replace('//', f'//router:{KEY}@')}/v1/models").status_code == 200
         assert [http.get(path, headers={"Host": "example.org"}).status_code for path in ("/", "/health")] == [200, 200]
         assert 'type="password"' in http.get("/").text
         assert KEY not in http.get("/").text

@@ -228,7 +228,6 @@ class Engine:
             for job in [job for job in self._to_generate if job.is_cancelled]:
                 self._to_generate.remove(job)
                 job.end("cancelled")
-            self._batch.drop_cancelled()
             joining = self._batch.fitting(self._to_generate)
             for job in joining:
                 self._to_generate.remove(job)
@@ -245,19 +244,20 @@ class Engine:
         if jobs:
             try:
                 self._batch.join(jobs)
+                self._count(len(jobs), n_tokens=len(jobs))
             except Exception as error:
                 end_jobs(jobs, error, f"Reading {len(jobs)} prompts")
-            self._count(len(jobs), n_tokens=len(jobs))
 
     def _step(self) -> None:
-        """Generate one token of each running answer."""
-        if n_rows := len(self._batch.rows):
-            try:
+        """Remove the answers that were cancelled, and generate one token of each other answer."""
+        try:
+            self._batch.drop_cancelled()
+            if n_rows := len(self._batch.rows):
                 self._batch.step()
-            except Exception as error:
-                end_jobs([row.job for row in self._batch.rows], error, f"Generating {n_rows} answers")
-                self._batch.clear()
-            self._count(n_rows, n_tokens=n_rows)
+                self._count(n_rows, n_tokens=n_rows)
+        except Exception as error:
+            end_jobs([row.job for row in self._batch.rows], error, "Generating answers")
+            self._batch.clear()
 
     def _count(self, n_rows: int, n_tokens: int = 0) -> None:
         with self._changed:

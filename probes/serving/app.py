@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from extract.errors import InputError
+from extract.text import shown
 from probes.serving.access import Gate, error_response, read_body
 from probes.serving.chat import Answering, Defaults, EventStream, as_request_error, completion
 from probes.serving.metrics import Measured, Metrics
@@ -126,7 +127,7 @@ class Endpoints:
         if name not in (None, self._name):
             raise RequestError(
                 404,
-                f"Expected `model` to be {self._name!r}, the only model of this server, but got {name!r}.",
+                f"Expected `model` to be {self._name!r}, the only model of this server, but got {shown(name)}.",
                 "model",
                 "model_not_found",
             )

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from extract.errors import InputError, at_least_one
+from extract.running.exit import Terminated
 from probes.saved.artefact import load_probe
 from probes.saved.scoring import load_model_of
 
@@ -94,10 +95,10 @@ def serve(
             started = f"Serving {name} at {address}. Press Ctrl-C to stop."
             gc.freeze()  # what is loaded stays: shorter pauses, and the process ends seconds earlier
             new_server(app, engine, started).run([listener])
-        except KeyboardInterrupt as signal:
-            print(f"Stopped by {'SIGTERM' if type(signal).__name__ == 'Terminated' else 'Ctrl-C'}.", file=sys.stderr)
+        except KeyboardInterrupt as stop:
+            print(f"Stopped by {'SIGTERM' if isinstance(stop, Terminated) else 'Ctrl-C'}.", file=sys.stderr)
         finally:
-            engine.close()
+            engine.close(CLOSING_SECONDS)
 
 
 def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:

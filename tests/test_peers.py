@@ -56,7 +56,7 @@ def test_only_the_scripts_of_the_peers_import_them() -> None:
     assert found == {Path("benchmarks/peers")}
 
 
-def test_a_missing_environment_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_environment_gives_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity, "ROOT", tmp_path)
     monkeypatch.setattr("sys.argv", ["parity", "--store", str(tmp_path / "store")])
     with pytest.raises(SystemExit) as stopped:

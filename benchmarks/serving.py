@@ -3,7 +3,8 @@
 The server runs in another process, with the embedded model and a probe that `make train` saved. First, the `openai`
 client sends 1,000 questions with 32 concurrent requests, and the confidences of the answers are compared with those of
 `score`. Then `/v1/score` is timed: the latency for one client relative to a forward pass in this process, measured
-alternately, and the requests per second with 32 clients relative to one client.
+alternately, and the requests per second with 32 clients relative to one client. The forward pass reads the whole
+prompt. The server reads the worked examples before the question only once, so its latency can be shorter.
 """
 
 from __future__ import annotations

@@ -41,8 +41,10 @@ class UnionDataModule(FeatureDataModule):
         self._batches = {"train": Batch.cat(batches)}
 
 
-def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str]]:
-    """Return the rows of all broader stores of a datamodule, and the store and group of each row.
+def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
+    """Return the rows of all broader stores of a datamodule, with the group and the question id of each row.
+
+    The groups of different stores are different. The id of a reworded question is that of the original.
 
     Questions of the test split, and rewordings of them, are left out. `data` must be split.
 
@@ -50,7 +52,7 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str]]:
         InputError: If a store differs from the store of `data` in the model or the features, or has no usable rows.
     """
     held_out = {data.table.ids[row] for row in data.question_rows["test"].tolist()}
-    batches, groups = list[Batch](), list[str]()
+    batches, groups, ids = list[Batch](), list[str](), list[str]()
     for path in data.broader:
         part = FeatureDataModule(path, target="response" if data.scope == "sample" else "capability")
         part.feature_spec = replace(data.feature_spec)
@@ -58,8 +60,10 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str]]:
         check_features(data, part, "broader")
         batch, originals = part.every(prefixes=True), [one.meta.get(ORIGINAL, one.id) for one in part.store.questions]
         batches.append(batch.take(torch.tensor([originals[row] not in held_out for row in batch.question.tolist()])))
-        groups += [f"{path}/{part.table.groups[row]}" for row in batches[-1].question.tolist()]
-    return Batch.cat(batches), groups
+        rows = batches[-1].question.tolist()
+        groups += [f"{path}/{part.table.groups[row]}" for row in rows]
+        ids += [originals[row] for row in rows]
+    return Batch.cat(batches), groups, ids
 
 
 def check_features(first: FeatureDataModule, other: FeatureDataModule, option: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from extract import commands
 from extract.likelihood.command import likelihood
-from extract.questions.rewording import reword
+from extract.reword import reword
 from extract.running.cli import run
 from extract.running.exit import end_process
 from extract.sampling.imported.command import import_log

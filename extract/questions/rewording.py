@@ -1,19 +1,16 @@
-"""Rewordings of questions, and the command ``python -m extract reword`` that writes them to a file.
+"""Rewordings of questions.
 
-A probe reads hidden states, which depend on the words around a question. Reworded training questions show how its
-confidences depend on them. They are sampled into a store of their own, for `--data.broader` of train.py.
+A probe reads hidden states, which depend on the wording of a question. Reworded training questions show how much the
+accuracy and the confidences depend on it. To add a rewording, add an entry to `REWORDINGS`.
 """
 
-import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 from extract.errors import InputError, at_least_one
 from extract.questions.question import Question
-from extract.store.files import replace_file
-from extract.store.store import Store
 
 #: Key in `Question.meta` with the id of the original question.
 ORIGINAL = "reworded"
@@ -54,7 +51,7 @@ REWORDINGS: dict[str, Callable[[str], str]] = {
 }
 
 
-def reworded(questions: Iterable[Question], n: int = 2, seed: int = 0) -> list[Question]:
+def reworded(questions: Iterable[Question], n: int = 3, seed: int = 0) -> list[Question]:
     """Return `n` different rewordings of each question, chosen at random from `REWORDINGS`.
 
     The group of a reworded question is the name of its rewording. ``meta["reworded"]`` is the id of the original.
@@ -71,7 +68,7 @@ def reworded(questions: Iterable[Question], n: int = 2, seed: int = 0) -> list[Q
     >>> one.id, one.text, one.meta
     ('hi: a', 'Hi there! 1 + 1?', {'reworded': 'a'})
     """
-    at_least_one("n", n, default=2)
+    at_least_one("n", n, default=3)
     if n > len(REWORDINGS):
         raise InputError(f"Expected `n` to be at most {len(REWORDINGS)}, the number of rewordings, but got {n}.")
     rng, found = random.Random(seed), list[Question]()
@@ -83,36 +80,6 @@ def reworded(questions: Iterable[Question], n: int = 2, seed: int = 0) -> list[Q
             )
         for name in rng.sample(list(REWORDINGS), n):
             meta = {**question.meta, ORIGINAL: question.id}
-            new = {"id": f"{name}: {question.id}", "text": REWORDINGS[name](question.text), "group": name, "meta": meta}
+            new: dict[str, Any] = {"id": f"{name}: {question.id}", "text": REWORDINGS[name](question.text), "group": name, "meta": meta}
             found.append(replace(question, **new))
     return found
-
-
-def reword(store: str, out: str, n: int = 2, seed: int = 0) -> None:
-    """Write reworded questions of a store to a file, for a store that `train.py --data.broader` can use.
-
-    Args:
-        store: Folder of the store.
-        out: Path of the new .jsonl file.
-        n: Number of rewordings per question.
-        seed: Seed of the choice of rewordings.
-
-    Raises:
-        InputError: If `out` exists or is not a .jsonl file, a question is private, or `reworded` fails.
-    """
-    path = Path(out)
-    if path.suffix != ".jsonl" or path.exists():
-        raise InputError(f"Expected `out` to be the path of a new .jsonl file, but got {out!r}.")
-    questions = list(Store.open(store).questions)
-    if any(question.private for question in questions):
-        raise InputError(
-            f"Expected questions that can be written to a file, but those of {store!r} are private. Use another store."
-        )
-    found = reworded(questions, n, seed)
-    records = [{name: value for name, value in new.record().items() if name != "dataset"} for new in found]
-    lines = [
-        json.dumps({name: value for name, value in record.items() if value}, ensure_ascii=False) for record in records
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, ("\n".join(lines) + "\n").encode())
-    print(f"Wrote {len(found)} rewordings of {len(questions)} questions to {out}.")

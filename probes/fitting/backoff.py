@@ -1,8 +1,7 @@
 """Fit the novelty of a probe, and the back-off of its confidences for novel questions.
 
 Held-out groups of questions show how good the confidences are for questions unlike the training questions. The probe
-would be too slow to fit again for every group, so a ridge regression on the chosen features takes its place. If the
-datamodule has broader stores, their questions take the place of the held-out groups.
+would be too slow to fit again for every group, so a ridge regression on the chosen features takes its place.
 """
 
 from collections.abc import Sequence
@@ -16,21 +15,16 @@ from datamodules.token_states import TokenStates
 from datamodules.union import broader_rows
 from probes.fitting.broader import fit_broader
 from probes.fitting.calibration import fit_platt
+from probes.fitting.distance import fit_distance
 from probes.fitting.group_ridge import each_fold, few_layers, held_out_scores, whole_groups
 from probes.fitting.module import ProbeModule
 from probes.fitting.standardiser import standardiser
-from probes.saved.novelty import N_QUANTILES, RANK, START, Confidences, Novelty, flat
+from probes.saved.novelty import Confidences, Novelty, flat
 
 #: Number of folds of questions.
 N_FOLDS = 5
 #: If there are fewer than `LEAST_GROUPS` groups, `N_CLUSTERS` clusters of similar questions take their place.
 LEAST_GROUPS, N_CLUSTERS = 3, 5
-#: Least number of rows per principal direction. With fewer rows, the remaining variance is underestimated.
-ROWS_PER_DIRECTION = 10
-#: Number of rows from which principal directions are computed at most. The time grows with their square.
-MOST_ROWS = 2048
-#: Quantile of the distances of held-out questions at which the back-off is complete.
-FULL = 0.1
 #: Weight of the base rate without evidence, and the penalty on the squared distance from it. A few held-out groups are
 #: weak evidence of how a probe behaves on other kinds of questions.
 PRIOR, PENALTY = 0.1, 1.0
@@ -51,13 +45,14 @@ def fit_novelty(module: ProbeModule) -> Novelty:
     random, held_out = data.inner_folds(rows.question, N_FOLDS), whole_groups(groups)
     held_out = held_out if held_out.any() else random  # all questions are alike
     novelty = fit_backoff(features, n_hidden, rows.right, rows.known, random, held_out)
-    if not data.broader:
-        return novelty
-    other, groups = broader_rows(data)
-    every = Batch.cat([rows, other])
-    chosen = torch.cat([features, chosen_features(other.features, module.choice.features)])
-    labels = [None] * len(features) + groups
-    return fit_broader(novelty, chosen, every.right, every.known, labels, module.predict(every.features))
+    if data.broader:
+        other, other_groups, other_ids = broader_rows(data)
+        every, ids = Batch.cat([rows, other]), [data.table.ids[row] for row in rows.question.tolist()]
+        features = torch.cat([features, chosen_features(other.features, module.choice.features)])
+        is_own = torch.arange(len(features)) < len(groups)
+        names = [*map(str, groups), *other_groups]
+        novelty.broader = fit_broader(features, n_hidden, every.right, every.known, names, ids + other_ids, is_own)
+    return novelty
 
 
 @torch.no_grad()
@@ -104,12 +99,10 @@ def fit_backoff(
         random: [row] int64 folds of questions.
         groups: [row] int64 folds of groups of questions.
     """
-    hidden, few = features[:, 0, :n_hidden], few_layers(features)
-    n_least = len(hidden) - int(max(random.bincount().max(), groups.bincount().max()))
-    rank = min(RANK, n_least // ROWS_PER_DIRECTION)  # the same for all fits, so that their distances are comparable
-    novelty, accuracy = principal(hidden, rank), right / known
-    novelty.quantiles.copy_(_distances(hidden, rank, random).quantile(torch.linspace(0, 1, N_QUANTILES)))
-    novelty.full.copy_(torch.maximum(_distances(hidden, rank, groups).quantile(FULL), novelty.quantiles[START]))
+    distance = fit_distance(features[:, 0, :n_hidden], random, groups)
+    novelty = Novelty(n_hidden, distance.rank)
+    novelty.load_state_dict(distance.state_dict(), strict=False)
+    few, accuracy = few_layers(features), right / known
     novelty.base_rate.copy_(right.sum() / known.sum())
     calibrator = fit_platt(held_out_scores(few, accuracy, random), right, known)
     confidence = calibrator(held_out_scores(few, accuracy, groups))
@@ -118,21 +111,6 @@ def fit_backoff(
         base_rate[held] = (right[others].sum() / known[others].sum()).double()
     share = 1 / groups.bincount()[groups]  # all folds have the same weight
     novelty.weight.copy_(base_rate_weight(confidence, base_rate, accuracy.double(), share / share.sum()))
-    return novelty
-
-
-def principal(hidden: Tensor, rank: int) -> Novelty:
-    """Return a novelty with the mean, scale and at most `rank` principal directions of hidden states [row, d_model]."""
-    mean, scale = (one[0] for one in standardiser(hidden[:, None]))
-    rows = hidden[:: -(-len(hidden) // MOST_ROWS)]  # evenly spaced, because rows are ordered by question
-    _, singular, directions = torch.linalg.svd((rows - mean) / scale, full_matrices=False)
-    variances = singular.square() / len(rows)
-    rank = min(rank, max(0, int((variances > 1e-6 * variances[0]).sum()) - 1))
-    novelty = Novelty(hidden.shape[1], rank)
-    rest = variances[rank:].sum() / (hidden.shape[1] - rank)
-    values = {"mean": mean, "scale": scale, "directions": directions[:rank], "variances": variances[:rank]}
-    for name, value in {**values, "rest": rest if rest > 0 else torch.ones(())}.items():
-        getattr(novelty, name).copy_(value)
     return novelty
 
 
@@ -154,11 +132,3 @@ def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, sh
     gap = confidence - base_rate
     best = (share * (confidence - accuracy) * gap).sum() + PENALTY * PRIOR
     return (best / ((share * gap.square()).sum() + PENALTY)).clamp(0, 1)
-
-
-def _distances(hidden: Tensor, rank: int, fold: Tensor) -> Tensor:
-    """Return the distances [row] of rows from those in the other folds."""
-    distances = hidden.new_zeros(len(hidden))
-    for held, others in each_fold(fold):
-        distances[held] = principal(hidden[others], rank).distance(hidden[held])
-    return distances

@@ -1,60 +1,87 @@
-"""Fit the broader probe of a novelty. Confidences of novel questions are backed off towards it.
+"""Fit a broader probe, which replaces the confidences of novel questions that are familiar to it.
 
 The broader probe is a ridge regression with Platt scaling. It is fitted to the training questions of a probe and to the
-questions of the broader stores. Its weight in a back-off is fitted to groups of questions of the broader stores: a
-broader probe that was fitted without a group is mixed with the probe, which has seen none of them.
+questions of other stores.
 """
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from probes.fitting.calibration import fit_platt
-from probes.fitting.group_ridge import fit_ridge, held_out_scores, whole_groups
-from probes.saved.novelty import START, Novelty
+from probes.fitting.distance import fit_distance
+from probes.fitting.group_ridge import few_layers, fit_ridge, held_out_scores, whole_groups
+from probes.saved.novelty import Broader
 
-#: Quantile of the distances of the broader stores' questions at which the back-off is complete.
-FULL = 0.1
-#: Number of folds in which the calibrator is fitted.
-N_FOLDS = 5
+#: L2 penalty of the ridge regression on all coordinates of a few layers.
+L2 = 3.0
+#: Least number of training questions that must remain if the questions of a group are left out.
+LEAST_ROWS = 50
 
 
 def fit_broader(
-    narrow: Novelty, features: Tensor, right: Tensor, known: Tensor, groups: Sequence[str | None], confidence: Tensor
-) -> Novelty:
-    """Return a novelty with a broader probe.
+    features: Tensor,
+    n_hidden: int,
+    right: Tensor,
+    known: Tensor,
+    groups: Sequence[str],
+    questions: Sequence[str],
+    is_own: Tensor,
+) -> Broader:
+    """Fit a broader probe, its distance, and its weight for groups of questions that it has not seen.
+
+    To fit the weight, groups of the other stores are held out in turn. Rows with the same question are left out as
+    well. A ridge regression on the remaining training questions takes the place of the narrow probe.
 
     Args:
-        narrow: Novelty of the training questions, without a broader probe.
-        features: [row, layer, width] float32 features of the training questions and of the broader stores' questions.
+        features: [row, layer, width] float32 features of the training questions and of the other stores' questions.
+        n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
-        groups: Group of each row. The groups of training questions are None.
-        confidence: [row] confidences of the probe.
+        groups: Group of each row.
+        questions: Id of each row's question. The rewordings of a question have the same id.
+        is_own: [row] bool. Whether a row is a training question of the probe.
     """
-    accuracy = right / known
-    other = torch.tensor([group is not None for group in groups])
-    novelty = Novelty(narrow.n_hidden, narrow.rank, features[0].numel())
-    novelty.load_state_dict(narrow.state_dict(), strict=False)
-    distances = narrow.distance(features[other, 0])
-    novelty.full.copy_(torch.maximum(distances.quantile(FULL), narrow.quantiles[START]))
+    accuracy, question = right / known, torch.from_numpy(np.unique(questions, return_inverse=True)[1])
+    x, random = few_layers(features).flatten(1)[:, None], whole_groups(questions)
+    group = torch.full_like(question, -1)
+    group[~is_own] = whole_groups([one for one, own in zip(groups, is_own.tolist(), strict=True) if not own])
+    broad, narrow = torch.zeros(2, len(x), dtype=torch.float64)
+    for number in group[~is_own].unique():
+        held, others = group == number, group != number
+        unrelated = others & ~torch.isin(question, question[held])
+        train = unrelated if (unrelated & is_own).sum() >= LEAST_ROWS else others
+        for scores, rows in ((broad, train), (narrow, train & is_own)):
+            weight, bias = fit_ridge(x[rows], accuracy[rows], L2)
+            scores[held] = (x[held, 0] @ weight[0] + bias).double()
+    every = torch.ones_like(is_own)
+    calibrators = [
+        fit_platt(held_out_scores(x[rows], accuracy[rows], random[rows], L2), right[rows], known[rows])
+        for rows in (every, is_own)
+    ]
+    broad, narrow = (calibrator(scores) for calibrator, scores in zip(calibrators, (broad, narrow), strict=True))
 
-    random, whole = torch.arange(len(features)) % N_FOLDS, whole_groups([str(group) for group in groups])
-    calibrator = fit_platt(held_out_scores(features, accuracy, random), right, known)
-    broader = calibrator(held_out_scores(features, accuracy, whole))
-    novelty.weight.copy_(least_squares_weight(confidence[other].double(), broader[other], accuracy[other].double()))
-    weight, bias = fit_ridge(features, accuracy)
-    novelty.broader_weight.copy_(weight.flatten() * calibrator.slope)
-    novelty.broader_bias.copy_(bias * calibrator.slope + calibrator.intercept)
-    return novelty
+    distance = fit_distance(features[:, 0, :n_hidden], random)
+    broader = Broader(features[0].numel(), n_hidden, distance.rank)
+    broader.known.load_state_dict(distance.state_dict())
+    broader.share.copy_(mixture_weight(narrow[~is_own], broad[~is_own], accuracy[~is_own].double()))
+    (weight, bias), coordinates = fit_ridge(x, accuracy, L2), torch.zeros_like(features[0])
+    few_layers(coordinates[None])[0].copy_(weight.reshape(-1, features.shape[2]))
+    broader.weight.copy_(coordinates.flatten() * calibrators[0].slope)
+    broader.bias.copy_(bias * calibrators[0].slope + calibrators[0].intercept)
+    return broader
 
 
-def least_squares_weight(confidence: Tensor, broader: Tensor, accuracy: Tensor) -> Tensor:
-    """Return the weight of `broader` in [0, 1] for which the mixture has the lowest squared error. All are [row].
+def mixture_weight(narrow: Tensor, broad: Tensor, accuracy: Tensor) -> Tensor:
+    """Return the weight of `broad` in [0, 1] for which the mixture with `narrow` has the lowest squared error.
+
+    Args:
+        narrow, broad, accuracy: [row] confidences of the two probes, and measured accuracies.
 
     >>> half = torch.tensor([0.5, 0.5])
-    >>> least_squares_weight(torch.tensor([0.9, 0.1]), half, torch.tensor([0.6, 0.4]))
+    >>> mixture_weight(torch.tensor([0.9, 0.1]), half, torch.tensor([0.6, 0.4]))
     tensor(0.7500)
     """
-    gap = confidence - broader
-    return ((gap * (confidence - accuracy)).sum() / gap.square().sum().clamp_min(1e-12)).clamp(0, 1)
+    gap = narrow - broad
+    return ((gap * (narrow - accuracy)).sum() / gap.square().sum().clamp_min(1e-12)).clamp(0, 1)

@@ -37,7 +37,7 @@ def few_layers(features: Tensor) -> Tensor:
     return features[:, :: -(-features.shape[1] // MOST_LAYERS)]
 
 
-def fit_ridge(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def fit_ridge(features: Tensor, target: Tensor, l2: float = RIDGE) -> tuple[Tensor, Tensor]:
     """Fit a ridge regression to each layer of features [row, layer, width], and average their scores.
 
     Returns:
@@ -45,15 +45,15 @@ def fit_ridge(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         plus the bias.
     """
     mean, scale = standardiser(features)
-    weight, bias = (one[0] for one in solvers.ridge(((features - mean) / scale).transpose(0, 1), target, [RIDGE]))
+    weight, bias = (one[0] for one in solvers.ridge(((features - mean) / scale).transpose(0, 1), target, [l2]))
     weight = weight / scale / len(weight)
     return weight, bias.mean() - (weight * mean).sum()
 
 
-def held_out_scores(features: Tensor, target: Tensor, fold: Tensor) -> Tensor:
+def held_out_scores(features: Tensor, target: Tensor, fold: Tensor, l2: float = RIDGE) -> Tensor:
     """Return the scores [row] float64 of ridge regressions that are fitted to the other folds."""
     scores = torch.zeros(len(features), dtype=torch.float64)
     for held, others in each_fold(fold):
-        weight, bias = fit_ridge(features[others], target[others])
+        weight, bias = fit_ridge(features[others], target[others], l2)
         scores[held] = (torch.einsum("rld,ld->r", features[held], weight) + bias).double()
     return scores

@@ -25,7 +25,7 @@ from probes.report.results import record_header, write_files
 from probes.report.templates import COLUMNS, interval, render
 from probes.saved.artefact import ConfidenceProbe
 from probes.saved.card import model_card, what_is_read
-from probes.saved.novelty import N_QUANTILES, START
+from probes.saved.distance import N_QUANTILES, START
 from probes.saved.prefixes import PrefixCalibrator
 
 #: Dict from each target to the baselines whose ROC curves are drawn together with the probe's curve.

@@ -19,13 +19,14 @@ from extract.store.files import is_inside, read_json
 from extract.store.shards import Scope
 from extract.text import one_line, shown
 from probes.saved.calibrators import CALIBRATORS, Calibrator
+from probes.saved.distance import RANK
 from probes.saved.head import Head
 from probes.saved.heads import HEADS, OF_TOKENS, OF_VECTORS
-from probes.saved.novelty import RANK, Novelty
+from probes.saved.novelty import Novelty
 from probes.saved.prefixes import N_LENGTHS, PrefixCalibrator
 
 FORMAT_VERSION = 6
-#: Version 2 had no token signals, 2 and 3 had a single `layer`, 5 added `prefixes` and `novelty`, and 6 `n_broader`.
+#: Version 2 had no token signals, 2 and 3 had a single `layer`, 5 added `prefixes` and `novelty`, and 6 the broader probe.
 _READ_VERSIONS = (2, 3, 4, 5, 6)
 _FILES = ["config.json", "model.safetensors", "README.md"]
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
@@ -53,6 +54,7 @@ _DECISION = {
 }
 
 _WIDTH = whole(1, 2**20, "a positive width below a million")
+_BROADER: Schema = {"n_features": _WIDTH, "rank": whole(0, RANK)}
 #: Fields of config.json, except those that `_reading` adds for the head and its features.
 _CONFIG: Schema = {
     "format_version": whole(min(_READ_VERSIONS), FORMAT_VERSION, " or ".join(map(str, _READ_VERSIONS))),
@@ -63,7 +65,7 @@ _CONFIG: Schema = {
     "weights": schemas.SHA256,  # of model.safetensors
     "model": schemas.MODEL,
     "prompt": schemas.PROMPT,
-    "novelty": Maybe({"n_hidden": _WIDTH, "rank": whole(0, RANK), "n_broader": Maybe(whole(0, 2**20))}),
+    "novelty": Maybe({"n_hidden": _WIDTH, "rank": whole(0, RANK), "broader": Maybe(_BROADER)}),
     "prior": Maybe(dict.fromkeys(("concentration", "diversity"), number("a positive number", lambda value: value > 0))),
     "decisions": Maybe(Field(f"a list of records with {', '.join(_DECISION)}", lambda value: _are_decisions(value))),
     # descriptive
@@ -153,10 +155,11 @@ def read_config(path: Path) -> dict[str, Any]:
             f"Expected `novelty.n_hidden` in {str(path)!r} to be at most {width}, the width of the features of a "
             f"layer, but got {config['novelty']['n_hidden']}. Restore the file."
         )
-    if config.get("novelty", {}).get("n_broader", 0) not in (0, config["d_model"]):
+    n_broader = config.get("novelty", {}).get("broader", {}).get("n_features", config["d_model"])
+    if n_broader != config["d_model"]:
         raise InputError(
-            f"Expected `novelty.n_broader` in {str(path)!r} to be 0 or `d_model`, but got "
-            f"{config['novelty']['n_broader']}. Restore the file."
+            f"Expected `novelty.broader.n_features` in {str(path)!r} to be `d_model`, but got {n_broader}. Restore the "
+            "file."
         )
     if "pooled" in config:
         try:

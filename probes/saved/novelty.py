@@ -1,39 +1,30 @@
-"""Novelty of questions and answers: how far their hidden states are from those of the training questions.
+"""Novelty of questions and answers, and the back-off of their confidences.
 
-The distance of a standardised hidden state x with d coordinates is its Mahalanobis distance under probabilistic PCA
-(Tipping and Bishop, Probabilistic Principal Component Analysis, 1999), divided by √d:
+The novelty of a row is the fraction of the training rows whose hidden states are closer to those of the training rows.
+The confidence of a row that is more novel than 99 % of the training rows is mixed with the base rate. The weight of the
+base rate increases linearly with the distance, up to a distance and a weight that `probes.fitting.backoff` fits to
+held-out groups of questions.
 
-    D² = 1/d · [Σ_j (v_j · x)² / λ_j + (‖x‖² − Σ_j (v_j · x)²) / ρ]
-
-where v_j are the leading principal directions of the training rows, λ_j are their variances, and ρ is the mean variance
-in all other directions.
-
-Confidences are backed off for rows that are farther away than 99 % of the training rows. They are mixed with the
-confidences of a broader probe, a linear probe that was also trained on other stores, or with the base rate if there are
-no other stores. The weight of the broader probe increases linearly with the distance, up to a distance and a weight
-that `probes.fitting.backoff` fits to held-out groups of questions.
+If other stores were available for training, there is also a broader probe, which was trained on them as well. It
+replaces the confidence of a novel row that is not novel among all of these questions.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from extract.store.ragged import Ragged
+from probes.saved.distance import START, Distance, fraction_problem
 from probes.saved.head import zeros
-
-#: Numbers of principal directions and of quantiles of the distances.
-RANK, N_QUANTILES = 64, 101
-#: Index of the quantile at which the back-off starts. 1 % of the training rows are farther away.
-START = 99
 
 
 class Confidences(NamedTuple):
     """Confidences of questions or answers, with their novelties.
 
     Attributes:
-        confidence: [row] float32 probability of being right. The confidence of a novel row is backed off towards the
-            base rate of the training rows, or towards a broader probe. See `Novelty`.
+        confidence: [row] float32 probability of being right. The confidence of a novel row is shifted towards the base
+            rate of the training rows, or towards the confidence of a broader probe. See `Novelty`.
         novelty: [row] float32 fraction of the training rows that are less novel. It is NaN if the probe has no novelty.
         is_novel: [row] bool. Whether a row is so novel that its confidence is backed off.
     """
@@ -43,50 +34,61 @@ class Confidences(NamedTuple):
     is_novel: Tensor
 
 
-class Novelty(nn.Module):
-    """Novelty of rows, and the back-off of their confidences. See the module for the distance.
+class Broader(nn.Module):
+    """Broader probe: a linear probe that was also trained on other stores.
 
     Args:
-        n_hidden: Width d of the hidden states. They are the first coordinates of a probe's features.
-        rank: Number of principal directions.
-        n_broader: Width of the features, if there is a broader probe; otherwise 0.
+        n_features: Width of the features.
+        n_hidden, rank: See `Distance`.
 
     Attributes:
-        mean, scale: [d_model] mean and standard deviation of the training rows. `scale` is infinite for constants.
-        directions: [component, d_model] principal directions v.
-        variances: [component] variances λ in these directions.
-        rest: Mean variance ρ in all other directions.
-        quantiles: [101] percentiles of the distances of training rows, computed out of fold.
-        full: Distance from which on the back-off is complete. The back-off starts at the 99th percentile.
-        weight: Weight of the broader probe or base rate when the back-off is complete, in [0, 1].
-        base_rate: Mean accuracy of the training rows.
-        broader_weight, broader_bias: [n_broader] weights and bias of the broader probe, which predicts log-odds.
+        weight, bias: [n_features] weights and bias. The score is the log-odds of a right answer.
+        share: Weight of this probe for novel rows that are familiar to it, in [0, 1].
+        known: Distance from the training rows of this probe.
     """
 
-    def __init__(self, n_hidden: int, rank: int, n_broader: int = 0) -> None:
+    def __init__(self, n_features: int, n_hidden: int, rank: int) -> None:
         super().__init__()
-        self.n_hidden, self.rank, self.n_broader = n_hidden, rank, n_broader
-        self.mean, self.scale = zeros(n_hidden), nn.Buffer(torch.ones(n_hidden))
-        self.directions, self.variances, self.rest = zeros(rank, n_hidden), zeros(rank), zeros()
-        self.quantiles, self.full, self.weight, self.base_rate = zeros(N_QUANTILES), zeros(), zeros(), zeros()
-        if n_broader:
-            self.broader_weight, self.broader_bias = zeros(n_broader), zeros()
+        self.sizes = {"n_features": n_features, "rank": rank}
+        self.weight, self.bias, self.share = zeros(n_features), zeros(), zeros()
+        self.known = Distance(n_hidden, rank)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the confidences [row] of this probe, and its weights [row], from features [row, n_features]."""
+        confidence = (features @ self.weight + self.bias).sigmoid()
+        return confidence, self.share * (1 - self.known.remoteness(self.known.distance(features)))
+
+    def problem(self) -> str | None:
+        """See `Distance.problem`."""
+        for name, tensor in self.named_buffers(recurse=False):
+            if not tensor.isfinite().all():
+                return f"`novelty.broader.{name}` contains {float(tensor[~tensor.isfinite()].flatten()[0])}"
+        return fraction_problem("novelty.broader.share", self.share) or self.known.problem("novelty.broader.known")
+
+
+class Novelty(Distance):
+    """Novelty of rows, and the back-off of their confidences. The set of the distances are the training rows.
+
+    Args:
+        n_hidden, rank: See `Distance`.
+        broader: Other arguments of `Broader`, if there is a broader probe.
+
+    Attributes:
+        weight: Weight of the base rate at the distance `full`, in [0, 1].
+        base_rate: Mean accuracy of the training rows.
+        broader: The broader probe, or None.
+    """
+
+    def __init__(self, n_hidden: int, rank: int, broader: dict[str, int] | None = None) -> None:
+        super().__init__(n_hidden, rank)
+        self.weight, self.base_rate = zeros(), zeros()
+        self.broader = None if broader is None else Broader(n_hidden=n_hidden, **broader)
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, Any]:
         """Arguments of the constructor."""
-        return {"n_hidden": self.n_hidden, "rank": self.rank, "n_broader": self.n_broader}
-
-    def distance(self, features: Tensor) -> Tensor:
-        """Compute the distances [row] from features [row, width]."""
-        x = (features[:, : self.n_hidden] - self.mean) / self.scale
-        squares = (x @ self.directions.T).square()
-        away = (x.square().sum(1) - squares.sum(1)).clamp_min(0)
-        return (((squares / self.variances).sum(1) + away / self.rest) / self.n_hidden).sqrt()
-
-    def broader(self, features: Tensor) -> Tensor:
-        """Return the confidences of the broader probe [row], or the base rate [] if there is no broader probe."""
-        return (features @ self.broader_weight + self.broader_bias).sigmoid() if self.n_broader else self.base_rate
+        of_broader = {} if self.broader is None else {"broader": self.broader.sizes}
+        return {"n_hidden": self.n_hidden, "rank": self.rank, **of_broader}
 
     def forward(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
         """Return the novelties of rows and, if `backoff` is True, their backed-off confidences.
@@ -94,34 +96,25 @@ class Novelty(nn.Module):
         Args:
             features: [row, width] float32 features of the probe.
             confidence: [row] float32 confidences of the probe.
-            backoff: Whether to back off the confidences of novel rows.
+            backoff: Whether to shift the confidences of novel rows.
         """
-        distance, tiny = self.distance(features), torch.finfo(torch.float32).tiny
-        above = torch.searchsorted(self.quantiles, distance.contiguous()).clamp(1, N_QUANTILES - 1)
-        low, high = self.quantiles[above - 1], self.quantiles[above]
-        step = ((distance - low) / (high - low).clamp_min(tiny)).clamp(0, 1)
-        start = self.quantiles[START]
+        distance = self.distance(features)
         if backoff:
-            share = self.weight * ((distance - start) / (self.full - start).clamp_min(tiny)).clamp(0, 1)
-            confidence = confidence.lerp(self.broader(features).to(confidence), share.to(confidence))
-        return Confidences(confidence, (above - 1 + step) / (N_QUANTILES - 1), distance > start)
+            remoteness = self.remoteness(distance)
+            confidence = confidence.lerp(self.base_rate.to(confidence), (self.weight * remoteness).to(confidence))
+            if self.broader is not None:
+                broader, share = self.broader(features)
+                confidence = confidence.lerp(broader.to(confidence), (share * remoteness).to(confidence))
+        return Confidences(confidence, self.percentile(distance), distance > self.quantiles[START])
 
-    def problem(self) -> str | None:
-        """Describe the first invalid value in a few words, or return None if the module is usable."""
-        for name, tensor in self.state_dict().items():
-            wrong = ~tensor.isfinite() & (name != "scale")
-            if name in ("scale", "variances", "rest"):
-                wrong |= ~(tensor > 0)
-            if wrong.any():
-                return f"`novelty.{name}` contains {float(tensor[wrong].flatten()[0])}"
-        if (self.quantiles.diff() < 0).any():
-            return "`novelty.quantiles` is decreasing"
-        if self.full < self.quantiles[START]:
-            return f"`novelty.full` is {float(self.full)}, below the 99th percentile"
-        for name, value in {"weight": self.weight, "base_rate": self.base_rate}.items():
-            if not 0 <= value <= 1:
-                return f"`novelty.{name}` is {float(value)}, outside [0, 1]"
-        return None
+    def problem(self, name: str = "novelty") -> str | None:
+        """See `Distance.problem`."""
+        return (
+            super().problem(name)
+            or fraction_problem(f"{name}.weight", self.weight)
+            or fraction_problem(f"{name}.base_rate", self.base_rate)
+            or (self.broader.problem() if self.broader is not None else None)
+        )
 
 
 def flat(features: Tensor | Ragged) -> Tensor:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from extract import InputError, Question, load_questions
-from extract.questions.rewording import REWORDINGS, reword, reworded
+from extract.questions.rewording import REWORDINGS, reworded
+from extract.reword import reword
 from tests.helpers.synthetic import make_store
 
 ONE = Question("a", "mine", "What is 1 + 1?", references=("2",), kind="number", group="sum", meta={"level": 1})

@@ -16,7 +16,8 @@ from extract.hashing import sha256_file
 from extract.models.loading import model_identity
 from extract.store.ragged import Ragged
 from probes import load_probe
-from probes.fitting.backoff import fit_backoff, principal
+from probes.fitting.backoff import fit_backoff
+from probes.fitting.distance import principal
 from probes.saved.artefact import ConfidenceProbe
 from probes.saved.calibrators import Platt
 from probes.saved.head import LinearHead
@@ -151,8 +152,9 @@ def test_decreasing_quantiles_are_refused(saved: Path) -> None:
         ({"n_hidden": 6, "rank": 1000}, "novelty.rank"),
         ({"n_hidden": 6}, "novelty.rank"),
         ({"n_hidden": 6, "rank": 2}, "novelty.directions"),
-        ({"n_hidden": 6, "rank": 5, "n_broader": 4}, "`novelty.n_broader` in .* to be 0 or `d_model`, but got 4"),
-        ({"n_hidden": 6, "rank": 5, "n_broader": 6}, "novelty.broader_bias"),
+        ({"n_hidden": 6, "rank": 5, "broader": {"n_features": 4, "rank": 2}}, "n_features` in .* `d_model`, but got 4"),
+        ({"n_hidden": 6, "rank": 5, "broader": {"n_features": 6, "rank": 65}}, "novelty.broader.rank"),
+        ({"n_hidden": 6, "rank": 5, "broader": {"n_features": 6, "rank": 2}}, "novelty.broader.bias"),
     ],
 )
 def test_impossible_sizes_are_refused(saved: Path, sizes: dict[str, Any], message: str) -> None:

@@ -1,0 +1,39 @@
+"""The command ``python -m extract reword``: reworded questions of a store, written to a file."""
+
+import json
+from pathlib import Path
+
+from extract.errors import InputError
+from extract.questions.rewording import reworded
+from extract.store.files import replace_file
+from extract.store.store import Store
+
+
+def reword(store: str, out: str, n: int = 3, seed: int = 0) -> None:
+    """Write reworded questions of a store to a file, for a store that `train.py --data.broader` can use.
+
+    Args:
+        store: Folder of the store.
+        out: Path of the new .jsonl file.
+        n: Number of rewordings per question.
+        seed: Seed of the choice of rewordings.
+
+    Raises:
+        InputError: If `out` exists or is not a .jsonl file, a question is private, or `reworded` fails.
+    """
+    path = Path(out)
+    if path.suffix != ".jsonl" or path.exists():
+        raise InputError(f"Expected `out` to be the path of a new .jsonl file, but got {out!r}.")
+    questions = list(Store.open(store).questions)
+    if any(question.private for question in questions):
+        raise InputError(
+            f"Expected questions that can be written to a file, but those of {store!r} are private. Use another store."
+        )
+    found = reworded(questions, n, seed)
+    records = [{name: value for name, value in new.record().items() if name != "dataset"} for new in found]
+    lines = [
+        json.dumps({name: value for name, value in record.items() if value}, ensure_ascii=False) for record in records
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, ("\n".join(lines) + "\n").encode())
+    print(f"Wrote {len(found)} rewordings of {len(questions)} questions to {out}.")

@@ -1,0 +1,56 @@
+"""Fit the distance from a set of questions or answers. See `probes.saved.distance`."""
+
+import torch
+from torch import Tensor
+
+from probes.fitting.group_ridge import each_fold
+from probes.fitting.standardiser import standardiser
+from probes.saved.distance import N_QUANTILES, RANK, START, Distance
+
+#: Least number of rows per principal direction. With fewer rows, the remaining variance is underestimated.
+ROWS_PER_DIRECTION = 10
+#: Maximum number of rows from which principal directions are computed. The time grows with their square.
+MOST_ROWS = 2048
+#: Quantile of the distances of held-out groups at which the remoteness reaches 1.
+FULL = 0.1
+
+
+def fit_distance(hidden: Tensor, random: Tensor, groups: Tensor | None = None) -> Distance:
+    """Fit a distance to hidden states [row, d_model].
+
+    Args:
+        hidden: [row, d_model] float32 hidden states.
+        random: [row] int64 folds of questions. The percentiles are those of distances from the other folds.
+        groups: [row] int64 folds of groups of questions, whose distances from the other folds determine `full`. If
+            None, `full` is the largest distance.
+    """
+    largest_fold = max(int(fold.bincount().max()) for fold in (random, groups) if fold is not None)
+    rank = min(RANK, (len(hidden) - largest_fold) // ROWS_PER_DIRECTION)  # the same for all fits, to be comparable
+    distance = principal(hidden, rank)
+    distance.quantiles.copy_(distances(hidden, rank, random).quantile(torch.linspace(0, 1, N_QUANTILES)))
+    full = distance.quantiles[-1] if groups is None else distances(hidden, rank, groups).quantile(FULL)
+    distance.full.copy_(torch.maximum(full, distance.quantiles[START]))
+    return distance
+
+
+def principal(hidden: Tensor, rank: int) -> Distance:
+    """Return a distance with the moments and at most `rank` principal directions of hidden states [row, d_model]."""
+    mean, scale = (one[0] for one in standardiser(hidden[:, None]))
+    rows = hidden[:: -(-len(hidden) // MOST_ROWS)]  # evenly spaced, because rows are ordered by question
+    _, singular, directions = torch.linalg.svd((rows - mean) / scale, full_matrices=False)
+    variances = singular.square() / len(rows)
+    rank = min(rank, max(0, int((variances > 1e-6 * variances[0]).sum()) - 1))
+    distance = Distance(hidden.shape[1], rank)
+    rest = variances[rank:].sum() / (hidden.shape[1] - rank)
+    values = {"mean": mean, "scale": scale, "directions": directions[:rank], "variances": variances[:rank]}
+    for name, value in {**values, "rest": rest if rest > 0 else torch.ones(())}.items():
+        getattr(distance, name).copy_(value)
+    return distance
+
+
+def distances(hidden: Tensor, rank: int, fold: Tensor) -> Tensor:
+    """Return the distances [row] of rows from the rows in the other folds."""
+    found = hidden.new_zeros(len(hidden))
+    for held, others in each_fold(fold):
+        found[held] = principal(hidden[others], rank).distance(hidden[held])
+    return found

@@ -1,0 +1,87 @@
+"""Distance of hidden states from those of a set of questions or answers.
+
+The distance of a standardised hidden state x with d coordinates is its Mahalanobis distance under probabilistic PCA
+(Tipping and Bishop, Probabilistic Principal Component Analysis, 1999), divided by √d:
+
+    D² = 1/d · [Σ_j (v_j · x)² / λ_j + (‖x‖² − Σ_j (v_j · x)²) / ρ]
+
+where v_j are the leading principal directions of the rows in the set, λ_j are their variances, and ρ is the mean
+variance in all other directions.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from probes.saved.head import zeros
+
+#: Numbers of principal directions and of quantiles of the distances.
+RANK, N_QUANTILES = 64, 101
+#: Index of the quantile above which a row is novel. 1 % of the rows in the set are farther away.
+START = 99
+_TINY = torch.finfo(torch.float32).tiny
+
+
+class Distance(nn.Module):
+    """Distance of rows from the rows of a set. See the module for the definition.
+
+    Args:
+        n_hidden: Width d of the hidden states. They are the first coordinates of a probe's features.
+        rank: Number of principal directions.
+
+    Attributes:
+        mean, scale: [d_model] mean and standard deviation of the rows in the set. `scale` is infinite for constants.
+        directions: [component, d_model] principal directions v.
+        variances: [component] variances λ in these directions.
+        rest: Mean variance ρ in all other directions.
+        quantiles: [101] percentiles of the distances of the rows in the set, computed out of fold.
+        full: Distance at which `remoteness` reaches 1, at least the 99th percentile.
+    """
+
+    def __init__(self, n_hidden: int, rank: int) -> None:
+        super().__init__()
+        self.n_hidden, self.rank = n_hidden, rank
+        self.mean, self.scale = zeros(n_hidden), nn.Buffer(torch.ones(n_hidden))
+        self.directions, self.variances, self.rest = zeros(rank, n_hidden), zeros(rank), zeros()
+        self.quantiles, self.full = zeros(N_QUANTILES), zeros()
+
+    def distance(self, features: Tensor) -> Tensor:
+        """Compute the distances [row] from features [row, width]."""
+        x = (features[:, : self.n_hidden] - self.mean) / self.scale
+        squares = (x @ self.directions.T).square()
+        away = (x.square().sum(1) - squares.sum(1)).clamp_min(0)
+        return (((squares / self.variances).sum(1) + away / self.rest) / self.n_hidden).sqrt()
+
+    def percentile(self, distance: Tensor) -> Tensor:
+        """Return the fraction of the rows in the set that have smaller distances, [row] float32 in [0, 1]."""
+        above = torch.searchsorted(self.quantiles, distance.contiguous()).clamp(1, N_QUANTILES - 1)
+        low, high = self.quantiles[above - 1], self.quantiles[above]
+        step = ((distance - low) / (high - low).clamp_min(_TINY)).clamp(0, 1)
+        return (above - 1 + step) / (N_QUANTILES - 1)
+
+    def remoteness(self, distance: Tensor) -> Tensor:
+        """Return [row] float32 in [0, 1]: 0 up to the 99th percentile, and from there linear up to 1 at `full`."""
+        start = self.quantiles[START]
+        return ((distance - start) / (self.full - start).clamp_min(_TINY)).clamp(0, 1)
+
+    def problem(self, name: str = "novelty") -> str | None:
+        """Describe the first invalid value in a few words, or return None if the module is usable.
+
+        Args:
+            name: Name of the module in the description.
+        """
+        for key, tensor in self.named_buffers(recurse=False):
+            wrong = ~tensor.isfinite() & (key != "scale")
+            if key in ("scale", "variances", "rest"):
+                wrong |= ~(tensor > 0)
+            if wrong.any():
+                return f"`{name}.{key}` contains {float(tensor[wrong].flatten()[0])}"
+        if (self.quantiles.diff() < 0).any():
+            return f"`{name}.quantiles` is decreasing"
+        if self.full < self.quantiles[START]:
+            return f"`{name}.full` is {float(self.full)}, below the 99th percentile"
+        return None
+
+
+def fraction_problem(name: str, value: Tensor) -> str | None:
+    """Describe a number outside [0, 1] in a few words, or return None if it is inside."""
+    return None if 0 <= value <= 1 else f"`{name}` is {float(value)}, outside [0, 1]"

@@ -17,7 +17,6 @@ _LARGEST_CARD = 2**20  # bytes
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>]*")
 #: Maximum length of a reason, in characters.
 _LONGEST = 400
-_LOG_IN = "Run `hf auth login`, or set the environment variable HF_TOKEN"
 
 
 def find_probe(
@@ -107,9 +106,15 @@ def failure(error: Exception) -> str:
         status = reply.response.status_code
         words = f"status {status}: {one_line(reply.server_message or reply.response.reason_phrase).rstrip('.')}"
         if isinstance(reply, RepositoryNotFoundError) and not isinstance(reply, GatedRepoError):
-            next_step = f". The repository does not exist or is private. Check its id. {_LOG_IN} for a private one"
+            next_step = (
+                ". It does not exist, or it is private. Check the id. For a private repository, run `hf auth login` or "
+                "set the environment variable HF_TOKEN"
+            )
         elif status in (401, 403):
-            next_step = f". {_LOG_IN} to a token that has access to the repository"
+            next_step = (
+                ". Run `hf auth login`, or set the environment variable HF_TOKEN, with a token that has access to the "
+                "repository"
+            )
     return without_key(_QUERY.sub(r"\1?…", one_line(words, _LONGEST)), get_token()) + next_step
 
 

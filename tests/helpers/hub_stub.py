@@ -18,10 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 import yaml
 
 TOKEN = "hf_very_secret_0123456789"
@@ -232,6 +234,20 @@ def hub_stub() -> Iterator[Hub]:
         http.shutdown()
         http.server_close()
         thread.join()
+
+
+def use_in_this_process(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None:
+    """Use the stub and an empty cache in this process, in which huggingface_hub has already read the environment."""
+    settings = {
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(home),
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_XET": True,
+    }
+    for name, value in settings.items():
+        patch.setattr(f"huggingface_hub.constants.{name}", value)
+    patch.setenv("HF_TOKEN", TOKEN)
 
 
 def environment(hub: Hub, home: str, token: str | None = TOKEN) -> dict[str, str]:

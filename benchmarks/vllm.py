@@ -27,7 +27,6 @@ import torch
 from benchmarks.result import report
 from benchmarks.served import compared, refusal
 from extract import StoreRecipe, grade, sample
-from extract.errors import InputError
 from extract.models.embedded import embedded_model_folder
 from extract.policy import Decoding
 from extract.sampling.server.policy import Server
@@ -53,12 +52,9 @@ def vllm_serve(model: Path, dtype: str, seconds: float = 900.0) -> Iterator[str]
         seconds: Maximum time to start. The first start compiles the model, which takes minutes.
 
     Raises:
-        InputError: If the environment does not exist.
         RuntimeError: If the server does not start.
     """
     python = ROOT / ".venv-vllm/bin/python"
-    if not python.is_file():
-        raise InputError(f"Expected {str(python.relative_to(ROOT))!r} to exist, but it does not. Run `make vllm`.")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -134,6 +130,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--n", type=int, default=10, help="answers per request")
     parser.add_argument("--start_seconds", type=float, default=900.0, help="maximum time to start vLLM")
     options = parser.parse_args(arguments)
+    if not (ROOT / ".venv-vllm/bin/python").is_file():
+        raise SystemExit(
+            f"error: Expected vLLM to be installed in '{ROOT}/.venv-vllm', but it is not. Run `make vllm`."
+        )
     model, n = embedded_model_folder(), min(options.questions, N_QUESTIONS)
     accuracy, rates, seeded = {}, {}, ""
     with tempfile.TemporaryDirectory() as name:
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         server=server,
                     )
 
-                sample(str(folder / f"warm-{dtype}"), served(8, 1))
+                sample(str(folder / f"warm-{dtype}"), served(8, 2))
                 if dtype == "float32":
                     store, _ = timed(folder / "served", served(n, K, n=1))
                 _, theirs = timed(folder / f"served-{dtype}", served(options.questions, options.k))

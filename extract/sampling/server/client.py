@@ -213,7 +213,7 @@ class Client(AbstractAsyncContextManager["Client"]):
                 f"{attempts} times each: {failure}. Received answers are kept. Run the same command again to continue."
                 f"{hint}"
             )
-        return Unanswered(f"{attempts} attempts failed, the last one with: {failure}")
+        return Unanswered(f"{attempts} attempts failed, the last one with: {failure}.{hint}".rstrip("."))
 
 
 def _prompt_bytes(request: Request) -> int:

@@ -383,6 +383,24 @@ def test_behind_a_server_that_fails_every_sample_comes_once_and_none_is_invented
     check_whole(store, 2)
 
 
+@pytest.mark.parametrize("n", [5, 20, 58])
+def test_a_server_that_dies_of_a_seed_in_the_run_ends_it_with_the_option_that_helps(
+    n: int, questions: str, tmp_path: Path
+) -> None:
+    """The server dies after `n` answers, of which 5 belong to the preflight."""
+    path = tmp_path / "store"
+    with (
+        stub(on_seed="exit", n_seeds=n) as dying,
+        pytest.raises(InputError, match=r"^[^\n]*has crashed, restart it and pass --server\.seeds=false\.[^\n]*$"),
+    ):
+        sample(str(path), recipe(dying.url, questions, k=3, attempts=1))
+    n_kept = len([*Store.open(path).samples.read().to_pylist(), *logged(path)])
+    assert n - 5 - 10 <= n_kept <= n - 4
+    with stub(on_seed="exit") as server:
+        store = sample(str(path), recipe(server.url, questions, k=3, seeds=False))
+    assert len(store.samples.read()) == 60
+
+
 def test_what_stays_unanswered_is_missing_and_asked_for_by_the_next_run(
     questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -28,6 +29,7 @@ from benchmarks.result import report
 from benchmarks.served import compared, refusal
 from extract import StoreRecipe, grade, sample
 from extract.models.embedded import embedded_model_folder
+from extract.models.loading import load_model
 from extract.policy import Decoding
 from extract.sampling.server.policy import Server
 from extract.store.store import Store
@@ -114,10 +116,23 @@ def versions() -> dict[str, str]:
 
 
 def timed(folder: Path, recipe: StoreRecipe) -> tuple[Store, float]:
-    """Sample answers, and return the store and the number of sampled tokens per second, including end tokens."""
+    """Sample answers, and return the store and the number of sampled tokens per second, including end tokens.
+
+    The time to load the local model does not count, because the server's model is loaded before, too.
+    """
+    loading = 0.0
+
+    def load(*arguments: Any, **given: Any) -> Any:
+        nonlocal loading
+        start = time.perf_counter()
+        loaded = load_model(*arguments, **given)
+        loading += time.perf_counter() - start
+        return loaded
+
     start = time.perf_counter()
-    store = sample(str(folder), recipe)
-    seconds = time.perf_counter() - start
+    with patch("extract.sampling.local.sampler.load_model", load):
+        store = sample(str(folder), recipe)
+    seconds = time.perf_counter() - start - loading
     return store, sum(filter(None, store.samples.read()["n_tokens"].to_pylist())) / seconds
 
 

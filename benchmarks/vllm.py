@@ -130,7 +130,7 @@ def timed(folder: Path, recipe: StoreRecipe) -> tuple[Store, float]:
         return loaded
 
     start = time.perf_counter()
-    with patch("extract.sampling.local.sampler.load_model", load):
+    with patch("extract.models.loading.load_model", load):
         store = sample(str(folder), recipe)
     seconds = time.perf_counter() - start - loading
     return store, sum(filter(None, store.samples.read()["n_tokens"].to_pylist())) / seconds

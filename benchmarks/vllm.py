@@ -7,12 +7,12 @@ whole machine.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -37,16 +37,26 @@ from extract.store.store import Store
 ROOT = Path(__file__).parents[1]
 #: Questions and answers per question for the accuracy, and bars for tokens per second relative to vLLM.
 N_QUESTIONS, K = 200, 4
+BARS = {"float32": 2.0, "bfloat16": 3.0}
 #: Requests token ids, because the usage counts only the tokens of all answers to a request together.
 TOKEN_IDS = {"return_token_ids": True}
-BARS = {"float32": 2.0, "bfloat16": 3.0}
+
+#: Program that runs a command, and ends its own process group when the standard input closes.
+_WATCH = """
+import os, signal, subprocess, sys, threading
+def watch():
+    sys.stdin.read()
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=watch, daemon=True).start()
+sys.exit(subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL).returncode)
+"""
 
 
 @contextmanager
 def vllm_serve(model: Path, dtype: str, seconds: float = 900.0) -> Iterator[str]:
     """Run vLLM on the loopback interface, and yield its address. The model has the name of its folder.
 
-    The server ends with the context, and also if this process is killed (on Linux).
+    The server ends with the context, and also if this process is killed.
 
     Args:
         model: Folder of the model.
@@ -70,12 +80,12 @@ def vllm_serve(model: Path, dtype: str, seconds: float = 900.0) -> Iterator[str]
     settings["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", cores)
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-c", _WATCH, *command],
             env={**inherited, **settings},
+            stdin=subprocess.PIPE,  # closes with this process, even if it is killed
             stdout=said,
             stderr=said,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
         )
         try:
             deadline = time.monotonic() + seconds
@@ -86,18 +96,14 @@ def vllm_serve(model: Path, dtype: str, seconds: float = 900.0) -> Iterator[str]
                 time.sleep(0.5)
             yield f"http://127.0.0.1:{port}/v1"
         finally:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # the engine and its workers, if they are left
-            process.wait()
-
-
-def _end_with_parent() -> None:
-    """Ask Linux to terminate this process when its parent ends."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+            with suppress(ProcessLookupError):  # raised when the server, its engine and its workers have ended
+                os.killpg(process.pid, signal.SIGTERM)
+                for _ in range(100):
+                    time.sleep(0.1)
+                    process.poll()
+                    os.killpg(process.pid, 0)
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 def _is_ready(url: str) -> bool:

@@ -6,6 +6,8 @@ import ast
 import re
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,38 @@ def test_a_vllm_that_does_not_start_ends_with_its_last_words(tmp_path: Path, mon
     monkeypatch.setattr(vllm, "ROOT", tmp_path)
     with pytest.raises(RuntimeError, match="vLLM did not start: no such dtype"), vllm.vllm_serve(tmp_path, "float32"):
         pass
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
+def test_the_server_ends_with_the_benchmark_even_if_that_is_killed(tmp_path: Path) -> None:
+    """A program that ignores SIGTERM and has a child takes the place of vLLM."""
+    python = tmp_path / ".venv-vllm/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f"#!/bin/sh\ntrap '' TERM\nsleep 60 &\necho $$ $! > {tmp_path}/pids.tmp\nmv {tmp_path}/pids.tmp {tmp_path}/pids\nwait\n"
+    )
+    python.chmod(0o755)
+    program = f"""
+from pathlib import Path
+from benchmarks import vllm
+vllm.ROOT = Path({str(tmp_path)!r})
+with vllm.vllm_serve(vllm.ROOT, "float32"):
+    pass
+"""
+    benchmark = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "pids").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        benchmark.kill()
+        benchmark.wait()
+    pids = list(map(int, (tmp_path / "pids").read_text().split()))
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_only_the_scripts_of_the_peers_import_them() -> None:

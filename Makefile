@@ -29,7 +29,8 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
-# Packages that benchmarks compare with. Each has its own environment, because their versions conflict.
+# Packages with which the benchmarks compare this one. Each has a separate environment, because their dependencies
+# conflict.
 peers: $(patsubst benchmarks/peers/%.txt,.peers/%/.ready,$(wildcard benchmarks/peers/*.txt))
 
 .peers/%/.ready: benchmarks/peers/%.txt
@@ -47,7 +48,7 @@ vllm: .venv-vllm/.ready
 	.venv-vllm/bin/python $(PIP_INSTALL) --no-deps --requirement $<
 	touch $@
 
-# This uses pip, because uv would not find the CPU build of torch where one is provided. torch is installed first and
+# pip is used because uv does not find the CPU build of torch on machines that provide one. torch is installed first and
 # alone, so that no other package can request a different build.
 $(READY): pyproject.toml constraints.txt requirements-embedded.txt
 	$(PYTHON) -m venv $(VENV)

@@ -208,7 +208,7 @@ def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
 def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers: Sequence[WandbLogger]) -> None:
     """Log a report's metrics, predictions, plots and saved probe to W&B.
 
-    The probe is logged as an artifact named after its method and base model. Each run adds a version.
+    The probe is logged as an artifact named after its method and base model. Each run adds a version of the artifact.
     """
     table, config = report.predictions(), report.probe().config
     rows = [list(row.values()) for row in table.to_pylist()]

@@ -1,1 +1,1 @@
-"""Applications of repeated sampling: pass@k, sampling budgets, voting and sequential sampling."""
+"""Applications of graded answers and confidences, such as Pass@K, voting, abstention and the comparison of models."""

@@ -1,4 +1,4 @@
-"""Beta priors for the accuracies of questions. Their means are confidences or base rates."""
+"""Beta priors for the accuracies of questions. The mean of a prior is a confidence or a base rate."""
 
 from collections.abc import Sequence
 
@@ -35,8 +35,8 @@ def beta_priors(
 ) -> tuple[Array, Array] | None:
     """Return the parameters a and b [question] of Beta priors with the given means.
 
-    For each fold, the concentration is estimated on the other folds. If an estimate does not exist, the result is None.
-    `fold` [question] contains the fold of each question. See `concentration` for the other arguments.
+    For each fold, the concentration is estimated on the other folds. Returns None if it cannot be estimated for some
+    fold. `fold` [question] is the index of each question's fold. See `concentration` for the other arguments.
     """
     found = np.empty(len(fold))
     for number in np.unique(fold):
@@ -49,9 +49,9 @@ def beta_priors(
 
 
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
-    """Compute, for each question, the mean accuracy of its group in the other folds. Returns [question].
+    """Return the base rate [question] of each question: the mean accuracy of its group in the other folds.
 
-    If a group does not occur in the other folds, the mean accuracy of all questions in these folds is used.
+    If the group does not occur in the other folds, the base rate is the mean accuracy of all questions in these folds.
     """
     group = np.unique(groups, return_inverse=True)[1]
     rates = np.empty(len(accuracy))

@@ -17,7 +17,7 @@ from probes.saved.artefact import ConfidenceProbe, load_probe
 
 #: Column with the question ids.
 ID = "question_id"
-#: Signal that is read only at the layers that a probe uses.
+#: Name of the signal with the hidden states. Only the layers that the probe uses are read.
 HIDDEN = "hidden"
 
 
@@ -25,14 +25,14 @@ def read_confidence(source: str, store: Store, ignored: Collection[str] = ()) ->
     """Read a confidence for each question of a store.
 
     Args:
-        source: Folder of a saved probe, whose signals the store must contain. Alternatively, ``FILE:COLUMN`` for a
-            column of a Parquet or CSV file that also has the column ``question_id``, for example
-            ``runs/compare-facts/predictions.parquet:layer_average``.
-        store: The store.
+        source: Folder of a saved probe, or ``FILE:COLUMN`` for a column of a Parquet or CSV file, for example
+            ``runs/compare-facts/predictions.parquet:layer_average``. A file must also have the column
+            ``question_id``.
+        store: The store. If the source is a probe, the store must contain the signals that the probe reads.
         ignored: Ids of questions outside the store whose confidences are ignored.
 
     Returns:
-        [question] float64 probabilities in the order of `store.questions`; NaN if a question has none.
+        [question] float64 probabilities in the order of `store.questions`; NaN for questions without a confidence.
 
     Raises:
         InputError: If the source does not exist or is invalid, or if the probe belongs to another model or was trained
@@ -53,16 +53,17 @@ def read_confidence(source: str, store: Store, ignored: Collection[str] = ()) ->
 
 
 def named_confidences(sources: Sequence[str], store: Store, reserved: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """Read the confidences [question] of each source. Returns a dict whose keys are the sources' `confidence_name`.
+    """Read the confidences [question] of each source. The keys of the result are the names from `confidence_name`.
 
     Raises:
         InputError: If a source cannot be read, two sources have the same name, or a name is `reserved`.
     """
     names = [confidence_name(source) for source in sources]
     if len({*names, *reserved}) < len(names) + len(reserved):
+        other = f" other than {', '.join(reserved)}" if reserved else ""
         raise InputError(
-            f"Expected `confidences` to have distinct names other than {', '.join(reserved)}, but got "
-            f"{', '.join(names)}. Rename a column or a folder."
+            f"Expected `confidences` to have distinct names{other}, but got {', '.join(names)}. Rename a column or a "
+            "folder."
         )
     return {name: read_confidence(source, store) for name, source in zip(names, sources, strict=True)}
 
@@ -109,7 +110,7 @@ def check_probe_model(probe: ConfidenceProbe, store: Store) -> None:
     """Check that a probe belongs to the model of a store.
 
     Raises:
-        InputError: If it belongs to another model.
+        InputError: If the probe belongs to another model.
     """
     expected = probe.config["model"]
     names = {"id": expected["id"], "revision": expected["revision"]}  # not compared, see `check_model`
@@ -155,7 +156,8 @@ def _of_table(source: str, store: Store, ignored: Collection[str]) -> NDArray[np
         numbers = pa.compute.cast(table[column], pa.float64())
     except pa.ArrowException as error:
         raise InputError(
-            f"Expected the column {column!r} of {path!r} to contain numbers, but it has the type {table[column].type}."
+            f"Expected the column {column!r} of {path!r} to contain numbers, but it has the type "
+            f"{table[column].type}. Choose another column."
         ) from error
     values = dict(zip(ids, numbers.to_numpy(zero_copy_only=False), strict=True))
     return np.array([values.get(id_, np.nan) for id_ in row_of])

@@ -10,12 +10,12 @@ from torch import Tensor
 from probes.metrics.functional.inputs import by_group, mean
 from probes.metrics.intervals import WeightedMetric, bootstrap
 
-#: Dict with a `value`, and the ends `low` and `high` of its interval (None if there is no valid interval).
+#: Dict with a `value` and the bounds `low` and `high` of its interval. The bounds are None if there is no interval.
 Estimate = dict[str, Any]
 
 
 def estimate(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Estimate:
-    """Compute a metric, with a 95 % bootstrap interval over questions.
+    """Compute a metric and its 95 % bootstrap interval over questions.
 
     There is no interval if there is only one question, or if the metric has the same value in all resamples.
     """

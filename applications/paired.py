@@ -1,7 +1,7 @@
 """Paired comparison of two systems on the same units: intervals of the mean difference, tests and sample sizes.
 
-A unit is a question, or a fact that several questions ask about. Its difference is a − b, where a and b are the
-accuracies of the two systems on the unit.
+A unit is a question, or a fact that several questions ask about. The difference of a unit is a − b, where a and b are
+the accuracies of the two systems on it.
 """
 
 import math
@@ -49,8 +49,8 @@ def standard_error(values: Values, cluster: Labels | None = None) -> float:
 def effective_clusters(cluster: Labels) -> float:
     """Return the effective number of clusters, (Σ n_g)² / Σ n_g² for clusters of n_g units.
 
-    It is the number of clusters if they have the same size. Clustered intervals are unreliable if it is small, even
-    with many clusters.
+    It equals the number of clusters if all clusters have the same size. If it is small, clustered intervals are
+    unreliable, even if there are many clusters.
 
     >>> effective_clusters(np.repeat([0, 1, 2], 4)), effective_clusters(np.repeat([0, 1, 2], [6, 1, 1]))
     (3.0, 1.6842105263157894)
@@ -60,10 +60,10 @@ def effective_clusters(cluster: Labels) -> float:
 
 
 def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
-    """Compute the mean with its 95 % interval, from Student's t.
+    """Compute the mean and its 95 % interval from Student's t distribution.
 
-    The degrees of freedom are the number of `effective_clusters` minus 1, and at least 1. For G clusters of the same
-    size, they are G − 1. See `standard_error` for the arguments. If the standard error is 0, there is no interval.
+    The number of degrees of freedom is `effective_clusters` minus 1, and at least 1. For G clusters of the same size,
+    it is G − 1. See `standard_error` for the arguments. If the standard error is 0, there is no interval.
     """
     mean, error = float(values.mean()), standard_error(values, cluster)
     if error < _LEAST_ERROR:
@@ -74,9 +74,9 @@ def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
 
 
 def share_interval(shares: Values) -> Estimate:
-    """Compute the mean of fractions with its 95 % interval, as in `python -m extract inspect`.
+    """Compute the mean of fractions and its 95 % interval, as in `python -m extract inspect`.
 
-    The interval is the t interval, clipped to [0, 1]. If all values are the same, it is an exact binomial bound.
+    The interval is a t interval, clipped to [0, 1]. If all values are the same, it is an exact binomial interval.
 
     Args:
         shares: [unit] values in [0, 1]. If there is only one, there is no interval.
@@ -93,8 +93,8 @@ def mcnemar(differences: Values) -> dict[str, float]:
 
     Returns:
         The exact two-sided p-value `p` from the binomial distribution, and the mid-p value `p_mid`, which gives half
-        weight to the observed outcome (Fagerland et al. 2013). `p_mid` has more power but can slightly exceed
-        its level.
+        weight to the observed outcome (Fagerland et al. 2013). The test with `p_mid` has more power, but its error
+        rate can slightly exceed the level.
 
     >>> {name: round(p, 5) for name, p in mcnemar(np.array([1.0, 1, 1, 1, 1, 0, -1])).items()}
     {'p': 0.21875, 'p_mid': 0.125}
@@ -114,9 +114,9 @@ def detectable(error: float) -> float:
 
 
 def n_needed(error: float, n: int, difference: float) -> int:
-    """Return the number of units for which `difference` is `detectable`, given the standard error with `n` units.
+    """Return the number of units for which `difference` is `detectable`.
 
-    The standard error is proportional to 1/√n.
+    It is extrapolated from the standard error `error` of `n` units, because the standard error is proportional to 1/√n.
     """
     return math.ceil(n * (detectable(error) / difference) ** 2)
 
@@ -125,7 +125,7 @@ def check_difference(difference: float) -> None:
     """Check the option `difference`.
 
     Raises:
-        InputError: If it is not in (0, 1].
+        InputError: If `difference` is not in (0, 1].
     """
     if not 0 < difference <= 1:
         raise InputError(f"Expected `difference` to be above 0 and at most 1, but got {difference}. Try 0.02.")
@@ -134,8 +134,9 @@ def check_difference(difference: float) -> None:
 def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
     """Test whether the mean difference is 0, with a two-sided test.
 
-    If all differences are −1, 0 or 1, as with one answer per unit, McNemar's test is used. Otherwise, the sign-flip
-    test is used. If clusters are passed, the sign-flip test is always used, and flips the signs of whole clusters.
+    McNemar's test is used if all differences are −1, 0 or 1, for example because there is one answer per unit.
+    Otherwise, the sign-flip test is used. With clusters, the sign-flip test is always used. It then flips the signs of
+    whole clusters.
 
     Args:
         differences: [unit] differences.
@@ -144,8 +145,7 @@ def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | 
         cluster: [unit] cluster of each unit, numbered from 0.
 
     Returns:
-        A dict with the name of the `test`, its p-value `p`, and the mid-p value `p_mid` (None unless it is McNemar's
-        test).
+        A dict with the name of the `test`, its p-value `p`, and the mid-p value `p_mid` (None for sign-flip tests).
     """
     if cluster is None and np.isin(differences, (-1, 0, 1)).all():
         return {"test": MCNEMAR, **mcnemar(differences)}
@@ -164,11 +164,15 @@ def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Lab
         cluster: [unit] cluster of each unit, numbered from 0.
 
     Returns:
-        The result of `paired_test`, and in addition: `n` (number of units), `value` (mean difference), `low` and `high`
-        (bounds of the clustered interval if there are clusters, otherwise of the t interval), the intervals `t`,
-        `bootstrap` and `clustered` (None without clusters), `n_above` and `n_below` (numbers of units with a positive
-        and a negative difference), `error` (standard error of the mean difference), and `detectable` (smallest
-        detectable difference, None if the standard error is 0).
+        The result of `paired_test` with these additional entries:
+
+        - `n`: Number of units.
+        - `value`: Mean difference.
+        - `low`, `high`: Bounds of the clustered interval if there are clusters, otherwise of the t interval.
+        - `t`, `bootstrap`, `clustered`: The intervals. `clustered` is None without clusters.
+        - `n_above`, `n_below`: Numbers of units with a positive and with a negative difference.
+        - `error`: Standard error of the mean difference.
+        - `detectable`: Smallest detectable difference. None if the standard error is 0.
     """
     n = len(differences)
     clustered = None if cluster is None else mean_interval(differences, cluster)

@@ -9,18 +9,18 @@ from extract.hashing import differences
 from extract.store.identity import member_stores
 from extract.store.store import Store
 
-#: Temperature of a store whose temperature is unknown. See `known_temperature`.
+#: Placeholder for an unknown temperature. Imported stores can have one.
 UNKNOWN = -1.0
 _TEMPERATURE = "policy.decoding.temperature"
 
 
 def known_temperature(temperature: float) -> float | None:
-    """Return a temperature as it is written to a record: null if it is unknown."""
+    """Return the temperature, or None if it is `UNKNOWN`. Records contain this value."""
     return None if temperature == UNKNOWN else temperature
 
 
 def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float, QuestionTable]:
-    """Load the question tables of a store or grid, by temperature, with the grades of one grader.
+    """Load the question tables of a store or grid with the grades of one grader. The keys are the temperatures.
 
     Raises:
         InputError: If grades are missing, or if `grader` is None and the first store has several graders.
@@ -30,9 +30,9 @@ def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float
 
 
 def open_stores(path: str) -> dict[float, Store]:
-    """Open a store, or all stores of a temperature grid, by temperature in ascending order.
+    """Open a store, or all stores of a temperature grid. The keys are the temperatures, in ascending order.
 
-    An imported store can have the temperature `UNKNOWN`.
+    The temperature of an imported store can be `UNKNOWN`.
 
     Raises:
         InputError: If a store has no samples, or if the stores of a grid differ in more than the temperature or have

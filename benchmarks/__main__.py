@@ -105,7 +105,7 @@ def short(value: Any) -> str:
 
 
 def main() -> int:
-    """Run all benchmarks, and return 0 if every figure meets its bar."""
+    """Run all benchmarks, and return 0 if every figure meets its target."""
     results = [run(name) for name in NAMES]
     finished = [result for result in results if result is not None]
     if finished:

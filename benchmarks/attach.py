@@ -26,7 +26,7 @@ from probes.saved.head import LinearHead
 
 
 class Waits(TorchDispatchMode):
-    """Count the operations that make the CPU wait for a device: reading a number, and copying between devices."""
+    """Count the operations that make the CPU wait for a device: reading a value, and copying between devices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def random_tokenizer() -> Any:
 
 
 def random_probe(model: Any, tokenizer: Any) -> ConfidenceProbe:
-    """Return a probe with random weights for the upper half of the layers. It costs as much as the default probe."""
+    """Return a probe of the upper half of the layers with random weights. It is as expensive as the default probe."""
     n_layers = model.config.num_hidden_layers + 1
     layers = list(range(n_layers // 2, n_layers))
     head = LinearHead(len(layers) * model.config.hidden_size)

@@ -1,11 +1,11 @@
 """Audit simulated multiple-choice sets of 300 questions × 10 answers with and without a leak.
 
-Leaks: the log-odds of a question's accuracy depend on one property of the question, in addition to noise. The strength
-is chosen so that the property ranks the answers with an AUROC of 0.65. The figure is the number of sets in which the
+In sets with a leak, the log-odds of a question's accuracy depend on noise and on one property of the question. The
+strength of the leak is chosen so that the property has an AUROC of 0.65. The figure is the number of sets in which the
 audit finds the source of the leak.
 
-No leaks: the accuracies are independent of all properties. The figures are the number of sets in which the audit finds
-any leak, and the fraction of intervals that contain ½.
+In sets without a leak, the accuracies are independent of all properties. The figures are the number of sets in which
+the audit finds any leak, and the fraction of intervals that contain ½.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PHRASE = "all of the above"
 
 
 def made_questions(n: int, rng: np.random.Generator) -> list[Question]:
-    """Return questions of random words with four options. In two of five questions, one option is a fixed phrase."""
+    """Return questions of random words with four options. In about 40 %, one option is a fixed phrase."""
     words = np.array([f"word{number}" for number in range(400)])
     weights = 1 / np.arange(5, 405)
 
@@ -67,7 +67,7 @@ def rank(values: list[int]) -> NDArray[np.float64]:
     return (2 * rankdata(values) - 1) / len(values) - 1
 
 
-#: Property of questions for each leak, and the source that it belongs to.
+#: For each leak, the property of the questions and the source to which the property belongs.
 LEAKS: dict[str, tuple[str, Callable[[list[Question]], NDArray[np.float64]]]] = {
     "length, rising": ("length", lambda questions: rank([len(one.text) for one in questions])),
     "length, U-shaped": ("length", lambda questions: np.abs(rank([len(one.text) for one in questions]))),
@@ -84,7 +84,7 @@ def accuracies(value: NDArray[np.float64], strength: float, rng: np.random.Gener
 
 
 def strength_of(value: NDArray[np.float64]) -> float:
-    """Return the strength with which a property [question] has an AUROC of 0.65."""
+    """Return the strength at which a property [question] has an AUROC of 0.65."""
     value = np.resize(value, 100_000)
 
     def excess(strength: float) -> float:

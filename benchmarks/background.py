@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def covers(seed: int, n_prompts: int) -> bool:
-    """Whether the interval for a system of random temperature contains it, with 32 outputs per prompt."""
+    """Return whether the interval contains the random temperature of a system with 32 outputs per prompt."""
     temperature = float(np.random.default_rng([seed, 1]).uniform(0.03, 0.97))
     systems = SoftmaxSystem(seed, n_prompts).systems(temperature, 32, 32)
     found = interval(estimate_temperature(systems, 1000, 0).mean_temperature(), n_prompts)

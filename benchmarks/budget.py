@@ -1,8 +1,8 @@
 """Measure the time and memory of `budget_record` for 10,000 questions with 64 graded answers each.
 
-The answers are not sorted again for the resamples. Following the ranking of all 640,000 answers in each of 2,000
-resamples would take 1.3 · 10⁹ steps for each of the 15 methods in the three settings. Instead, the curves of each
-method are computed at about 80 points of the ranking. This takes 3 · 10⁹ operations, but in fast matrix products.
+The answers are sorted only once, not for each resample. Following the ranking of all 640,000 answers in 2,000 resamples
+would take 1.3 · 10⁹ steps for each of the 15 methods. Instead, the curve of each method is computed at about 80 points
+of the ranking. This takes 3 · 10⁹ operations, which are fast because they are matrix products.
 """
 
 from __future__ import annotations

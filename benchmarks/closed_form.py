@@ -1,9 +1,9 @@
-"""Compare solving the probes of all layers and penalties at once with a loop over scikit-learn's `LogisticRegression`.
+"""Compare the closed-form solvers, which fit all layers and penalties at once, with a loop over scikit-learn.
 
 Both sides use the standardised training split of the default store in float32, five penalties per layer, and soft
-labels. For scikit-learn, each soft label becomes two rows with weights p̂ and 1 − p̂. scikit-learn runs with its default
-settings, so it stops earlier than the solvers here. It uses one BLAS thread. A second thread does not help
-(1.62 s instead of 1.60 s) and spins between calls, which slows down torch's threads.
+labels. For `LogisticRegression`, each soft label becomes two rows with weights p̂ and 1 − p̂. Its default tolerance
+lets it stop earlier than the solvers here. It uses one BLAS thread. A second thread does not help (1.62 s instead of 1.60 s)
+and slows down torch's threads, because it spins between calls.
 
 The AUROC is compared for every layer and penalty on questions that were not used for fitting. The ridge penalties are
 the penalties of the logistic regression divided by m(1 − m), where m is the mean target. The two losses then have the

@@ -1,4 +1,4 @@
-"""Make the pages in docs/comparison/: all methods, out of fold, on the six evaluation sets, and a summary with ranks.
+"""Make the pages in docs/comparison/, which compare all methods out of fold on the six evaluation sets.
 
 Missing data are added to the stores. For `facts`, they include hidden states of answers and all model-based baselines.
 For the other sets, only the baselines that need no generated text are computed. Sets whose data do not exist are skipped.
@@ -52,7 +52,7 @@ def page(folder: Path, name: str, kind: str) -> None:
 
 
 def verdict(record: dict[str, Any]) -> dict[str, Any]:
-    """Compare the chosen probe with baselines that use no more tokens than it. P-values have Holm's correction."""
+    """Compare the chosen probe with baselines that use no more tokens. P-values have Holm's correction."""
     cheap = cheap_baselines(record)
     rows = [row for row in record["tests"] if row["a"] == BEST and row["b"] in cheap]
     return {

@@ -1,6 +1,6 @@
-"""Compare the confidences from an attached probe, `score` and predictions.parquet, in several batches and orders.
+"""Compare the confidences from an attached probe, `score` and predictions.parquet, for several batch sizes and orders.
 
-Uses the newest run of the default store, unless another run is given.
+The probe is that of the newest run on the default store, unless another run is given.
 """
 
 from __future__ import annotations

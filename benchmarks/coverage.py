@@ -7,7 +7,7 @@ distribution of the questions. They are computed from `TRUTH_SIZE` questions wit
 
 - auroc: P(f of the right answer is higher) + ½ P(equal), for a right and a wrong answer to two different questions.
 - brier: E (f − p)².
-- brier_skill: 1 − E (f − p)² / E (r − p)² for the drawn r.
+- brier_skill: 1 − E (f − p)² / E (r − p)², given r.
 - auroc_difference, brier_difference: the value for f minus the value for g.
 - auroc_hard, spearman: computed against p̂ = c/k, as in the report.
 - ece_width: the calibration error of f against p, in the same ten bins as in the report.
@@ -16,7 +16,7 @@ distribution of the questions. They are computed from `TRUTH_SIZE` questions wit
 - e_aurc, prr, prr_50: computed against p̂, like spearman.
 - auprc, recall_at_fpr_1, recall_at_fpr_5: the detection of wrong answers by f, computed against p.
 
-Only the figures up to brier_difference have a bar.
+Only the figures up to brier_difference have a target.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def chain(weaker: np.ndarray, kept: tuple[float, float], rng: Generator) -> Ques
 
     Args:
         weaker: [question] g.
-        kept: Sum a + b of the parameters of each Beta distribution. Smaller values put f and p further from their means.
+        kept: Sum a + b of the parameters of each Beta distribution. With smaller values, f and p vary more.
         rng: Random number generator.
     """
     first, second = kept
@@ -70,7 +70,7 @@ def chain(weaker: np.ndarray, kept: tuple[float, float], rng: Generator) -> Ques
 
 
 def hard(n: int, rng: Generator) -> Questions:
-    """Draw questions with mean accuracy 0.3, most p near 0 or 1, and calibrated f (skill 0.45)."""
+    """Draw questions with a mean accuracy of 0.3, most p near 0 or 1, and calibrated f (skill 0.45)."""
     return chain(rng.beta(2.4, 5.6, n), (4, 1), rng)
 
 
@@ -81,7 +81,7 @@ def overconfident(n: int, rng: Generator) -> Questions:
 
 
 def easy(n: int, rng: Generator) -> Questions:
-    """Draw questions with mean accuracy 0.75.
+    """Draw questions with a mean accuracy of 0.75.
 
     f is a multiple of 0.1 and can be 0 or 1. g is the base rate of one of four groups. The skill is 0.55.
     """
@@ -89,7 +89,7 @@ def easy(n: int, rng: Generator) -> Questions:
     return questions._replace(confidence=(questions.confidence * 10).round() / 10)
 
 
-#: A function that draws a given number of questions.
+#: Function that draws a given number of questions.
 Regime = Callable[[int, Generator], Questions]
 REGIMES: dict[str, Regime] = {"hard": hard, "overconfident": overconfident, "easy": easy}
 
@@ -126,7 +126,7 @@ class Truth:
 
 
 def intervals(questions: Questions, right: Tensor, k: int, reference: float, seed: int) -> dict[str, Any]:
-    """Return the report's intervals for f and for the differences between f and g, if they exist."""
+    """Return the report's intervals for f and for the differences between f and g. Missing ones are left out."""
     known = torch.full_like(right, k)
     first, second = (Scored(score, right, known) for score in (questions.confidence, questions.weaker))
     names = ("auroc", "brier", "brier_skill", *(name for name in BESIDE if name != "rmsce"))

@@ -1,4 +1,4 @@
-"""Measure the guarantee and the coverage of `applications decide` on simulated sets with known accuracies.
+"""Measure the risk and the coverage of the thresholds from `applications decide` on simulated sets.
 
 A distribution of questions gives each question a confidence f and a true accuracy p. A set contains N questions with k
 answers each, of which c ~ Binomial(k, p) are right. Each method returns a threshold for the requested risk. Its true
@@ -6,12 +6,12 @@ risk, E[1 − p | f ≥ threshold], and its true coverage are computed from `TRU
 best threshold for the same confidence, computed from the same questions.
 
 - ours: `certify`, with the betting martingale.
-- hoeffding: the same fixed sequence of thresholds, with Hoeffding's p-values.
+- hoeffding: the same fixed sequences of thresholds, with Hoeffding's p-values.
 - hoeffding_kept: the same, with Hoeffding's inequality for the answered questions alone, which is sharper.
-- MAPIE: `BinaryClassificationController` with the precision 1 − risk. It accepts single answers with a label 0 or 1. It
-  gets either the first answer to each question or all answers as if they were independent.
+- MAPIE: `BinaryClassificationController` with the precision 1 − risk. It accepts answers with the label 0 or 1 and
+  treats them as independent. It gets either the first answer to each question, or all answers.
 
-Needs the environment that `make peers` creates, unless `--peer_sets 0` is passed.
+The benchmark needs the environment that `make peers` creates, unless `--peer_sets 0` is passed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from extract.errors import InputError
 Array = NDArray[np.float64]
 LEVEL, RISKS = 0.9, (0.2, 0.3)
 TRUTH_SIZE = 1_000_000
-#: Smallest oracle coverage for which a threshold should usually be found, and how often.
+#: If the oracle's coverage is at least ATTAINABLE, a threshold must be found in at least the fraction FOUND of sets.
 ATTAINABLE, FOUND = 0.3, 0.8
-#: Smallest ratio of our coverage to that with Hoeffding's inequality.
+#: Target for the ratio of our coverage to the coverage with Hoeffding's inequality.
 RATIO = 1.2
 
 
@@ -56,7 +56,7 @@ class Sets(NamedTuple):
 
 
 def calibrated(a: float, b: float, kept: float) -> Callable[[int, Generator], tuple[Array, Array]]:
-    """Draw f ~ Beta(a, b) and p ~ Beta with the mean f. Smaller `kept` puts p further from f."""
+    """Draw f ~ Beta(a, b) and p ~ Beta with mean f. With a smaller `kept`, p varies more."""
 
     def draw(n: int, rng: Generator) -> tuple[Array, Array]:
         f = rng.beta(a, b, n).clip(1e-6, 1 - 1e-6)
@@ -66,20 +66,20 @@ def calibrated(a: float, b: float, kept: float) -> Callable[[int, Generator], tu
 
 
 def overconfident(n: int, rng: Generator) -> tuple[Array, Array]:
-    """Draw a confidence whose log-odds are 2.5 times as large as they should be, plus ½."""
+    """Draw overconfident confidences: their log-odds are 2.5 times the calibrated log-odds, plus ½."""
     f, p = calibrated(0.8, 0.8, 4)(n, rng)
     return expit(2.5 * logit(f) + 0.5), p
 
 
 def wavy(n: int, rng: Generator) -> tuple[Array, Array]:
-    """Draw a confidence that accuracies do not rise with everywhere: the most confident questions are harder."""
+    """Draw confidences that are not monotone in the accuracy: the most confident questions are harder."""
     f = rng.random(n)
     mean = np.where(f > 0.9, 0.72, np.where(f > 0.5, 0.92, 0.25))
     return f, rng.beta(6 * mean, 6 * (1 - mean))
 
 
 def uninformative(n: int, rng: Generator) -> tuple[Array, Array]:
-    """Draw a confidence that is independent of the accuracy, whose mean is 0.85."""
+    """Draw confidences and independent accuracies with a mean of 0.84."""
     return rng.beta(8.5, 1.5, n), rng.beta(2.1, 0.4, n)
 
 
@@ -109,17 +109,17 @@ class Truth:
         self.confidence, self.risks = -f[order], (1 - p[order]).cumsum() / np.arange(1, TRUTH_SIZE + 1)
 
     def of(self, threshold: float | None) -> tuple[float, float]:
-        """Return the coverage and the risk of a threshold; 0 and 0 without one."""
+        """Return the coverage and the risk of a threshold, which are both 0 if it is None."""
         n = 0 if threshold is None else int(np.searchsorted(self.confidence, -threshold, side="right"))
         return (n / TRUTH_SIZE, float(self.risks[n - 1])) if n else (0.0, 0.0)
 
     def oracle(self, risk: float) -> float:
-        """Return the largest coverage of a threshold with at most this risk."""
+        """Return the largest coverage of a threshold whose risk is at most `risk`."""
         return float(np.flatnonzero(np.append(True, self.risks <= risk)).max() / TRUTH_SIZE)
 
 
 def drawn(sets: Sets, n_sets: int, seed: int) -> list[tuple[Array, NDArray[np.int64]]]:
-    """Draw sets: their confidences [question], and whether each answer is right, [question, answer]."""
+    """Draw sets, each with its confidences [question] and the correctness of its answers [question, answer]."""
     rng, found = np.random.default_rng(seed), []
     for _ in range(n_sets):
         f, p = sets.draw(sets.n_questions, rng)
@@ -133,7 +133,7 @@ def ours(given: list[tuple[Array, NDArray[np.int64]]], risk: float, test: str = 
 
 
 def mapie(given: list[tuple[Array, NDArray[np.int64]]], risk: float) -> dict[str, list[float | None]]:
-    """Return the thresholds of each MAPIE procedure, with one answer per question and with all answers."""
+    """Return the thresholds from each MAPIE procedure, with one answer per question and with all answers."""
     found = {}
     for name, k in (("one answer", 1), ("all answers", None)):
         sets = [
@@ -146,7 +146,7 @@ def mapie(given: list[tuple[Array, NDArray[np.int64]]], risk: float) -> dict[str
 
 
 def figures(truth: Truth, thresholds: list[float | None], risk: float) -> dict[str, Any]:
-    """Return the fraction of violations with its standard error, the fraction of sets with a threshold, and coverage."""
+    """Return the fraction of sets whose risk is too high with its standard error, and figures of the thresholds."""
     coverage, risks = np.array([truth.of(threshold) for threshold in thresholds]).T
     violations = float((risks > risk).mean())
     return {
@@ -158,9 +158,9 @@ def figures(truth: Truth, thresholds: list[float | None], risk: float) -> dict[s
 
 
 def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[str, float | None]:
-    """Return the ratio of the mean coverages, and the mean ratio over the sets in which both are above 0.
+    """Return the ratio of the mean coverages of `a` and `b`, and the mean ratio over sets with thresholds from both.
 
-    The ratios are None if b never finds a threshold, or if its coverage is so large that `RATIO` cannot be reached.
+    The ratios are None if `b` has no thresholds, or if its coverage is so large that `RATIO` cannot be reached.
     """
     x, y = np.array([[truth.of(one)[0], truth.of(other)[0]] for one, other in zip(a, b, strict=True)]).T
     both = (x > 0) & (y > 0)
@@ -170,7 +170,7 @@ def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[s
 
 
 def main() -> None:
-    """Print a table of all methods, and report whether the bars are met."""
+    """Print a table of all methods, and report whether the targets are met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", type=int, default=300, help="number of simulated sets per distribution and risk")
     parser.add_argument("--peer_sets", type=int, default=40, help="number of these sets that MAPIE gets, or 0")

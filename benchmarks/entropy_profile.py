@@ -1,7 +1,7 @@
-"""Measure the cost of the entropy profile: time relative to its matrix products, and additional memory.
+"""Measure the cost of the entropy profile: its time relative to its matrix products, and its additional memory.
 
-The additional memory should not depend on the number of layers and tokens. With `--random`, the model
-has random weights and the shape of Qwen3-0.6B. The default is the embedded model.
+The additional memory should not depend on the number of layers and tokens. With `--random`, the model has random
+weights and the shape of Qwen3-0.6B. The default is the embedded model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.helpers.live import peak_bytes
 
 
 def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callable[[], None]:
-    """Multiply the states of every layer by the head's matrix, in chunks of `size` tokens, into one buffer."""
+    """Compute the matrix products of the states of every layer with the head, in chunks of `size` tokens."""
     out = torch.empty(size, len(weight), dtype=states.dtype, device=states.device)
 
     @torch.inference_mode()
@@ -37,7 +37,7 @@ def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callab
 
 
 def entropies(model: Any, states: Tensor) -> Callable[[], None]:
-    """Compute the same products, preceded by the norm and followed by the entropies."""
+    """Compute the same matrix products with the norm before them and the entropies after them."""
     head, norm = ModelHead(model), final_norm(model)
 
     @torch.inference_mode()
@@ -50,7 +50,7 @@ def entropies(model: Any, states: Tensor) -> Callable[[], None]:
 
 @torch.inference_mode()
 def extra_bytes(model: Any, n_tokens: int) -> int:
-    """Return how many more bytes a pass uses at its peak if it reads an answer's profile."""
+    """Return the additional bytes that a pass uses at its peak if it reads the entropy profile of an answer."""
     generator = torch.Generator().manual_seed(0)
     prompt, content = (tuple(torch.randint(5, 1000, (n,), generator=generator).tolist()) for n in (16, n_tokens))
     peaks = []

@@ -1,8 +1,8 @@
 """Compare the default probe with other methods on the six evaluation sets, and measure how stable it is.
 
-For each set, reports paired, out-of-fold differences in AUROC with 95 % intervals and p-values with Holm's correction,
-the standard deviation of the AUROC over 10 divisions into inner folds, and the Brier skill over 20 divisions into outer
-folds (for sets with few right answers).
+For each set, the benchmark reports paired, out-of-fold differences in AUROC with 95 % intervals and Holm-corrected
+p-values, and the standard deviation of the AUROC over 10 divisions into inner folds. For sets with few right answers,
+it also reports the Brier skill over 20 divisions into outer folds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from probes.registry import METHODS, PROBES
 
 #: Probes to compare. They are fitted in closed form.
 FAMILIES = ("layer_average", "logistic", "ridge", "difference_of_means")
-#: Baselines that the best probe is compared with. The last three use five answers.
+#: Baselines with which the best probe is compared. The last three use five answers.
 BASELINES = ("text_embedding", "published_recipe", "consistency", "semantic_entropy", "mean_nll")
 RECIPE = "published_recipe"
 #: Mean accuracy below which the Brier skill is measured for several divisions into outer folds.

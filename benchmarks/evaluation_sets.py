@@ -73,7 +73,7 @@ SETS = {
 
 
 def make(name: str) -> str:
-    """Sample and grade a set, read its hidden states, and return its store's folder. Continues interrupted runs."""
+    """Make or complete the store of a set with grades and hidden states, and return its folder."""
     if name == "facts":
         recipe, grader, store = recipe_of("default"), "short", "stores/facts"
         make_store(store, recipe, grader, ["hidden"])

@@ -1,7 +1,7 @@
-"""Test how the `extract` commands handle kills, a full disk and several workers.
+"""Test the `extract` commands with kills, a full disk and several workers.
 
-The files must be identical to those of an undisturbed run, and no finished file may be written twice. Runs the real
-commands on a tiny random model. The full disk is a small tmpfs, so mounting must be allowed.
+The files must be identical to those of an undisturbed run, and no finished file may be written twice. The commands run
+in processes on a tiny random model. The full disk is a small tmpfs, so mounting must be allowed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
 
 
 def fill_disk(commands: Commands, folder: Path, undisturbed: dict[str, bytes]) -> dict[str, Any]:
-    """Sample onto a disk that is too small, check its files, free some space, and continue."""
+    """Run `sample` on a disk that is too small, check the files, free some space, and continue."""
     pages = sum(-(-len(data) // 4096) for data in undisturbed.values())
     with small_disk(folder, 2 * pages) as disk:  # half of what is needed
         store = disk / "store"

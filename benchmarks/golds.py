@@ -1,7 +1,7 @@
-"""Grade the reference answers of GSM8K, SVAMP and MATH-500, rewritten forms of them, and wrong values.
+"""Grade the reference answers of GSM8K, SVAMP and MATH-500, and modifications that keep or change their value.
 
-Reads ../shared/data. A parser that no grader uses (`latex_values`) first checks whether each modification keeps or
-changes the value as intended. Modifications that fail this check are left out.
+The questions are read from ../shared/data. Each modification is checked with an independent parser (`latex_values`).
+Modifications that do not keep or change the value as intended are left out.
 """
 
 from __future__ import annotations

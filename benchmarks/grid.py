@@ -1,9 +1,9 @@
-"""Compare a grid of 5 temperatures with 5 separate runs, on few-shot prompts of at least 300 tokens, with k = 4.
+"""Compare sampling at 5 temperatures in one run with 5 separate runs. The few-shot prompts have at least 300 tokens.
 
 In the first setting, all prompts begin with the same examples, which both sides process only once. In the second
-setting, each question has different examples, so questions share no prefix. The benchmark measures time, and counts the
-tokens that the model processes and the operations of its matrix products. It leaves out the time to load the model,
-which separate runs would spend five times.
+setting, each question has different examples, so questions share no prefix. The benchmark measures the time, and counts
+the processed tokens and the operations of the matrix products. The time to load the model is left out, although
+separate runs would spend it five times.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GRID = "0.2:1:0.2"
 
 @dataclass
 class Counted:
-    """Number of prompt tokens and number of answer tokens that the model processed."""
+    """Numbers of prompt tokens and of answer tokens that the model processed."""
 
     prompt: int = 0
     answer: int = 0
@@ -87,7 +87,7 @@ class Sides:
 
         Args:
             counted: Numbers of tokens.
-            n_reads: How often the last token of a prompt was processed.
+            n_reads: Number of times that the last token of a prompt was processed.
         """
         inner = sum(one.numel() for one in self.model.model.layers.parameters() if one.dim() == 2)
         head = self.model.lm_head.weight.numel()

@@ -1,7 +1,7 @@
-"""Compare `python -m extract likelihood` with lm-evaluation-harness: 200 MMLU and 200 cloze questions, embedded model.
+"""Compare `python -m extract likelihood` with lm-evaluation-harness on 200 MMLU and 200 cloze questions.
 
-The continuations are the letters of the MMLU questions' options and the texts of the cloze questions' options. Needs
-../shared/data and the environment that `make peers` creates.
+The model is the embedded one. The continuations are the option letters for MMLU and the option texts for the cloze
+questions. The benchmark needs ../shared/data and the environment that `make peers` creates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure the cost of reading hidden states: time relative to the same passes without reading, and memory by length.
+"""Measure the cost of reading hidden states: the time relative to passes without reading, and the memory by length.
 
 With `--random`, the model has random weights and the shape of Qwen3-0.6B. The default is the embedded model.
 """

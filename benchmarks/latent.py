@@ -1,4 +1,4 @@
-"""Test whether the latent probe finds a planted spread of the answers, and warns if the predicted spread has collapsed.
+"""Test whether the latent probe finds a planted spread of the answers, and whether it warns about a collapse.
 
 A question has eight traits, and its hidden state is a noisy linear map of them. The embeddings of its answers scatter
 around a direction on the unit sphere, and their spread is a nonlinear function of two traits. In the regime `told`, the

@@ -1,4 +1,4 @@
-"""Measure the cost of reading one layer of a 1 GB store: bytes of tensors read from the files, and memory growth."""
+"""Measure the cost of reading one layer of a 1 GB store: the bytes read from the files, and the memory growth."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def make_store(folder: Path, layers: int, megabytes: int, block_size: int) -> No
 def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
     """Read one layer in this process.
 
-    Returns its size, the size of the tensors read, and the memory growth, all in bytes. One layer of a small store is
-    read first, so that the code for reading is already in memory.
+    Returns the size of the layer, the size of all tensors that were read, and the memory growth, all in bytes. One
+    layer of a small store is read first, so that the code for reading is already in memory.
     """
     from extract import Store
     from extract.store import signals

@@ -1,6 +1,7 @@
-"""Compare the time to score four options after a shared prompt with one forward pass per option, embedded model.
+"""Compare the time to score the four options of a question together with that of one forward pass per option.
 
-The prompts are random tokens without a common prefix, so only the sharing within a question saves time.
+The embedded model scores prompts of random tokens. The prompts have no common prefix, so time is saved only within a
+question.
 """
 
 from __future__ import annotations

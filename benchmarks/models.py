@@ -1,14 +1,14 @@
 """Measure the error rates of the tests and the coverage of the intervals of `python -m applications models`.
 
 Each draw has questions of varying difficulty, and two systems that answer them. On the logit scale, the true accuracy of
-a system on a question is the sum of the easiness of the question and an effect of the system on this question. Half of
-the variance of both is shared by the questions of a cluster in the designs with clusters. The confidence of a system is
-its true accuracy with noise.
+a system on a question is the sum of two random terms: the easiness of the question, and an effect of the system on this
+question. In designs with clusters, the questions of a cluster share half of the variance of both terms. The confidence
+of a system is its true accuracy with noise.
 
-- Error rate: share of draws in which p ≤ 0.05 although both systems have the same distribution. `holm` is the share of
-  draws in which any of the three differences between three such systems has a corrected p ≤ 0.05.
-- Coverage: share of 95 % intervals that contain the true value, if system B is less accurate and its confidence has
-  more noise. The true values are computed from a million questions.
+- Error rate: fraction of draws in which p ≤ 0.05 although both systems have the same distribution. `holm` is the
+  fraction of draws in which any of the three differences between three such systems has a corrected p ≤ 0.05.
+- Coverage: fraction of 95 % intervals that contain the true value. Here, system B is less accurate and its confidence
+  has more noise. The true values are computed from a million questions.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def aurocs(drawn: list[System], right: list[np.ndarray], k: int) -> list[Auroc |
 
 
 def error_rates(n: int, k: int, draws: int, clustered: bool, rng: Generator) -> dict[str, float]:
-    """Return the share of draws in which each test rejects, although the systems have the same distribution."""
+    """Return the fraction of draws in which each test rejects although the systems have the same distribution."""
     hits: Counter[str] = Counter()
     totals: Counter[str] = Counter()
     cluster = np.arange(n) % SIZES[n] if clustered else None
@@ -101,7 +101,7 @@ def error_rates(n: int, k: int, draws: int, clustered: bool, rng: Generator) -> 
 
 
 def coverage(n: int, k: int, draws: int, clustered: bool, rng: Generator) -> dict[str, float]:
-    """Return the share of intervals of each kind that contain the true value."""
+    """Return the fraction of intervals of each kind that contain the true value."""
     shifts = (0.0, 0.6)
     cluster = np.arange(n) % SIZES[n] if clustered else None
     large = systems(10**6, None, shifts, rng)

@@ -44,8 +44,8 @@ class Pair(NamedTuple):
         theirs: Name in score_lm_polygraph.py or score_uqlm.py.
         ours: Name of our baseline or metric.
         scope: Whether questions or answers are scored.
-        formula: Their value as a function of ours, as text for the table.
-        change: Function from our uncertainty (the negated score) or our metric to their value.
+        formula: Formula for their value as a function of ours, for the table.
+        change: Function that computes their value from our uncertainty (the negated score) or our metric.
         same: Whether the values should be equal.
         ascii_only: Whether to compare only questions whose answers are all ASCII.
     """

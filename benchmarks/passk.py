@@ -1,8 +1,8 @@
 """Measure the time and memory of Pass@K for as many questions and answers as in arXiv 2602.13540.
 
-Pass@K of 76,523 questions with 100 answers each is computed for all K from 1 to 100, and the squared errors of
-predictions and of the oracle for all K from 1 to 50. The estimates of questions with the same counts are computed once.
-The estimates are compared with exact binomial coefficients for all c and K.
+There are 76,523 questions with 100 answers each. Pass@K is computed for all K from 1 to 100, and the squared errors of
+predictions and of the oracle for all K from 1 to 50. Questions with the same counts share one computation. The estimates
+are compared with exact binomial coefficients for all c and K.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Measure confidences in parts of answers: AUROC and Brier score by the fraction of the answer that was read.
+"""Measure the AUROC and the Brier score of confidences in prefixes of answers, by fraction of the answer.
 
-Compares probes that are also trained on prefixes of answers with probes that are trained only on whole answers, and
-calibrators for each fraction with a single one. The store, the answers and the folds are those of
+The benchmark compares probes trained on answers and their prefixes with probes trained only on whole answers, and
+calibrators for each fraction with a single calibrator. The store, the answers and the folds are those of
 `benchmarks.sequence`. All confidences are out of fold.
 """
 
@@ -21,15 +21,15 @@ from probes.fitting.module import ProbeModule
 from probes.registry import METHODS
 from probes.report.evaluate import Scored, difference, estimate
 
-#: Methods, and the positions that they read.
+#: The positions that each method reads.
 PROBES = {"attention": ("answer_tokens",), "response": ("mean_answer",)}
-#: Names of the confidences: trained on whole answers; trained on prefixes, too; and with a calibrator by fraction.
+#: Names of the confidences: trained on whole answers, also trained on prefixes, and also calibrated by fraction.
 WHOLE, TRAINED, BY_FRACTION = "whole answers", "prefixes", "prefixes, calibrated by fraction"
 
 
 @torch.no_grad()
 def confidences(module: ProbeModule, data: FeatureDataModule) -> dict[str, Tensor]:
-    """Return the confidences [row] float64 of the test rows, prefixes included, with one or several calibrators."""
+    """Return the confidences [row] float64 of the test rows and their prefixes, by name."""
     choice, batch = module.choice, data.batch("test", prefixes=True)
     assert choice is not None
     scores = module.head()(module.selected(batch.features, choice.features))
@@ -73,7 +73,7 @@ def out_of_fold(name: str, seed: int) -> dict[str, dict[str, Scored]]:
 
 
 def main() -> None:
-    """Print the AUROC and the Brier score by fraction, and what prefix training and calibration by fraction change."""
+    """Print the AUROC and the Brier score by fraction, and the effects of training and calibration on prefixes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,8 +1,8 @@
 """Compare the prompts of configs/default.yaml and configs/brief.yaml on the same questions.
 
-Reports the accuracy and its spread over questions, the fraction of truncated answers, the out-of-fold AUROC of the
-linear probe, the time to sample, and the agreement of the grader with labels for 100 random answers to each prompt. The
-labels are in benchmarks/hand_grades.json. Creates the stores if they do not exist.
+The benchmark reports the accuracy and its spread over questions, the fraction of truncated answers, the out-of-fold
+AUROC of the linear probe, and the time to sample. It also reports the agreement of the grader with manual labels of 100
+random answers per prompt (see `benchmarks.labels`). Stores that do not exist are created.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The published recipe that is closest to the default probe.
+"""The published probe that is most similar to the default probe, from capability calibration (arXiv 2602.13540).
 
-The recipe is that of the probes for capability calibration (arXiv 2602.13540): a linear layer with a sigmoid on the mean
-of the hidden states over all layers, trained on the expected accuracy with SGD. The learning rate, the epoch, and
-whether the features are z-scored are chosen by the squared error on the validation split.
+It is a linear layer with a sigmoid on the mean of the hidden states over all layers, trained on the expected accuracy
+with SGD. The learning rate, the epoch, and whether the features are z-scored are chosen by the squared error on the
+validation split.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """Measure the quality of the probe on the default store with nested cross-validation.
 
-There are 5 outer folds. The layer and the L2 penalty are chosen within each of them, and the out-of-fold predictions are
-pooled. Creates the default store if it does not exist. With labels shuffled across the questions, the AUROC must be ½.
+There are 5 outer folds. The layer and the L2 penalty are chosen separately for each of them, and the out-of-fold
+predictions are pooled. If the labels are shuffled across questions, the AUROC must be ½. The default store is created
+if it does not exist.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def default_data() -> FeatureDataModule:
 
 
 def main() -> None:
-    """Print AUROC, skill, the paired interval for the lead over the base rate, and the AUROC of shuffled labels."""
+    """Print the AUROC, the skill, the difference from the base rate, and the AUROC with shuffled labels."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     seed = parser.parse_args().seed

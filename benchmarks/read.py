@@ -1,4 +1,4 @@
-"""Compare reading all signals of the answers in one pass with one pass for each signal.
+"""Compare the time to read all signals of the answers in one pass with that of one pass for each signal.
 
 With `--random`, the model has random weights and the shape of Qwen3-0.6B. The default is the embedded model.
 """
@@ -16,7 +16,7 @@ from benchmarks.result import alternating, report
 from extract.signals.base import Answer
 from extract.signals.reading import read_answers
 
-#: `tokens` includes negative log-likelihood and entropy. The bar excludes `rollout_max`, which takes O(n³).
+#: `tokens` includes negative log-likelihood and entropy. The target excludes `rollout_max`, which takes O(n³).
 SIGNALS = ("tokens", "entropy_profile", "evolution", "early_exit", "attention_entropy", "rollout", "macs")
 
 

@@ -18,7 +18,7 @@ def report(name: str, value: Any, bar: str, holds: bool, **details: Any) -> None
 
     Args:
         name: Name of the benchmark.
-        value: The ratio, or several named values.
+        value: The figure, or several figures by name.
         bar: Description of the target.
         holds: Whether the target is met.
         **details: Medians of both sides, counts, and other values that explain the figure.

@@ -1,7 +1,7 @@
-"""Measure the cost of reading rollout in addition to token signals.
+"""Measure the additional cost of reading rollout together with the token signals.
 
-The time is compared with reading token signals alone, and the memory with eager attention. With `--random`, the model
-has random weights and the shape of Qwen3-0.6B or Llama-3.2-1B. The default is the embedded model.
+The time is compared with that of the token signals alone, and the memory with that of eager attention. With `--random`,
+the model has random weights and the shape of Qwen3-0.6B or Llama-3.2-1B. The default is the embedded model.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def eager_attention(model: Any) -> Iterator[None]:
 
 
 def seconds(action: Any) -> float:
-    """Return the time of the second of two runs."""
+    """Return the time of the second run. The first run is a warm-up."""
     for _ in range(2):
         start = time.perf_counter()
         action()

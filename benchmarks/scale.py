@@ -1,7 +1,7 @@
-"""Measure the cost of a large store: bytes per answer, and seconds by number of parts (shards) for several operations.
+"""Measure the cost of a large store: bytes per answer, and seconds by number of shards for several operations.
 
 The operations are listing, resuming, inspecting, verifying and indexing. The stores look like those of a served model,
-with `--rows` questions per block and one sample per part, as created with `--server.n 1`. If the time per part is
+with `--rows` questions per block and one sample per shard, as created with `--server.n 1`. If the time per shard is
 constant, the figures do not grow with the store. No model is needed.
 """
 
@@ -51,7 +51,7 @@ def make_store(folder: Path, n_blocks: int, n_rows: int) -> Store:
 
 
 def answers(store: Store, part: SampleRange, n_tokens: int, rng: np.random.Generator) -> pa.Table:
-    """Return the answers of a part, with text, log-probabilities and a mean length of `n_tokens` tokens."""
+    """Return the answers of a shard, with text, log-probabilities and a mean length of `n_tokens` tokens."""
     ids, samples = store.questions.ids(part), range(part.start, part.stop)
     n = len(ids) * len(samples)
     lengths = np.maximum(1, rng.geometric(1 / n_tokens, n))
@@ -73,7 +73,7 @@ def answers(store: Store, part: SampleRange, n_tokens: int, rng: np.random.Gener
 
 
 def write_part(store: Store, part: SampleRange, table: pa.Table, right: NDArray[np.bool_]) -> None:
-    """Write the answers and grades of a part."""
+    """Write the answers and grades of a shard."""
     write_table(store.samples.file(part), table)
     columns = {"question_id": table["question_id"], "sample": table["sample"], "right": right, "answer": table["text"]}
     schema = GRADES_SCHEMA.with_metadata({"grader": "made", "rule": "none"})
@@ -81,9 +81,9 @@ def write_part(store: Store, part: SampleRange, table: pa.Table, right: NDArray[
 
 
 def bytes_of(n_tokens: int, n_rows: int = 1024) -> dict[str, float]:
-    """Return the bytes per answer and the seconds to read a million answers.
+    """Return the seconds to read a million answers, and the bytes per answer in the table, the log and the grades.
 
-    The bytes in the table, in the log and in the file of grades are listed separately.
+    `n_rows` is the number of questions per block.
     """
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +113,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def by_parts(n_parts: int, n_rows: int, k: int) -> dict[str, float]:
-    """Return the seconds per thousand parts, for k parts per block with grades from one grader."""
+    """Return the seconds per thousand shards of each operation, for k shards per block with grades from one grader."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         store = make_store(Path(folder), n_parts // k, n_rows)
@@ -141,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", type=int, nargs="+", default=[250, 1000, 4000])
     parser.add_argument("--rows", type=int, default=64, help="number of questions per block")
-    parser.add_argument("--k", type=int, default=50, help="number of samples, each in a separate part")
+    parser.add_argument("--k", type=int, default=50, help="number of samples, each in a separate shard")
     options = parser.parse_args()
     by_parts(options.k, options.rows, options.k)  # warm-up
     sizes = {f"{n} tokens": bytes_of(n) for n in (20, 200)}

@@ -1,8 +1,8 @@
 """Compare probes over all tokens of an answer with probes of its last token and of the mean over its tokens.
 
-The questions are those of `facts`, with a prompt that asks for a sentence. Creates the store if it does not exist. All
-probes read the same answers at the same three layers, and are tested out of fold on the same splits. In each fold,
-`best_sequence` is the sequence probe with the lowest validation loss.
+The questions are those of `facts`, with a prompt that asks for a sentence. All probes read the same answers at the same
+three layers, and are tested out of fold on the same splits. In each fold, `best_sequence` is the sequence probe with
+the lowest validation loss. The store is created if it does not exist.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from probes.report.evaluate import Scored, difference, estimate
 STORE = "stores/sequence-facts"
 LAYERS = (12, 18, 24)
 SEQUENCE = ("attention", "multimax", "rolling", "softmax_sum")
-#: Probes that read one state per answer: the method, and the positions that it reads. The logistic probes are
-#: cross-fitted. The probes trained with Adam use the same training and validation splits as the sequence probes.
+#: Probes that read one state per answer, as pairs of a method and its positions. The logistic probes are cross-fitted.
+#: The probes trained with Adam use the same training and validation splits as the sequence probes.
 SINGLE = {
     "last_answer": ("response", ("last_answer",)),
     "mean_answer": ("response", ("mean_answer",)),
@@ -65,8 +65,8 @@ def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[st
     """Fit every probe in every fold.
 
     Returns:
-        Dicts from each probe to its confidences with the grades, to its training time in seconds, and to the layer
-        chosen in each fold. For `best_sequence`, the last dict contains the chosen probes.
+        Three dicts by probe: the confidences with the grades, the training time in seconds, and the layer chosen in
+        each fold. For `best_sequence`, the last dict contains the probe chosen in each fold.
     """
     tokens = data_of("hidden_tokens", ("answer_tokens",))
     data = dict.fromkeys(SEQUENCE, tokens) | {name: data_of("hidden", where) for name, (_, where) in SINGLE.items()}
@@ -100,7 +100,7 @@ def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[st
 
 
 def main() -> None:
-    """Print the AUROC of each probe, and how the sequence probes differ from the probes of one state per answer."""
+    """Print the AUROC of each probe, and the differences between sequence probes and probes of one state per answer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Kill the server sampler at random moments, behind a proxy that breaks a third of the replies.
+"""Kill the server sampler at random moments, while a proxy breaks a third of the replies.
 
 Each answer must be stored once, and no stored answer may be requested again.
 """
@@ -50,7 +50,7 @@ def command(store: Path, questions: Path, proxy: Running) -> list[str]:
 
 
 def held(store: Path) -> Counter[tuple[str, int]]:
-    """Count how often each answer appears in the finished tables and in complete lines of unfinished logs."""
+    """Count the copies of each answer in finished tables and in complete lines of unfinished logs."""
     tables = {path.stem: path for path in (store / "samples").glob("*.parquet") if path.with_suffix(".json").is_file()}
     rows: list[dict[str, Any]] = []
     for path in tables.values():

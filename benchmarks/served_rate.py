@@ -1,4 +1,4 @@
-"""Compare the server sampler with a bare `AsyncOpenAI` loop: request rate and peak memory.
+"""Compare the request rate and the peak memory of the server sampler with those of a plain `AsyncOpenAI` loop.
 
 Both send 500 concurrent requests to a stub on the loopback interface.
 """

@@ -1,7 +1,7 @@
 """Sample and grade answers to three well-known question sets, and compare the grades with manual labels.
 
-Reports accuracies with intervals, and the agreement of the grader with labels for 50 answers. Needs ../shared/data, or
-another folder with the same files (`--data`). See `benchmarks.labels` for the labels.
+The benchmark reports accuracies with intervals, and the agreement of the grader with labels of 50 answers per set (see
+`benchmarks.labels`). It needs ../shared/data, or another folder with the same files (`--data`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Make the page docs/signals.md: all signals of the answers to two question sets, and the grid of scores.
+"""Make the results in docs/signals/: all signals of the answers to two question sets, and the grid of scores.
 
-The sets are 200 questions of `facts` and 100 of `qa_wikidata`, with k = 4. Creates the two stores if they do not exist
-(not timed), then reads all signals and evaluates the grid (timed). `qa_wikidata` needs ../shared/data and is skipped if
-this folder does not exist.
+The sets are 200 questions of `facts` and 100 of `qa_wikidata`, with 4 answers each. Reading the signals and evaluating
+the grid are timed. The stores are created before that if they do not exist. `qa_wikidata` is skipped if ../shared/data
+does not exist.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from probes.commands import pictures, signals
 DOCS = Path(__file__).parents[1] / "docs"
 FACTS, WIKIDATA = "stores/signals-facts", "stores/signals-qa_wikidata"
 ANSWER_LAYERS = (6, 12, 18, 24, 30)
-#: Fraction of the questions used for testing. It is above the default of a fifth, because nothing is trained.
+#: Fraction of the questions used for testing. It can be above the default because nothing is trained.
 TEST_FRACTION = 0.4
 
 

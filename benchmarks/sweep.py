@@ -1,9 +1,9 @@
-"""Compare fitting all layers together with fitting one layer at a time, by gradient descent with the trainer.
+"""Compare the time to fit all layers together with the time to fit one layer after another, with Lightning's trainer.
 
-Fits the linear probe with five penalties in batches of 64, on the default store. A layer that is identical for all
-questions, such as the embedding of the last token, cannot be fitted alone. It is included in the joint fit but not in
-the others. On a GPU, the time of the joint fit is also compared with that of a single layer, because there the kernel
-launches of a step take longer than its arithmetic.
+The linear probe is fitted with five penalties in batches of 64, on the default store. A layer that is identical for all
+questions, such as the embedding of the last token, cannot be fitted alone. It is included only in the joint fit. On a
+GPU, the time of the joint fit is also compared with that of a single layer, because the kernel launches of a step take
+longer than its arithmetic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BAR, BAR_OVER_ONE = 0.25, 1.5
 
 
 def one_layer(data: FeatureDataModule, place: int) -> FeatureDataModule:
-    """Return the same rows and targets with only one feature."""
+    """Return a datamodule with the same rows and targets but only one feature."""
     layer = int(data.feature_names[place].split("/")[0])
     single = FeatureDataModule(store=data.store_path, layers=[layer], batch_size=data.batch_size)
     single.setup()

@@ -1,4 +1,4 @@
-"""Measure the memory that `load_table` keeps per answer, its peak while loading, and its time for a million answers.
+"""Measure the memory per answer during and after `load_table`, and the time for a million answers.
 
 The store looks like that of a served model (see `benchmarks/scale.py`). The answers have log-probabilities, and every
 parsed answer is as long as its text. No model is needed.
@@ -28,7 +28,7 @@ N_ROWS = 1000  # questions per block
 
 
 def build(folder: Path, n_questions: int, k: int, n_tokens: int) -> float:
-    """Make a graded store with k answers per question, and return the bytes that a shard of answers takes in memory."""
+    """Make a graded store with k answers per question, and return the bytes of memory for one shard of answers."""
     store, rng = make_store(folder, n_questions // N_ROWS, N_ROWS), np.random.default_rng(0)
     table = answers(store, SampleRange(0, 0, k), n_tokens, rng)
     for block in range(store.questions.n_blocks):

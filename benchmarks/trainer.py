@@ -1,4 +1,4 @@
-"""Measure the overhead of Lightning: `Trainer.fit` of the linear probe of all layers, compared with a plain loop.
+"""Measure the overhead of Lightning by comparing `Trainer.fit` with a plain loop, for the linear probe of all layers.
 
 Both sides run the probe's code on the same batches in the same order, validate every ten epochs, and select a candidate
 at the end. Their weights must be equal. They use the training split of the default store, in batches of at least 128.

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.evaluation_sets import DATA
 
-#: Templates of each group of `facts`, with the question's subject, for rewordings that replace the whole question.
+#: Templates for rewordings that replace the whole question, by group of `facts`. They contain the question's subject.
 _NAME = {
     "capital": "Name the capital city of {0}.",
     "continent": "Name the continent where {0} is located.",

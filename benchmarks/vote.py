@@ -1,4 +1,4 @@
-"""Measure the time and memory of `python -m applications vote` on a temperature grid, with all rules and a confidence.
+"""Measure the time and memory of `python -m applications vote` with all rules and a confidence, on a temperature grid.
 
 The answers are random words. No model is needed.
 """

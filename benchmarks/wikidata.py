@@ -23,7 +23,7 @@ from extract.prompts import PromptTemplate
 from extract.questions import load_questions
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "qa_wikidata.json"
-#: Relations some of whose facts the embedded model knows.
+#: Relations for which the embedded model knows some facts.
 FREQUENT = (
     "basin country",
     "capital",
@@ -81,10 +81,10 @@ TEMPLATE = "".join(f"{asked} {answer}.\n" for asked, answer in SHOWN.items()) + 
 
 
 def facts(relations: Sequence[str], n_facts: int | None, skipped: int = 0, data: Path = DATA) -> list[dict[str, Any]]:
-    """Return question records about the relations, with the same number for each relation until it is exhausted.
+    """Return question records with equally many facts of each relation, as far as they exist.
 
-    The facts of a relation are ordered by a hash of their text, and the first `skipped` facts are left out. If `n_facts`
-    is None, all other facts are used.
+    The facts of a relation are ordered by a hash of their text, and the first `skipped` facts are left out. If
+    `n_facts` is None, all remaining facts are used.
     """
     by_relation = defaultdict(list)
     subjects = tuple(re.sub(r"^The .*? of (?:citizenship of )?", " of ", asked) for asked in SHOWN)

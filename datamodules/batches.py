@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 
 class TensorBatches:
-    """Iterable over slices of a batch. Their sizes differ by at most one, so all rows have similar weights.
+    """Iterable over slices of a batch. Slice sizes differ by at most one, so all rows have about the same weight.
 
     Args:
         batch: All rows, on the training device.

@@ -15,7 +15,7 @@ from extract.store.ragged import Ragged
 from extract.store.shards import Scope
 from extract.store.store import Store
 
-#: Signal with the hidden states of all tokens, from which those of prefixes are computed.
+#: Signal with the hidden states of all answer tokens. The features of prefixes are computed from it.
 TOKENS = "hidden_tokens"
 #: Positions of the signal `hidden` in an answer and its prefixes. The first one is the default.
 OF_ANSWERS = ("last_answer", "mean_answer", "first_answer")
@@ -27,7 +27,7 @@ class FeatureSpec:
 
     A vector signal such as `hidden` gives one feature per layer and position. The values of the token signals form one
     vector, which is appended to each of these features. If there is no vector signal, this vector is the only feature.
-    `hidden_tokens` gives one feature per layer, in which each row contains one vector per token.
+    `hidden_tokens` gives one feature per layer. Each row of this feature contains one vector per token.
 
     Args:
         scope: Whether a row is a question or an answer.
@@ -56,7 +56,7 @@ class FeatureSpec:
         self._of_vectors = signal not in available
         if signal in SIGNALS and self.scope not in SIGNALS[signal].scopes:
             raise InputError(
-                f"Expected `signal` to be a signal of questions, but got {signal!r}, a signal of answers. Pass "
+                f"Expected `signal` to be a signal of questions, but {signal!r} is a signal of answers. Pass "
                 f"--data.target=response, or use a different signal, for example {', '.join(available)}."
             )
         self._of_tokens = self._of_vectors and signal in SIGNALS and SIGNALS[signal].per_token
@@ -67,8 +67,8 @@ class FeatureSpec:
             )
         if self.prefixes and (self.scope == "question" or self.signal not in ("hidden", TOKENS) or self.join):
             raise InputError(
-                "Expected `prefixes` to be false, but it is true. It requires hidden states of answers without joined "
-                "signals. Pass --data.target=response --data.signal=hidden_tokens, or omit it."
+                "Expected `prefixes` to be false, but it is true. Prefixes require hidden states of answers without "
+                "joined signals. Pass --data.target=response --data.signal=hidden_tokens, or omit `prefixes`."
             )
         tokens = [] if self._of_vectors else [(signal, self.positions or None, self.layers, "positions")]
         for joined in self.join or []:
@@ -101,11 +101,11 @@ class FeatureSpec:
 
     @property
     def fractions(self) -> list[float]:
-        """Fractions of the answers that are read, in the order of the rows. The last one is 1, for whole answers."""
+        """Fractions of an answer that the features cover, in increasing order. The last fraction is 1."""
         return [*(PREFIXES.values() if self.prefixes else ()), 1.0]
 
     def _read_prefixes(self, store: Store) -> tuple[Tensor | TokenStates, list[str]]:
-        """Read the hidden states of the prefixes, and name the features. See `read`."""
+        """Read the features of the prefixes. Returns the features and their names. See `read`."""
         known = ("answer_tokens",) if self._of_tokens else OF_ANSWERS
         positions = self.positions or known[:1]
         if unknown := [position for position in positions if position not in known]:
@@ -125,10 +125,11 @@ class FeatureSpec:
     def read(self, store: Store, n_rows: int) -> tuple[Tensor | TokenStates, list[str], TokenFeatures | None]:
         """Read the features of `n_rows` rows from a store into one tensor.
 
-        With `prefixes`, all rows are repeated for each of `fractions`.
+        If `prefixes` is true, the result contains all rows once per fraction, in the order of `fractions`.
 
         Returns:
-            - [row, feature, width] float32 features, with NaN for missing values; `TokenStates` for `hidden_tokens`.
+            - Features [row, feature, width] float32, in which missing values are NaN. For `hidden_tokens`, the
+              features are `TokenStates`.
             - Names of the features: ``layer/position`` for a vector signal, or the name of the token signal.
             - Specification of the token features; None if there are none.
 
@@ -189,7 +190,7 @@ def choose_keys(
 ) -> list[str]:
     """Return the keys ``layer/position`` of a signal at the given positions and layers (None for all).
 
-    `option` is the name that error messages use for `positions`.
+    Error messages refer to `positions` by the name `option`.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

@@ -50,12 +50,15 @@ class FeatureDataModule(L.LightningDataModule):
             only). If null, mean, std and max are used.
         weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or SIGNAL/POSITION, such as
             rollout/norm_element_mean_token.
-        prefixes: Whether to train on prefixes of answers, too, for streaming. The prefixes are the first 25, 50 and
-            75 % of an answer's tokens, and have the target of the answer. Requires the signal `hidden_tokens`.
+        prefixes: Whether to also train on prefixes of answers, for streaming. The prefixes are the first 25, 50 and
+            75 % of an answer's tokens. Their target is that of the whole answer. Requires the signal `hidden_tokens`.
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
         batch_size: Number of questions per batch, or of answers and prefixes for the target `response`.
+        broader: Stores of the same model with questions that are unlike those of the store, for example in other words.
+            The confidences of novel questions are backed off towards a probe that is also trained on these stores. If
+            null, they are backed off towards the base rate.
 
     Attributes:
         table: Table of the questions and answers.
@@ -83,6 +86,7 @@ class FeatureDataModule(L.LightningDataModule):
         test_fraction: float = 0.2,
         split_seed: int = 0,
         batch_size: int = 64,
+        broader: list[str] | None = None,
     ) -> None:
         super().__init__()
         at_least_one("batch_size", batch_size, default=64)
@@ -94,11 +98,13 @@ class FeatureDataModule(L.LightningDataModule):
         #: Signals from `extract ask` that training needs. A probe can add more.
         self.needs = {"text_embedding"} if target == "seu" else set()
         self.fractions = (1 - val_fraction - test_fraction, val_fraction, test_fraction)
-        self.split_seed, self.batch_size = split_seed, batch_size
+        self.split_seed, self.batch_size, self.broader = split_seed, batch_size, broader or []
         self._batches: dict[str, Batch] = {}
 
     def prepare_data(self) -> None:
         """Create or complete the store from the recipe. Models are loaded only if something is missing."""
+        for store in self.broader:
+            Store.open(store)
         if self.recipe is None:
             Store.open(self.store_path)
             return
@@ -114,8 +120,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, if there are fewer than 10 validation questions, or if a split lacks right or
-                wrong answers. For this check, the training and validation splits are combined.
+            InputError: If `load` fails, if there are fewer than 10 validation questions, or if the answers are all
+                right or all wrong in the test split or in the other two splits together.
         """
         if self._batches:
             return
@@ -234,8 +240,8 @@ class FeatureDataModule(L.LightningDataModule):
     def use_grades(self, table: QuestionTable) -> None:
         """Replace the grades with those of another table of the same questions and answers.
 
-        For example, some grades in `table` can be unknown, but every loaded row must have a known grade. Unlike `load`,
-        this does not read the features again, and does not exclude questions with a single known grade.
+        `table` can contain unknown grades, but every loaded row must have at least one known grade. Unlike `load`, this
+        method does not read the features again. It keeps questions with a single known grade.
         """
         self.table = table
         right, known = (count.float() for count in self._counts())

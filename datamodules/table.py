@@ -35,13 +35,14 @@ class AnswerTable:
         right: [row] 1 if the answer is right, else 0.
         known: [row] 1 if the answer is graded right or wrong, 0 if its grade is unknown.
         answer_class: [row] class of the normalised answer. Answers to the same question are equal if they have the same
-            positive class. The class is 0 if the grader found no answer or an empty one.
+            positive class. The class is 0 if the grader found no answer or an empty answer.
         n_tokens: [row] number of generated tokens, including the end token; NaN if a server did not report it.
         truncated: [row] whether the answer was truncated at the token limit.
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: [row] largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
         sequence_nll: [row] sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
-        rejected: [row] whether there is no answer, because a server rejected the question or an imported log lacks it.
+        rejected: [row] whether the answer is missing, because a server rejected the question or an imported log does
+            not contain the answer.
         store: Store of the answers.
         grader: Name of the grader.
         ranges: Ranges of samples in the table.
@@ -76,7 +77,7 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether the sample index j is odd. These answers evaluate methods that use answers with even j."""
+        """[row] whether the sample index j is odd. Methods computed from answers with even j are evaluated on these."""
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
@@ -104,8 +105,8 @@ class QuestionTable:
             are none.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Complete tables of the question-level model-based baselines, by name of the baseline. The columns
-            are `value` (in [0, 1] or null), `prompt_tokens` and `completion_tokens`.
+        asked: Dict from each question-level model-based baseline to its table with the columns `value` (in [0, 1] or
+            null), `prompt_tokens` and `completion_tokens`. Baselines with missing values are left out.
     """
 
     ids: list[str]
@@ -235,7 +236,7 @@ def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[st
 
 
 def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
-    """Compute the negative log-likelihoods of `AnswerTable`, without the last token in rows of the mask `ended`."""
+    """Compute the negative log-likelihoods in `AnswerTable`. The last token of the rows in `ended` is excluded."""
     n_tokens = pc.list_value_length(logprobs).fill_null(0).to_numpy()
     ended = ended & (n_tokens > 0)
     values = np.delete(pc.list_flatten(logprobs).to_numpy().astype(np.float64), n_tokens.cumsum()[ended] - 1)
@@ -243,7 +244,7 @@ def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[st
     first = n_tokens.cumsum() - n_tokens
 
     def reduce(ufunc: np.ufunc, initial: float) -> NDArray[np.float64]:
-        started = np.insert(values, first, initial)  # so that answers without tokens have a value, too
+        started = np.insert(values, first, initial)  # gives answers without tokens a value
         return np.where(n_tokens > 0, -ufunc.reduceat(started, first + np.arange(len(first))), np.nan)
 
     total = reduce(np.add, 0)
@@ -256,7 +257,7 @@ def _keys(table: pa.Table, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int32], ids: pa.Array) -> pa.Table:
-    """Reorder the rows of a table of the same answers to match `question` [row] and `sample` [row]."""
+    """Reorder the rows of `table` to match the question indices `question` [row] and sample indices `sample` [row]."""
     order = np.empty(len(question), dtype=np.int64)
     order[np.lexsort((sample, question))] = np.lexsort(_keys(table, ids)[::-1])
     return table.take(order)
@@ -278,7 +279,7 @@ def modal_share(answers: Sequence[str | int | None]) -> float:
 
 
 def split_rows(table: QuestionTable, questions: Tensor, fractions: Sequence[float], seed: int = 0) -> list[Tensor]:
-    """Split the rows `questions` [question] int64 of the question table into parts. See `split_questions`."""
+    """Split rows of the question table into parts. `questions` [question] int64 are the rows. See `split_questions`."""
     ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
     part = torch.tensor(split_questions(ids, groups, fractions, seed))
     return [questions[part == number] for number in range(len(fractions))]

@@ -63,12 +63,15 @@ class TokenStates:
         return Ragged(self.values[index[1]][self._places()].float(), self.offsets)
 
     def prefixes(self, fractions: Sequence[float]) -> Self:
-        """Return the first ⌈q n⌉ of the n tokens of every row, for one fraction q after the other. Copies no states."""
+        """Return a prefix of every row for each fraction q. It has the first ⌈q n⌉ of the row's n tokens.
+
+        The prefixes are ordered by fraction, then by row. No states are copied.
+        """
         n_tokens = [(fraction * self.n_tokens.double()).ceil().long() for fraction in fractions]
         return replace(self, first=self.first.repeat(len(fractions)), n_tokens=torch.cat(n_tokens))
 
     def at(self, position: str) -> Tensor:
-        """Return the states of the signal `hidden` at a position of answers, [row, feature, d_model] float32.
+        """Return the states [row, feature, d_model] float32 at a position, as in the signal `hidden`.
 
         `position` is `first_answer`, `last_answer` or `mean_answer`. Rows without tokens are NaN.
         """
@@ -85,7 +88,7 @@ class TokenStates:
         return torch.stack(columns, 1)
 
     def tokens(self) -> Tensor:
-        """Copy the states of all rows, one after the other, [feature, token, d_model] float32."""
+        """Return a copy of all states, [feature, token, d_model] float32. The rows are concatenated."""
         return self.values[:, self._places()].float()
 
     def _places(self) -> Tensor:

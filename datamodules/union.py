@@ -1,4 +1,4 @@
-"""Datamodule with the questions of several stores."""
+"""Questions of several stores, for training on all of them or for a broader probe."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from datamodules.batches import Batch
 from datamodules.features import FeatureDataModule
 from datamodules.table import AnswerTable, QuestionTable
 from extract.errors import InputError
+from extract.hashing import differences
 
 
 class UnionDataModule(FeatureDataModule):
@@ -36,6 +38,42 @@ class UnionDataModule(FeatureDataModule):
             batches.append(batch._replace(row=batch.row + shift, question=batch.question + n_questions))
             n_questions, n_answers = n_questions + len(one.table.ids), n_answers + len(one.table.answers.question)
         self._batches = {"train": Batch.cat(batches)}
+
+
+def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str]]:
+    """Return the rows of all broader stores of a datamodule, and the store and group of each row.
+
+    Questions of the test split are left out. `data` must be split.
+
+    Raises:
+        InputError: If a store differs from the store of `data` in the model or the features, or has no usable rows.
+    """
+    held_out = {data.table.ids[row] for row in data.question_rows["test"].tolist()}
+    batches, groups = list[Batch](), list[str]()
+    for path in data.broader:
+        part = FeatureDataModule(path, target="response" if data.scope == "sample" else "capability")
+        part.feature_spec = replace(data.feature_spec)
+        part.load()
+        check_features(data, part, "broader")
+        batch, table = part.every(prefixes=True), part.table
+        batches.append(batch.take(torch.tensor([table.ids[row] not in held_out for row in batch.question.tolist()])))
+        groups += [f"{path}/{table.groups[row]}" for row in batches[-1].question.tolist()]
+    return Batch.cat(batches), groups
+
+
+def check_features(first: FeatureDataModule, other: FeatureDataModule, option: str) -> None:
+    """Raise an InputError if two stores have different models or features. `option` is the option with the stores."""
+    pair = f"{other.store_path!r} and {first.store_path!r}"
+    if wrong := list(differences(other.store.model, first.store.model)):
+        raise InputError(
+            f"Expected `{option}` with the same model, but {pair} differ in {'; '.join(wrong)}. A probe works only "
+            "with the model that it was trained on."
+        )
+    if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
+        raise InputError(
+            f"Expected `{option}` with the same layers and positions, but {pair} have different features "
+            f"({len(other.feature_names)} and {len(first.feature_names)}). Read both with the same --layers."
+        )
 
 
 def _concatenated(tables: Sequence[tuple[str, QuestionTable]]) -> QuestionTable:

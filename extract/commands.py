@@ -57,7 +57,7 @@ def sample_family(
     grader: str | None = None,
     per_round: int = 2,
 ) -> list[Store]:
-    """Sample k answers to each question and store them. An interrupted run is continued.
+    """Sample k answers to each question and store them. Repeat the command to continue an interrupted run.
 
     With `stop`, answers are drawn in rounds. Sampling for a question stops when further answers are unlikely to change
     its most frequent answer. A later run without `stop` completes the store.
@@ -72,9 +72,10 @@ def sample_family(
         threshold: Threshold of the rule. Each rule has a default. `python -m applications vote` lists the accuracy and
             the number of answers for each threshold.
         priors: File written by `python -m probes priors`. Required by the rule `prior`.
-        grader: Grader that parses the answers for the rule. The default depends on the kind of the questions.
-        per_round: Number of answers to each question at each temperature per round. It does not affect when the rule
-            stops.
+        grader: Grader that parses the answers, so that the rule can compare them. The default depends on the kind of
+            the questions.
+        per_round: Number of answers to each question at each temperature per round. It does not affect the decisions of
+            the rule.
 
     Returns:
         One store for each temperature.
@@ -104,8 +105,8 @@ def make_store(
     Args:
         store: Folder of the store.
         recipe: Recipe of the store.
-        grader: Name of the grader. By default, the first grader with grades in the store, or else the default of
-            `grade`.
+        grader: Name of the grader. By default, the first grader with grades in the store. If the store has no grades,
+            the default of `grade`.
         signals: Names of the signals.
         scope: Whether to read the signals from the questions or from their answers.
 
@@ -175,7 +176,7 @@ def read(
         signals: Signals to read. For questions and answers: {signals}. For answers only: {answer_signals}.
         scope: Whether to read signals from the questions (question) or from their answers (sample).
         layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers that
-            are already in the store. If there are none, all layers, or three layers for hidden_tokens.
+            are already in the store. If the store has none, all layers are kept, or three for hidden_tokens.
         model: Hub id or folder of the store's model, or of a local copy of a served model. By default, the name
             recorded in the store. Required for a model in a folder, because stores do not record paths.
         device: auto, cpu, cuda or cuda:N.
@@ -187,7 +188,7 @@ def read(
         The store.
 
     Raises:
-        InputError: If a signal is unknown, there is no store, or the model or the layers differ from the store's.
+        InputError: If a signal is unknown, there is no store, or the model or the layers do not match the store.
     """
     with extended(store, worker) as (opened, worker):
         fill_signals(

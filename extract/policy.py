@@ -62,7 +62,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class KnownDecoding:
-    """Decoding options as far as a log states them. All options that it does not state are None. See `Decoding`."""
+    """Decoding options that are read from a log. Options that the log does not contain are None. See `Decoding`."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -74,7 +74,7 @@ class KnownDecoding:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], chat: bool) -> Self:
-        """Create an instance from the options in a log. Options with a value that `Decoding` refuses are unknown.
+        """Create an instance from the options in a log. An option becomes None if its value is invalid for `Decoding`.
 
         Args:
             options: Dict from the names of the attributes to values. Other keys are ignored.

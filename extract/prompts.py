@@ -35,7 +35,7 @@ class PromptTemplate:
         chat: Whether the tokenizer's chat template is applied. If False, the prompt is plain text.
         thinking: Whether the model thinks before it answers, if its chat template supports this option. If None, the
             default of the chat template is used.
-        shots: Number of worked examples before the question. They are taken from questions that are never asked.
+        shots: Number of worked examples before the question. They are taken from questions that are not asked.
         examples: Worked examples, as pairs of question text and answer. If empty, `shots` examples are chosen.
     """
 
@@ -96,8 +96,8 @@ class PromptTemplate:
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
         r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        The parts are separated by blank lines. If each example fits on one line, as in cloze sets, they are separated
-        by single line breaks.
+        Examples and question are separated by blank lines, or by single line breaks if the template and every example
+        fit on one line, as in cloze sets.
 
         Raises:
             InputError: If the prompt is a chat.
@@ -147,7 +147,7 @@ class PromptTemplate:
     def tokenize(self, tokenizer: Any, text: str, prompt: str | Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of `text`, which begins with the rendered `prompt`.
 
-        In a chat, the text contains all special tokens already. Otherwise, the tokenizer adds them.
+        In a chat, the text already contains all special tokens. Otherwise, the tokenizer adds them.
         """
         return tokenizer(text, add_special_tokens=not self.is_chat(prompt))["input_ids"]
 

@@ -33,9 +33,9 @@ class StoreRecipe:
     """Questions, model and policy of a new store.
 
     Attributes:
-        questions: Source of the questions: the name of a set ({sets}), NAME:CONFIG for another configuration of a
-            set, NAME=PATH to read a set from a file, the path of your own .jsonl, .json, .csv or .parquet file, or a
-            Hugging Face Hub id (ORG/NAME or ORG/NAME:CONFIG). docs/questions.md describes the sets.
+        questions: Source of the questions: the name of a set ({sets}), the path of a .jsonl, .json, .csv or .parquet
+            file, or a Hugging Face Hub id (ORG/NAME or ORG/NAME:CONFIG). NAME:CONFIG selects another configuration of
+            a named set, and NAME=PATH reads a named set from a file. docs/questions.md describes the sets.
         n_questions: Number of questions in a random subset. By default, all questions.
         question_seed: Seed for the subset, the order of the questions, shuffled choices and worked examples.
         stratify_by: Field of the questions (group, or a key of meta). The subset contains the same number of questions
@@ -46,13 +46,13 @@ class StoreRecipe:
         split: Split of a Hub set. By default, the set's default split.
         questions_revision: Commit of a Hub set. By default, the newest commit.
         sampler: Whether to run the model in this process (local) or to send requests to server.url (server).
-        model: Model that answers the questions: the name of the model that is installed as a package, a Hub id, or a
-            folder. For the server sampler, the model's name on the server.
+        model: Model that answers the questions: the name of the embedded model, a Hub id, or a folder. For
+            the server sampler, the model's name on the server.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the checkpoint), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N. Not part of the store's identity.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
-        k: Number of answers to each question, at least 2, or 0 for a store of questions without answers.
+        k: Number of answers to each question: at least 2, or 0 for a store of questions without answers.
         policy: Decoding options.
         server: Settings of the server sampler.
         max_rows: Maximum number of answers per batch. It is halved when GPU memory runs out. Not part of the store's

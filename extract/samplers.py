@@ -22,7 +22,7 @@ class Declaration:
         end_token: Whether the tokens of an answer include the end token, or the token that completed a stop string.
         nullable: Columns of the samples that can be null: a subset of `reasoning`, `token_ids`, `logprobs`, `n_tokens`
             and `prompt_tokens`. If empty, samples are stored in the compact schema.
-        complete_policy: Whether all decoding options are known. If not, unknown ones are null in a store's identity.
+        complete_policy: Whether all decoding options are known. If not, unknown options are null in a store's identity.
     """
 
     version: str

@@ -17,7 +17,7 @@ class Field(NamedTuple):
     holds: Callable[[Any], bool]
 
 
-#: Dict from keys to fields. For a nested record, the field is another schema.
+#: Dict from keys to fields. For a nested record, the value is another schema.
 Schema = Mapping[str, "Field | Maybe | Schema"]
 
 
@@ -86,7 +86,7 @@ MODEL: Schema = {
     "tokenizer": SHA256,
     "chat_template": SHA256,
 }
-#: Schema of a served model, of which only the name is known.
+#: Schema of a served model. Only its name is known.
 NAMED_MODEL: Schema = {**dict.fromkeys(MODEL, Field("null", lambda value: value is None)), "id": TEXT}
 EXAMPLES = Field(
     "a list of pairs of texts",
@@ -107,7 +107,7 @@ DECODING = {
     "stop": TEXTS,
     "seed": whole(-(2**63), 2**64),
 }
-#: Schema of decoding options of which some may be unknown.
+#: Schema of decoding options, some of which may be unknown.
 KNOWN_DECODING = {name: or_null(field) for name, field in DECODING.items()}
 BLOCK_SIZE = whole(1, 1_000_000)
 #: Schema of the key `of` in identity.json.

@@ -84,8 +84,8 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
 def is_denied(text: str, start: int, end: int) -> bool:
     """Whether a text denies the value ``text[start:end]``, as in "it can't be 4" or "4 is wrong".
 
-    A denial follows the value directly, or precedes it by at most 80 characters. Phrases that can describe a count are
-    not denials, as in "4 are wrong" or "4 were not sold".
+    A denial follows the value directly, or precedes it by at most 80 characters. Phrases that can describe a count,
+    such as "4 are wrong" or "4 were not sold", are not denials.
 
     >>> [is_denied(text, text.index("4"), text.index("4") + 1) for text in ("It can't be 4.", "4 is wrong", "4, not 5")]
     [True, True, False]

@@ -59,7 +59,9 @@ class Counts(Descent):
 
 
 def count_labels(target: Tensor, n_classes: int) -> Tensor:
-    """Convert accuracies p̂ [row] to soft labels: distributions over classes, [row, class], with mean p̂ (n_classes − 1).
+    """Convert accuracies p̂ [row] to soft labels [row, class].
+
+    Each soft label is a distribution over the classes. Its mean is p̂ (n_classes − 1).
 
     >>> count_labels(torch.tensor([0.0, 0.75, 1.0]), 3)
     tensor([[1.0000, 0.0000, 0.0000],

@@ -7,7 +7,7 @@ from probes.ridge import Ridge
 
 
 class LayerAverage(Ridge):
-    """Average of ridge regressions that predict the expected accuracy p̂, one for each of the upper half of the layers.
+    """Average of ridge regressions that predict the expected accuracy p̂, one per layer in the upper half of the layers.
 
     All layers have the same L2 penalty. Because no layer is chosen, the result depends less on chance than with
     a single layer. If several positions are read, each of them is a candidate.
@@ -19,7 +19,7 @@ class LayerAverage(Ridge):
     name = "layer_average"
 
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
-        """Return each single feature (for the layer plot), and the upper half of the layers at each position."""
+        """Return each feature as an input (for the layer plot), then the upper half of the layers at each position."""
         of_position: dict[str, list[int]] = {}
         for feature, name in enumerate(names):
             of_position.setdefault(name.partition("/")[2], []).append(feature)

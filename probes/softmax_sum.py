@@ -1,14 +1,15 @@
-"""Softmax-weighted probe: the sum over tokens of a linear function z of the token state, weighted by softmax(z)."""
+"""Softmax-weighted probe: a softmax-weighted sum over tokens of a linear function of the token state."""
 
 from probes.fitting.sequence import SequenceProbe
 from probes.saved.sequence_head import SoftmaxSumHead
 
 
 class SoftmaxSum(SequenceProbe):
-    """Sum over tokens of z = w · x, weighted by the softmax of z (Constitutional Classifiers++, arXiv 2601.04603).
+    """Probe on a softmax-weighted sum over tokens (Constitutional Classifiers++, arXiv 2601.04603).
 
-    x is the standardised state of a token, and z is evidence that the answer is wrong. For small w, the sum is
-    close to the mean of z over the tokens. For large w, it is close to the maximum.
+    Each token has the value z = w · x, where x is its standardised state. A larger z is evidence that the answer is
+    wrong. The values are weighted by their softmax over the tokens. For small w, the sum is close to the mean of z. For
+    large w, it is close to the maximum.
 
     Args:
         lr, l2, calibrator: See `Descent`.

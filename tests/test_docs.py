@@ -81,7 +81,7 @@ def accept(command: str) -> None:
     """Parse a command without running it.
 
     Raises:
-        AssertionError: There is no such command.
+        AssertionError: If the command does not exist.
     """
     program, *rest = shlex.split(command, comments=True)
     match (Path(program).name, *rest):
@@ -113,7 +113,7 @@ def accept(command: str) -> None:
 
 
 def is_accepted(command: str) -> bool:
-    """Whether a command exists. Commands in the running text may omit required options."""
+    """Return whether a command exists. Commands in the running text may omit required options."""
     with suppress(AssertionError, KeyError):
         return accept(command) is None
     return False
@@ -161,14 +161,14 @@ def accept_pip(options: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", sorted({command for page in PAGES for command in commands(text_of(page))}))
-def test_every_command_of_a_block_is_one_that_exists(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_in_a_code_block_exists(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     accept(command)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", sorted({command for page in PAGES for command in commands_in_text(text_of(page))}))
-def test_every_command_in_the_text_is_one_that_exists(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_in_the_text_exists(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert any(is_accepted(f"{command} {more}") for more in ("", *REQUIRED)), command
 
@@ -191,14 +191,14 @@ def test_every_command_in_the_text_is_one_that_exists(command: str, monkeypatch:
         "wandb sweep configs/sweeps/nowhere.yaml",
     ],
 )
-def test_a_command_that_does_not_exist_would_be_noticed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_does_not_exist_is_detected(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     (found,) = commands(f"```bash\n{command}  # what it does\n```")
     with pytest.raises((AssertionError, KeyError)):
         accept(found)
 
 
-def test_commands_in_the_running_text_are_found_too() -> None:
+def test_commands_in_the_running_text_are_found() -> None:
     page = "Run `make trian` or `train.py`, and `python -m extract read --store STORE`.\n\n```python\nx = `make x`\n```"
     assert commands_in_text(page) == ["make trian"]
     assert "make train" in commands_in_text(text_of("README.md"))
@@ -221,7 +221,7 @@ def known() -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_in_the_text_is_one_of_a_command(
+def test_every_option_in_the_text_belongs_to_a_command(
     option: str, known: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -262,7 +262,7 @@ def workplace(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield folder
 
 
-def test_the_commands_lead_from_questions_to_a_run_with_every_file_that_is_named(workplace: Path) -> None:
+def test_the_commands_give_a_run_with_every_named_file(workplace: Path) -> None:
     (files,) = re.findall(r"^    runs/NAME/ (.*)$", text_of("docs/train.md"), re.MULTILINE)
     for name in files.split():
         assert list((workplace / "runs/NAME").glob(name)), name
@@ -270,7 +270,7 @@ def test_the_commands_lead_from_questions_to_a_run_with_every_file_that_is_named
     assert policy["decoding"]["max_new_tokens"] == 64
 
 
-def test_the_python_of_the_readme_gives_every_answer_with_its_confidence(
+def test_the_python_code_in_the_readme_prints_answers_with_confidences(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (code,) = blocks(text_of("README.md"), "python")
@@ -283,7 +283,7 @@ def test_the_python_of_the_readme_gives_every_answer_with_its_confidence(
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub 2.4 on httpx2
 @pytest.mark.parametrize("page", ["docs/measure.md", "docs/inference.md"])
-def test_the_python_of_a_guide_runs(
+def test_the_python_code_in_a_guide_runs(
     page: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: dict[str, Any] = {}
@@ -319,14 +319,14 @@ def test_the_notebook_runs_and_is_stored_with_the_outputs_of_every_cell(workplac
     assert not re.search(r"/(home|root|tmp|work|Users)/", content)
 
 
-def test_the_model_cards_python_runs_too(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_code_in_the_model_card_runs(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     probe = workplace / "runs/NAME/probe"
     (code,) = blocks((probe / "README.md").read_text(encoding="utf-8"), "python")
     exec(compile(code.replace("path/of/this/folder", str(probe)), "model card", "exec"), {})
     assert re.match(r"tensor\(\[[01]\.\d+\]\)", capsys.readouterr().out)
 
 
-def test_the_debug_config_is_a_whole_experiment(small_store: Path, tmp_path: Path) -> None:
+def test_the_debug_config_runs_a_complete_experiment(small_store: Path, tmp_path: Path) -> None:
     store = [f"--data.store={small_store}", "--data.recipe=null", "--data.grader=planted"]
     folder = train.run([f"--config={ROOT / 'configs/debug.yaml'}", f"--runs={tmp_path}", *store])
     assert yaml.safe_load((folder / "config.yaml").read_text())["data"]["val_fraction"] == 0.25
@@ -339,7 +339,7 @@ def test_every_link_leads_to_a_file(page: str) -> None:
     assert [place for place in places if not (ROOT / page).parent.joinpath(place).exists()] == []
 
 
-def test_the_readme_fits_on_a_screen_or_two() -> None:
+def test_the_readme_is_short() -> None:
     readme = text_of("README.md")
     prose = re.sub(r"^```.*?^```", "", readme, flags=re.MULTILINE | re.DOTALL)
     assert readme.count("\n") <= 120

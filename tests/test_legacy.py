@@ -18,7 +18,7 @@ FEATURES = load_file(DATA / "features.safetensors")
 STORES, PROBES = sorted(EXPECTED["stores"]), sorted(EXPECTED["probes"])
 
 
-# The API that is used, all of it
+# The only functions of the package that these tests use
 
 
 def open_store(path: Path) -> Any:
@@ -109,7 +109,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_a_store_is_the_same_and_whole(name: str, tmp_path: Path) -> None:
+def test_a_store_is_complete_and_has_the_same_identity(name: str, tmp_path: Path) -> None:
     store, expected = open_store(DATA / name), EXPECTED["stores"][name]
     assert identity(store) == expected["identity"]
     assert problems(store) == []
@@ -142,7 +142,7 @@ def test_the_grades_are_read(name: str) -> None:
         assert sum(known) / len(known) == pytest.approx(expected[grader]["mean"])
 
 
-def test_what_was_asked_is_read(name: str) -> None:
+def test_model_based_baselines_are_read(name: str) -> None:
     found = asked(open_store(DATA / name))
     expected = EXPECTED["stores"][name]["asked"]
     assert found.keys() == expected.keys()
@@ -165,7 +165,7 @@ def test_the_signals_are_read(name: str) -> None:
         assert float(finite.abs().sum()) == pytest.approx(expected["sum_abs"], rel=1e-9)
 
 
-def test_the_log_of_an_unfinished_part_is_seen(name: str) -> None:
+def test_the_log_of_an_unfinished_shard_is_found(name: str) -> None:
     store, expected = open_store(DATA / name), EXPECTED["stores"][name]["log_lines"]
     assert {log.name for log in (DATA / name).glob("samples/*.jsonl")} == set(expected)
     lines = [line for line in described(store).splitlines() if line.startswith("unfinished")]
@@ -177,7 +177,7 @@ def test_the_log_of_an_unfinished_part_is_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize("run", PROBES)
-def test_a_probe_gives_the_confidences_that_it_gave(run: str) -> None:
+def test_a_probe_gives_the_same_confidences(run: str) -> None:
     probe, expected = open_probe(DATA / "runs" / run / "probe"), EXPECTED["probes"][run]
     assert probe.layers == [layer for layer in [expected["layer"]] if layer is not None]
     assert probe.position == expected["position"]

@@ -44,7 +44,7 @@ def test_each_peer_has_pins_and_an_environment_in_which_torch_is_installed_first
         assert rest.endswith(f"--no-deps --requirement benchmarks/peers/{peer}.txt")
 
 
-def test_vllm_has_an_environment_without_packages_that_need_another_build_of_torch(tmp_path: Path) -> None:
+def test_the_environment_of_vllm_lacks_packages_that_need_another_build_of_torch(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "benchmarks").mkdir()
     shutil.copy(VLLM, tmp_path / "benchmarks")
@@ -67,7 +67,7 @@ def test_a_missing_vllm_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
-def test_a_vllm_that_does_not_start_ends_with_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_vllm_is_shown_if_it_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / ".venv-vllm/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\necho no such dtype >&2\nexit 1\n")
@@ -124,7 +124,7 @@ def test_only_the_scripts_of_the_peers_import_them() -> None:
     assert found == {Path("benchmarks/peers")}
 
 
-def test_a_missing_environment_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_environment_gives_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity, "ROOT", tmp_path)
     monkeypatch.setattr("sys.argv", ["parity", "--store", str(tmp_path / "store")])
     with pytest.raises(SystemExit) as stopped:

@@ -102,7 +102,7 @@ def layer_of(module: str) -> int:
 
 
 def within(module: str, *prefixes: str) -> bool:
-    """Whether a module is one of these modules or inside one of them."""
+    """Return whether a module is one of these modules or inside one of them."""
     return any(f"{module}.".startswith(f"{prefix}.") for prefix in prefixes)
 
 
@@ -115,7 +115,7 @@ def upward_imports() -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     names = sorted(MODULES)
     matrix = np.array([[other in imports(module, deferred=True) for other in names] for module in names])
     n_components, component = connected_components(csr_matrix(matrix), connection="strong")
@@ -130,12 +130,12 @@ def test_imports_follow_the_layers() -> None:
 @pytest.mark.parametrize(
     "module", [module for module in MODULES if within(module, "datamodules", "probes", "applications")]
 )
-def test_what_only_reads_a_store_imports_no_model_code_at_module_level(module: str) -> None:
+def test_modules_that_only_read_stores_import_no_model_code_at_module_level(module: str) -> None:
     names = {name for possible in imported_names(module, deferred=False) for name in possible}
     assert [name for name in names if within(name, *MODEL_CODE) and not within(name, *WITHOUT_MODEL)] == []
 
 
-def test_the_longest_chain_of_imports_is_short() -> None:
+def test_import_chains_are_short() -> None:
     graph = {module: imports(module, deferred=False) for module in MODULES}
     longest: dict[str, list[str]] = {}
     for module in TopologicalSorter(graph).static_order():

@@ -91,12 +91,12 @@ def whole_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_there_are_sweeps() -> None:
+def test_at_least_one_sweep_exists() -> None:
     assert SWEEPS
 
 
 @every_sweep
-def test_a_sweep_is_written_as_the_server_and_our_parser_want_it(path: Path) -> None:
+def test_a_sweep_has_the_format_of_the_server_and_the_parser(path: Path) -> None:
     sweep = yaml.safe_load(path.read_text())
     assert set(sweep) <= TOP_LEVEL
     assert (ROOT / sweep["program"]).is_file()
@@ -115,7 +115,7 @@ def test_a_sweep_is_written_as_the_server_and_our_parser_want_it(path: Path) -> 
 
 
 @every_sweep
-def test_the_real_parser_takes_whatever_a_sweep_may_draw(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_parser_accepts_all_values_that_a_sweep_can_draw(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep, rng = yaml.safe_load(path.read_text()), random.Random(0)
     parameters = sweep["parameters"]
     for pick in (lambda one: extremes(one)[0], lambda one: extremes(one)[-1], lambda one: draw(one, rng)):
@@ -125,7 +125,7 @@ def test_the_real_parser_takes_whatever_a_sweep_may_draw(path: Path, capsys: pyt
             assert {key: option(config, key) for key in values} == values
 
 
-def test_a_sweep_of_an_option_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_of_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     sweep = yaml.safe_load(SWEEPS[0].read_text())
     with pytest.raises(AssertionError, match="Did you mean `--model.lr`"):
         parsed(agent_command(sweep, {"model.lrr": 0.1}), sweep, capsys)
@@ -165,7 +165,7 @@ def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path
 
 @every_sweep
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:The latent spread has collapsed")
-def test_a_run_of_a_sweep_gives_the_server_what_it_asks_for(path: Path, start_run: Callable[..., Path]) -> None:
+def test_a_run_of_a_sweep_reports_the_metric_of_the_sweep(path: Path, start_run: Callable[..., Path]) -> None:
     sweep = yaml.safe_load(path.read_text())
     rng = random.Random(1)
     values = {key: draw(parameter, rng) for key, parameter in sweep["parameters"].items()}

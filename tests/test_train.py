@@ -29,7 +29,7 @@ from tests.helpers.tiny import write_questions
 pytestmark = pytest.mark.slow
 
 
-def test_twice_in_a_row_gives_two_runs_with_everything_in_them(small_store: Path, tmp_path: Path) -> None:
+def test_training_twice_gives_two_complete_runs(small_store: Path, tmp_path: Path) -> None:
     folders = [experiment(small_store, tmp_path) for _ in range(2)]
     assert all(folder.name.startswith("layer_average-") for folder in folders)
     assert folders[0] != folders[1]
@@ -51,7 +51,7 @@ def test_twice_in_a_row_gives_two_runs_with_everything_in_them(small_store: Path
     assert set(pq.read_table(folders[0] / "predictions.parquet")["split"].to_pylist()) == {"train", "val", "test"}
 
 
-def test_options_come_as_a_sweep_agent_writes_them(small_store: Path, tmp_path: Path) -> None:
+def test_options_in_the_format_of_a_sweep_agent_are_accepted(small_store: Path, tmp_path: Path) -> None:
     folder = experiment(
         small_store,
         tmp_path,
@@ -69,7 +69,7 @@ def test_options_come_as_a_sweep_agent_writes_them(small_store: Path, tmp_path: 
         experiment(small_store, tmp_path, "--name=mine")
 
 
-def test_a_config_file_is_read_before_the_options_after_it(small_store: Path, tmp_path: Path) -> None:
+def test_options_override_an_earlier_config_file(small_store: Path, tmp_path: Path) -> None:
     config = tmp_path / "mine.yaml"
     config.write_text("model:\n  class_path: probes.linear.Linear\n  init_args:\n    lr: 0.5\n    l2: 0.3\n")
     folder = experiment(small_store, tmp_path, f"--config={config}", "--model.lr=0.02")
@@ -118,7 +118,7 @@ NAMED_OTHERWISE = {
     sorted({*(ROOT / "configs").glob("*.yaml")} - {ROOT / "configs/brief.yaml"}),
     ids=lambda path: path.name,
 )
-def test_every_config_runs_alone(path: Path, sampled: Path, recipe: list[str], tmp_path: Path) -> None:
+def test_every_config_works_on_its_own(path: Path, sampled: Path, recipe: list[str], tmp_path: Path) -> None:
     store = shutil.copytree(sampled, tmp_path / "store")
     quick = ["--trainer.max_epochs=2", "--n_resamples=20", f"--runs={tmp_path}"]
     folder = train.run([f"--config={path}", f"--data.store={store}", *recipe, *quick])
@@ -138,7 +138,7 @@ def test_every_config_runs_alone(path: Path, sampled: Path, recipe: list[str], t
         ("fields", "{text: question, references: answer}"),
     ],
 )
-def test_train_takes_an_option_of_the_recipe_as_the_sample_command_does(
+def test_train_parses_recipe_options_like_the_sample_command(
     option: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     given: list[Any] = []
@@ -160,7 +160,7 @@ def test_train_takes_an_option_of_the_recipe_as_the_sample_command_does(
     assert given[0] == given[1] == given[2] != attrgetter(option)(StoreRecipe())
 
 
-def test_an_option_of_the_recipe_takes_an_empty_value_but_no_other_option() -> None:
+def test_a_recipe_option_can_have_an_empty_value_but_not_another_option_as_its_value() -> None:
     given = ["--data.recipe.policy.prompt.system", "", "--data.recipe.revision", "--name=x"]
     rewritten = ['--data.recipe={"policy": {"prompt": {"system": ""}}}', "--data.recipe.revision", "--name=x"]
     assert train.recipe_as_mappings(given) == rewritten
@@ -196,7 +196,7 @@ def test_a_store_in_the_folder_of_a_run_that_fails_is_kept(small_store: Path, tm
 
 
 @pytest.mark.parametrize("name", [".", "..", "../other", "/tmp", "", "a/b", "there"])
-def test_a_run_takes_no_folder_that_is_there_and_deletes_none(name: str, small_store: Path, tmp_path: Path) -> None:
+def test_a_run_never_uses_or_deletes_an_existing_folder(name: str, small_store: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "there").mkdir(parents=True)
     kept = [tmp_path / "mine", tmp_path / "runs" / "mine", tmp_path / "runs" / "there" / "mine"]
     for path in kept:
@@ -219,7 +219,7 @@ def test_a_run_takes_no_folder_that_is_there_and_deletes_none(name: str, small_s
         (["--trainer.accelerator=foo"], "invalid accelerator name"),
     ],
 )
-def test_train_refuses_in_one_line(
+def test_train_gives_one_line_errors(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     try:
@@ -255,7 +255,7 @@ def test_the_program_prints_an_error_in_one_line(
         (["smaple"], "sample"),
     ],
 )
-def test_extract_refuses_in_one_line(
+def test_extract_gives_one_line_errors(
     options: list[str],
     message: str,
     capsys: pytest.CaptureFixture[str],
@@ -284,7 +284,7 @@ def test_extract_refuses_in_one_line(
         (["inspect", "--grader=plnted"], "planted"),
     ],
 )
-def test_extract_names_the_nearest_part(
+def test_extract_names_the_nearest_match(
     options: list[str], name: str, small_store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(COMMANDS, "extract", [*options, f"--store={small_store}"]) == 2
@@ -323,14 +323,14 @@ def test_a_mistake_in_an_extraction_config_is_named(
 
 
 @pytest.mark.parametrize("epochs", [5, 15])
-def test_the_choice_is_made_on_the_weights_that_are_saved(small_store: Path, tmp_path: Path, epochs: int) -> None:
+def test_the_candidate_is_chosen_with_the_saved_weights(small_store: Path, tmp_path: Path, epochs: int) -> None:
     """Check that neither the sanity check nor an earlier validation epoch selects the candidate."""
     folder = experiment(small_store, tmp_path, "--model=Linear", f"--trainer.max_epochs={epochs}")
     rows = pq.read_table(folder / "predictions.parquet").to_pylist()
     assert max(row["linear"] for row in rows) - min(row["linear"] for row in rows) > 0.2
 
 
-def test_two_answers_a_question_are_enough_for_the_probe_and_too_few_for_consistency(
+def test_two_answers_per_question_are_enough_for_the_probe_and_too_few_for_consistency(
     make_small_store: Any, tmp_path: Path
 ) -> None:
     store = make_small_store(n=60, k=2)
@@ -342,7 +342,7 @@ def test_two_answers_a_question_are_enough_for_the_probe_and_too_few_for_consist
     assert not [row for row in report["paired"] if row["b"] == "consistency"]
 
 
-def test_nothing_fitted_leaves_one_line_and_no_run(small_store: Path, tmp_path: Path) -> None:
+def test_a_run_without_fitting_gives_a_one_line_error_and_no_folder(small_store: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="max_epochs"):
         experiment(small_store, tmp_path, "--trainer.max_epochs=0")
     with pytest.raises(InputError, match="`n_resamples` to be at least 1"):
@@ -384,7 +384,7 @@ def test_the_commands_work_one_after_the_other(
     assert "samples/00000.000-003.parquet: it has 0 bytes" in capsys.readouterr().err
 
 
-def test_no_secret_of_the_environment_reaches_a_run(
+def test_secrets_in_the_environment_are_not_saved_in_a_run(
     small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "0123456789abcdef" * 2 + "01234567"
@@ -398,7 +398,7 @@ def test_no_secret_of_the_environment_reaches_a_run(
 
 
 @pytest.mark.real_model
-def test_the_whole_way_on_the_embedded_model(tmp_path: Path) -> None:
+def test_the_whole_experiment_runs_on_the_embedded_model(tmp_path: Path) -> None:
     """Sample, grade, read, train, and compare all confidences on SmolLM2."""
     from extract import Store, load_model
 

@@ -51,7 +51,7 @@ def test_the_probe_is_an_artifact_of_type_model(folder: Path, logged: OfflineRun
         assert metadata[name] == logged.summary[f"best/{name}"]
 
 
-def test_the_summary_holds_the_validation_figures_of_the_saved_probe(
+def test_the_summary_contains_the_validation_figures_of_the_saved_probe(
     folder: Path, logged: OfflineRun, small_store: Path
 ) -> None:
     """Compare with figures recomputed from the saved tensors and the store."""
@@ -68,9 +68,7 @@ def test_the_summary_holds_the_validation_figures_of_the_saved_probe(
     )
 
 
-def test_the_validation_loss_is_of_confidences_whose_calibrator_has_not_seen_them(
-    folder: Path, logged: OfflineRun, small_store: Path
-) -> None:
+def test_the_validation_loss_uses_cross_fitted_calibrators(folder: Path, logged: OfflineRun, small_store: Path) -> None:
     """Compare with scikit-learn's log-loss, where each fifth of the questions is calibrated on the others."""
     data = FeatureDataModule(store=str(small_store), grader="planted", test_fraction=0.3)
     data.setup()
@@ -88,7 +86,7 @@ def test_the_validation_loss_is_of_confidences_whose_calibrator_has_not_seen_the
     assert logged.summary["best/val_loss"] != logged.summary["val/loss"]
 
 
-def test_predictions_are_a_table_with_a_row_for_every_question(folder: Path, logged: OfflineRun) -> None:
+def test_predictions_are_a_table_with_one_row_per_question(folder: Path, logged: OfflineRun) -> None:
     table = json.loads(logged.media("predictions").read_text())
     rows = pq.read_table(folder / "predictions.parquet").to_pylist()
     assert [dict(zip(table["columns"], row, strict=True)) for row in table["data"]] == rows
@@ -109,7 +107,7 @@ def test_the_test_figures_of_every_method_are_in_the_summary(folder: Path, logge
         assert logged.summary[f"test/{method}/auroc"] == figures["auroc"]["value"]
 
 
-def test_the_config_says_what_was_run_on_what(logged: OfflineRun, small_store: Path) -> None:
+def test_the_config_describes_the_run_and_its_data(logged: OfflineRun, small_store: Path) -> None:
     store = Store.open(small_store)
     assert logged.config["store_identity"] == store.sha256
     assert logged.config["policy"] == store.identity["policy"]
@@ -133,7 +131,7 @@ def test_the_config_names_the_commit_of_a_clone_and_none_elsewhere(
     assert train.git_commit() is None
 
 
-def test_no_place_of_this_machine_reaches_the_config(logged: OfflineRun, small_store: Path) -> None:
+def test_the_config_contains_no_paths_of_this_machine(logged: OfflineRun, small_store: Path) -> None:
     sent = json.dumps(logged.config)
     for place in (small_store.parent, ROOT):
         assert str(place) not in sent
@@ -157,7 +155,7 @@ def test_only_paths_of_this_machine_are_shortened(value: Any, sent: Any) -> None
     assert train.without_paths(value) == sent
 
 
-def test_a_run_that_breaks_is_a_failed_one(
+def test_a_run_that_raises_an_error_is_marked_as_failed(
     small_store: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

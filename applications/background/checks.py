@@ -12,10 +12,12 @@ _FIXED = ("max_new_tokens", "stop", "prompt")
 
 
 def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
-    """Return the unit for comparisons. The default is tokens if all tokenizers are known to be equal, otherwise words.
+    """Return the unit in which outputs are compared.
+
+    The default is tokens if all tokenizers are known to be equal, otherwise words.
 
     Raises:
-        InputError: If outputs are not available in the unit, or the unit is tokens and the tokenizers differ.
+        InputError: If a source does not have outputs in the unit, or the unit is tokens and the tokenizers differ.
     """
     known = {source.tokenizer for source in sources}
     if unit is None:

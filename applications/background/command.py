@@ -28,7 +28,7 @@ def background_temperature(
 ) -> Path:
     """Estimate the temperature at which reference models vary as much as a system does at temperature 0.
 
-    The method is the background temperature of Messina and Scotta (arXiv 2604.22411), with intervals.
+    The background temperature was defined by Messina and Scotta (arXiv 2604.22411). This command adds intervals.
 
     Args:
         tested: Outputs of the tested system: a store, or a JSON or CSV file. A JSON file contains an object that
@@ -36,7 +36,7 @@ def background_temperature(
             output.
         references: Folders of temperature grids, one for each reference model. Sample them with the same prompts,
             prompt template and token limit, for example with `--policy.temperature 0:1:0.05`.
-        unit: Whether to compare outputs as tokens or as words and punctuation marks. The default is tokens if all
+        unit: Unit in which outputs are compared: tokens, or words and punctuation marks. The default is tokens if all
             tokenizers are known to be equal, otherwise words.
         shared: Whether to use only the prompts that all systems have. Otherwise, the prompts must be equal.
         out: Folder to create for the page, record, tables and pictures. The default is

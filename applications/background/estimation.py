@@ -27,10 +27,12 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Cell:
-    """Match of one metric with one reference. The first resample of each array contains every prompt once.
+    """Comparison of the tested system with one reference by one metric.
+
+    The first resample contains every prompt once.
 
     Attributes:
-        means: [resample, temperature] mean of the metric for the reference, as 1 − mean if the metric falls with
+        means: [resample, temperature] mean of the metric for the reference, or 1 − mean if the metric falls with
             temperature.
         tested: [resample] mean of the metric for the tested system, converted in the same way.
         temperature: [resample] temperatures at which the monotone curve reaches the value of the tested system.
@@ -60,13 +62,13 @@ class Estimate:
     """Background temperature of a system.
 
     Attributes:
-        cells: Matches, by reference and metric.
+        cells: Comparisons, by reference and metric.
         tested: Values [prompt] of each metric for the tested system.
         references: Values [prompt] of each metric for the references, by name and temperature.
         mismatch_rate: 95 % upper limit of the mismatch rate if all outputs to each prompt are identical, else None.
         limits: Highest temperature at which each reference has at most this mismatch rate. See `temperature_limit`.
-        recovery: [resample, temperature] estimates for held-out outputs of each reference at each of its temperatures,
-            by name. Empty if a prompt has fewer than four outputs.
+        recovery: Estimates [resample, temperature] for the held-out outputs of each reference, by name. Empty if a
+            prompt has fewer than four outputs.
     """
 
     cells: dict[str, dict[str, Cell]]
@@ -77,15 +79,18 @@ class Estimate:
     recovery: dict[str, Array]
 
     def mean_temperature(self, metrics: Sequence[str] = tuple(METRICS), rule: str = "temperature") -> Array:
-        """Return the mean over the references and metrics of the attribute `rule` of `Cell`, [resample]."""
+        """Return the mean temperature [resample] over references and metrics.
+
+        `rule` is the attribute of `Cell` that is averaged: ``temperature`` or ``ks_temperature``.
+        """
         return np.mean([getattr(grid[name], rule) for grid in self.cells.values() for name in metrics], axis=0)
 
 
 def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estimate:
-    """Match the tested system with all references.
+    """Match the tested system with all references, and estimate its background temperature.
 
     Raises:
-        InputError: If the outputs of a reference do not vary more at its highest than at its lowest temperature.
+        InputError: If the outputs of a reference vary no more at its highest temperature than at its lowest.
     """
     counts = resample_weights(len(systems.prompts), n_resamples, seed).double().numpy()
     weights = np.vstack([np.ones(len(systems.prompts)), counts]) / len(systems.prompts)
@@ -141,7 +146,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures at which half of a reference's outputs were sampled, from the other half.
+    """Match one half of a reference's outputs with the other half, and estimate their temperatures.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.
@@ -165,34 +170,35 @@ def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights
 
 
 def rising(name: str, values: Sequence[Mapping[str, Array]]) -> Array:
-    """Stack the values [temperature, prompt] of a metric, as 1 − value if the metric falls with temperature."""
+    """Stack the values [temperature, prompt] of a metric. Return 1 − value if the metric falls with temperature."""
     stacked = np.stack([one[name] for one in values])
     return stacked if METRICS[name].rises else 1 - stacked
 
 
 def _limit(grid: Mapping[float, Mapping[str, Array]], rate: float, weights: Array) -> float | None:
-    """Return the highest temperature at which a reference has at most this mismatch rate, see `temperature_limit`."""
+    """Return the highest temperature at which the mismatch rate is at most `rate`. See `temperature_limit`."""
     (curve,) = monotone_curves(rising("memf", [*grid.values()]), weights)
     return temperature_limit(curve, rate, np.array([*grid]))
 
 
 def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> None:
-    """Check that the outputs of a reference vary more at its highest than at its lowest temperature."""
+    """Check that the outputs of a reference vary more at its highest temperature than at its lowest."""
     (low, first), *_, (high, last) = ((t, float(values["memf"].mean())) for t, values in grid.items())
     if last >= first:
         raise InputError(
-            f"Expected the MEMF of the reference {name!r} to fall with temperature, but it is {first:.3f} at {low:g} "
-            f"and {last:.3f} at {high:g}. Check that the reference really samples: a sampler that ignores the "
-            "temperature is greedy at all temperatures."
+            f"Expected the fraction of the most frequent output (MEMF) of the reference {name!r} to fall with "
+            f"temperature, but it is {first:.3f} at {low:g} and {last:.3f} at {high:g}. Check that the sampler of the "
+            "reference does not ignore the temperature."
         )
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
-    """Return the first of the values [resample], and the 95 % expanded percentile interval of the others.
+    """Return the first of the values [resample], and the 95 % expanded percentile interval of the other values.
 
-    The levels of its quantiles are Φ(± √(n/(n − 1)) t), where t is the 97.5 % quantile of Student's t distribution with
-    n − 1 degrees of freedom for n prompts. With few prompts, the quantiles at 2.5 % and 97.5 % would be too narrow
-    (Hesterberg, The American Statistician 69, 2015).
+    The interval reaches from the quantile at Φ(−x) to the quantile at Φ(x) with x = √(n/(n − 1)) t. Here, n is the
+    number of prompts and t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom. With few
+    prompts, the interval between the quantiles at 2.5 % and 97.5 % would be too narrow (Hesterberg, The American
+    Statistician 69, 2015).
     """
     reach = (n_prompts / (n_prompts - 1)) ** 0.5 * stdtrit(n_prompts - 1, 0.975)
     low, high = np.quantile(values[1:], ndtr([-reach, reach]))

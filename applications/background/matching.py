@@ -90,7 +90,8 @@ def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
     """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF if all outputs to each prompt are identical.
 
     The limit is 1 − 0.05^(1 / (M (N − 1))) for M prompts, where N is the minimum of `n_outputs` [prompt]. One output of
-    each prompt is not counted, because it defines the most frequent output. Prompts can have different mismatch rates.
+    each prompt is not counted, because it defines the most frequent output. The limit also holds if the prompts have
+    different mismatch rates.
     """
     return float(1 - 0.05 ** (1 / (len(n_outputs) * (n_outputs.min() - 1))))
 
@@ -98,8 +99,8 @@ def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
 def temperature_limit(curve: Array, rate: float, temperatures: Array) -> float | None:
     """Return the highest temperature above 0 at which the mismatch rate of the reference is at most `rate`.
 
-    `curve` [temperature] is non-decreasing. Returns None if there is no such temperature, which means that the limit is
-    below the first step of the grid.
+    `curve` [temperature] contains the non-decreasing mismatch rates of the reference. Returns None if there is no such
+    temperature. The limit is then below the first step of the grid.
     """
     within = temperatures[(curve <= rate) & (temperatures > 0)]
     return float(within[-1]) if len(within) else None

@@ -25,13 +25,13 @@ _FORMAT = (
 
 @dataclass(frozen=True)
 class Source:
-    """Where the outputs of a system, or of a reference at one temperature, are read from.
+    """Source of the outputs of a system, or of a reference at one temperature.
 
     Attributes:
         name: Name in messages and tables.
         units: Units in which the outputs are available.
         read: Function that returns the outputs to each prompt in one of the units, without end tokens.
-        store: The store; None for a file.
+        store: The store; None if the source is a file.
     """
 
     name: str
@@ -151,5 +151,5 @@ def _read_csv(file: Path) -> dict[str, list[str]]:
             f"Expected {str(file)!r} to be a CSV file, but reading it failed: {error}. {_FORMAT}"
         ) from error
     except KeyError as error:
-        raise InputError(f"Expected {str(file)!r} to have a column {error}, but it has none. {_FORMAT}") from error
+        raise InputError(f"Expected {str(file)!r} to have a column {error}, but it does not. {_FORMAT}") from error
     return outputs

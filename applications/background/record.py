@@ -75,7 +75,7 @@ def _source(source: Source) -> dict[str, Any]:
 
 
 def _facts(outputs: Sequence[Counted]) -> dict[str, Any]:
-    """Count the outputs of the tested system. `first_divergence` is the median over the prompts that vary."""
+    """Count the outputs of the tested system. `first_divergence` is the median over prompts with different outputs."""
     varying = [one.first_divergence for one in outputs if one.first_divergence is not None]
     return {
         "n_outputs": sum(one.n for one in outputs),
@@ -87,7 +87,7 @@ def _facts(outputs: Sequence[Counted]) -> dict[str, Any]:
 
 
 def _cell(cell: Cell, rises: bool, n: int) -> dict[str, Any]:
-    """Describe the match of one metric with one reference, for `n` prompts."""
+    """Return the results of one metric and one reference for `n` prompts."""
     best = int(cell.ks_distance.argmin())
 
     def mean(values: Array) -> Interval:
@@ -106,7 +106,7 @@ def _cell(cell: Cell, rises: bool, n: int) -> dict[str, Any]:
 
 
 def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, Any]:
-    """Compare the estimates [resample, temperature] for held-out outputs to `n` prompts with the true temperatures."""
+    """Compare the true temperatures with their estimates `found` [resample, temperature]. `n` counts the prompts."""
     estimates = [interval(values, n) for values in found.T]
     errors = np.abs([one["value"] - t for one, t in zip(estimates, temperatures, strict=True)])
     return {
@@ -118,9 +118,10 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 
 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
-    """Return the largest upper limit over the references if all outputs are identical, else None.
+    """Return the upper limit of the temperature if all outputs are identical, else None.
 
-    If `inclusive` is false, the background temperature is below the limit, which is then the first step of a grid.
+    The limit is the largest one over the references. If it is the first step of a grid, `inclusive` is false, because
+    the background temperature is below it.
     """
     if estimate.mismatch_rate is None:
         return None

@@ -30,7 +30,7 @@ class Systems:
         references: Outputs [prompt] of each reference, by name and temperature in ascending order.
         unit: Unit of the outputs.
         limit: Maximum number of tokens per output.
-        n_unshared: Number of prompts that are left out, because not all systems have them.
+        n_unshared: Number of prompts that are left out because not all systems have them.
     """
 
     prompts: list[str]
@@ -54,8 +54,8 @@ def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
     """Open references, and return their sources by name and temperature in ascending order.
 
     Args:
-        paths: Folders of temperature grids. Alternatively, JSON files in the format of the authors, with token ids by
-            model, temperature and prompt.
+        paths: Folders of temperature grids, or JSON files in the format of Messina and Scotta, which contain token ids
+            by model, temperature and prompt.
 
     Raises:
         InputError: If a reference has fewer than two temperatures, two references have the same name, or a store
@@ -85,7 +85,7 @@ def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
 
 
 def _read_references(path: str) -> Iterator[tuple[str, dict[float, Source]]]:
-    """Read references in the format of the authors."""
+    """Read references from a JSON file in the format of Messina and Scotta."""
     content = read_json(Path(path))
     try:
         for name, grid in content.items():
@@ -95,8 +95,8 @@ def _read_references(path: str) -> Iterator[tuple[str, dict[float, Source]]]:
             yield name, dict(sorted(read.items()))
     except (AttributeError, ValueError) as error:
         raise InputError(
-            f"Expected {path!r} to contain outputs by model, distinct temperature and prompt, but it has another "
-            "format. Pass the folder of a temperature grid."
+            f"Expected {path!r} to contain outputs by model, temperature and prompt, but it has another format, or "
+            "repeats a temperature. Pass the folder of a temperature grid."
         ) from error
 
 
@@ -133,8 +133,8 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
     limit = next((one for one in limits if one is not None), longest)  # imported logs may not state it
     if unit == "tokens" and longest > limit:
         raise InputError(
-            f"Expected outputs of at most {limit} tokens, the token limit of the stores, but one has {longest}. Use "
-            "the same token limit for all systems."
+            f"Expected outputs of at most {limit} tokens, the token limit of the stores, but one output has {longest}. "
+            "Use the same token limit for all systems."
         )
     ids = {prompt: id_ for store in stores[:1] for id_, prompt in prompts_of(store).items()}
     grids = iter(counted[1:])

@@ -21,7 +21,7 @@ N_SUBSETS = 1000
 
 @dataclass(frozen=True)
 class Counted:
-    """Outputs to one prompt, as distinct outputs and an index.
+    """Outputs to one prompt, stored as distinct outputs and an index.
 
     Attributes:
         texts: Distinct outputs. Each token is encoded as one character, so that string functions can be used.
@@ -46,7 +46,7 @@ class Counted:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """[distinct] how often each distinct output occurs."""
+        """[distinct] numbers of occurrences of the distinct outputs."""
         return np.bincount(self.index)
 
     @property
@@ -63,7 +63,7 @@ class Counted:
         return Counted.of(self.texts[i] for i in self.index[start::2])
 
     def mean_over_pairs(self, distances: NDArray[np.float64]) -> float:
-        """Average distances [distinct, distinct] with diagonal 0 over all pairs of outputs."""
+        """Average distances [distinct, distinct], whose diagonal is 0, over all pairs of outputs."""
         return float(self.counts @ distances @ self.counts) / (self.n * (self.n - 1))
 
 

@@ -21,7 +21,8 @@ class Ranking(NamedTuple):
     Attributes:
         question: [rank] question of each answer.
         answer: [rank] number of earlier answers to the same question.
-        last: [tie] rank of the last answer in each tie. Answers are tied if they have the same gain and `answer`.
+        last: [tie] rank of the last answer in each tie. Answers are tied if they have the same gain and the same value
+            in `answer`.
     """
 
     question: NDArray[np.int64]
@@ -75,7 +76,7 @@ def hazards(a: Array, b: Array, most: int) -> Array:
 
 
 def _decreasing(first: Array, factors: Array) -> Array:
-    """Return cumulative products of `first` and `factors` in [0, 1], which cannot increase through rounding."""
+    """Return the cumulative products of `first` and `factors` in [0, 1]. They do not increase, even with rounding."""
     return np.concatenate([first, factors], axis=1).cumprod(axis=1)
 
 

@@ -27,7 +27,7 @@ Method = tuple[str, str]
 
 
 class Setting(NamedTuple):
-    """Answers that a budget can be spent on, and the methods that allocate it.
+    """Answers on which a budget can be spent, and the methods that allocate it.
 
     Attributes:
         right: [question] numbers of right answers.
@@ -48,7 +48,7 @@ class Setting(NamedTuple):
 
 
 class Questions(NamedTuple):
-    """Questions that a budget is allocated to.
+    """Questions to which a budget is allocated.
 
     Attributes:
         rows: [question] rows of the question table.

@@ -1,1 +1,1 @@
-"""Thresholds for abstaining and routing whose risk is bounded with a requested probability."""
+"""Confidence thresholds for abstention and routing, with a guaranteed risk."""

@@ -1,4 +1,4 @@
-"""P-values for the hypothesis that a mean loss exceeds a risk, computed for many thresholds at once."""
+"""P-values of the hypothesis that the mean loss exceeds a given risk, computed for many thresholds at once."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,12 @@ Mask = NDArray[np.bool_]
 def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
     r"""Compute p-values from Hoeffding's inequality.
 
-    The test uses the mean over all N questions of (loss − risk) for answered and 0 for unanswered questions, whose
-    range has the width 1:
+    Answered questions contribute loss − risk, and unanswered questions contribute 0. These contributions lie in an
+    interval of width 1. With their mean x̄ over all N questions,
 
     .. math:: p = \exp(-2 N \max(0, -\bar x)^2)
 
-    It is the baseline of Learn then Test (Angelopoulos et al., arXiv 2110.01052).
+    This test is the baseline in Learn then Test (Angelopoulos et al., arXiv 2110.01052).
 
     Args:
         losses: [question, threshold] or [question, 1] losses in [0, 1].
@@ -32,7 +32,7 @@ def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
 
 
 def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | Array) -> Array:
-    r"""Compute p-values from a betting martingale that aims at a rejection at `level` after the last question.
+    r"""Compute p-values from a betting martingale that is tuned to reject at `level` by the last question.
 
     A gambler starts with the wealth K = 1 and bets a fraction of it on each answered question, in the given order:
 
@@ -40,13 +40,13 @@ def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | A
 
     If the mean loss is at least `risk`, K is a nonnegative supermartingale, and p = 1 / max K is a p-value (Ville's
     inequality; Waudby-Smith and Ramdas, arXiv 2010.09686). This holds for any bet that depends only on earlier losses.
-    The bet used here maximises the probability of reaching K = 1 / δ with δ = 1 − level by the last question, if the
-    losses were normal (Browne, Reaching Goals by a Deadline, 1999). With u = δ K, n questions left, and the estimated
-    standard deviation σ of the earlier losses, it is
+    The bet used here would be optimal for normally distributed losses: it would maximise the probability that K reaches
+    1 / δ by the last question, with δ = 1 − level (Browne, Reaching Goals by a Deadline, 1999). It is
 
     .. math:: b = \frac{\varphi(\Phi^{-1}(u))}{u \, \sigma \sqrt n}
 
-    It stops at u = 1. The test then needs little more evidence than a one-sided z-test at the same level.
+    where u = δ K, n is the number of questions left, and σ is the standard deviation estimated from earlier losses.
+    Betting stops at u = 1. The test needs little more evidence than a one-sided z-test at the same level.
 
     Args:
         losses: [question, threshold] or [question, 1] losses in [0, 1]. The order of the questions must not depend on
@@ -61,13 +61,13 @@ def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | A
     left = np.maximum(is_kept.sum(0).astype(float), 1)
     goal = np.broadcast_to(1 - np.asarray(level), left.shape).copy()  # wealth as a fraction of the target 1 / δ
     highest, seen = goal.copy(), np.zeros_like(goal)
-    total, squares = np.full_like(goal, risk), np.full_like(goal, 0.25)  # of one imaginary loss
+    total, squares = np.full_like(goal, risk), np.full_like(goal, 0.25)  # start from one pseudo-loss
     for row, is_answered in zip(losses, is_kept, strict=True):
         loss = np.where(is_answered, row, risk)  # a loss of `risk` leaves the wealth unchanged
         fraction = np.maximum(goal, 1e-100)
         density = np.exp(-(ndtri(fraction) ** 2) / 2) / np.sqrt(2 * np.pi)
         bet = density / (fraction * np.sqrt(squares / (1 + seen) * left))
-        bet = np.minimum(bet, np.minimum((1 / fraction - 1) / risk, 1 / (1 - risk)))  # never beyond the target
+        bet = np.minimum(bet, np.minimum((1 / fraction - 1) / risk, 1 / (1 - risk)))  # a win cannot exceed the target
         goal = np.minimum(goal * (1 + bet * (risk - loss)), 1)
         highest = np.maximum(highest, goal)
         squares += np.where(is_answered, (loss - total / (1 + seen)) ** 2, 0)

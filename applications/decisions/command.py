@@ -35,24 +35,25 @@ def decide(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Find confidence thresholds below which to abstain, so that the answers that are given have a guaranteed risk.
+    """Find confidence thresholds below which to abstain, so that the other answers have a guaranteed risk.
 
-    The risk is the expected fraction of wrong answers among the questions at or above the threshold. With the
-    probability `level` over the questions of the store, the returned threshold has at most the requested risk.
+    The risk of a threshold is the expected fraction of wrong answers among the questions at or above it. The questions
+    of the store are treated as a random sample. With probability `level`, this sample gives a threshold whose risk is
+    at most the requested one.
 
     Args:
         store: Folder of the store. It must contain samples and grades.
-        confidences: Confidences of the questions: folders of saved probes that were trained on other questions, or
+        confidences: Sources of confidences: folders of saved probes that were trained on other questions, or
             FILE:COLUMN for columns of Parquet or CSV files, such as the out-of-fold predictions of `probes compare`.
         risk: One or more requested risks between 0 and 1. Each has its own threshold and guarantee.
         level: Probability with which each guarantee holds.
-        probe: Folder of a saved probe. The certified thresholds are stored in its config.json, where `probes.abstain`
-            and `probes.route` find them. `confidences` must be the out-of-fold predictions of the probe's method, or
-            the probe itself on a store with other questions.
-        strong: Folder of a store with more accurate answers to the same questions. The page then shows the accuracy and
-            the cost of routing the questions below a threshold to it.
-        strong_price: Price of a token of the strong store, in tokens of the other store.
-        shared: If the strong store has other questions, route the shared ones.
+        probe: Folder of a saved probe. The certified thresholds are stored in its config.json for use by
+            `probes.abstain` and `probes.route`. `confidences` must be the out-of-fold predictions of the probe's
+            method. If the probe was trained on other questions, `confidences` can be the probe itself.
+        strong: Folder of a store with more accurate answers to the same questions. If it is passed, the page shows the
+            accuracy and the cost of routing the questions below a threshold to this store.
+        strong_price: Price of a token of the strong store, relative to a token of `store`.
+        shared: If the two stores have different questions, evaluate routing on the questions that they share.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and pictures. The default is runs/decide-STORE.
         seed: Seed for the order of the questions in the test, the random halves and the resampling.

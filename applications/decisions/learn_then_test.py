@@ -1,8 +1,8 @@
 r"""Thresholds with a guaranteed risk: Learn then Test (Angelopoulos et al., arXiv 2110.01052), clustered by question.
 
-The unit is a question with the loss ℓ = 1 − c/n, where c of its n graded answers are right. Its n answers are one
-observation in [0, 1]. A threshold λ keeps the questions whose confidence f is at least λ. Its risk is
-E[ℓ | f ≥ λ], which is the expected fraction of wrong answers among the answers that are given.
+The loss of a question is ℓ = 1 − c/n, where c of its n graded answers are right. The n answers to a question count as
+one observation. A threshold λ keeps the questions whose confidence f is at least λ. Its risk is E[ℓ | f ≥ λ], the
+expected fraction of wrong answers to the kept questions.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,12 @@ from scipy.special import expit
 from applications.decisions.betting import betting_p_values, hoeffding_p_values
 
 Array = NDArray[np.float64]
-#: Candidate thresholds from strict to loose. They do not depend on any data: log-odds from 7 to −7, and 0.
+#: Candidate thresholds from strict to loose: log-odds from 7 to −7, and the threshold 0. They are independent of data.
 THRESHOLDS: Array = np.append(expit(np.arange(140, -141, -1) / 20), 0.0)
-#: Starts of the sequences of thresholds: the fraction of the questions that the first threshold keeps, and the
-#: fraction of the error probability 1 − level that is spent on the sequence. The last one only tests whether all
-#: questions can be answered. The others help if the most confident questions are not the most accurate ones.
+#: Sequences of tested thresholds. For each sequence, the fraction of the questions that its first threshold keeps, and
+#: the fraction of the error probability 1 − level that it may spend. Sequences that start at looser thresholds help if
+#: the most confident questions are not the most accurate ones. The last one tests only whether all questions can be
+#: answered.
 STARTS = ((0.05, 0.55), (0.25, 0.15), (0.5, 0.15), (1.0, 0.15))
 #: P-values [threshold] as functions of losses [question, 1], kept questions [question, threshold], risk and levels.
 TESTS: dict[str, Callable[[Array, NDArray[np.bool_], float, Array], Array]] = {
@@ -30,10 +31,10 @@ TESTS: dict[str, Callable[[Array, NDArray[np.bool_], float, Array], Array]] = {
 
 
 class Certified(NamedTuple):
-    """Loosest threshold whose risk is at most the requested one at the requested level.
+    """Result of `certify`.
 
     Attributes:
-        threshold: Smallest confidence of an answer that is given; None if no threshold is certified.
+        threshold: The loosest certified threshold; None if no threshold is certified.
         n_kept: Number of questions at or above the threshold.
         first: The strictest tested threshold.
     """
@@ -45,9 +46,9 @@ class Certified(NamedTuple):
 
 @cache
 def n_needed(risk: float, level: float) -> int:
-    """Return the number of questions for which a loss of 0 on all of them certifies the risk.
+    """Return the number of questions that are needed to certify a risk if no answer is wrong.
 
-    No valid test needs fewer than log(w (1 − level)) / log(1 − risk) questions, where w is the largest fraction of the
+    Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions, where w is the largest fraction of the
     error probability in `STARTS`. The betting test needs a few more.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
@@ -62,16 +63,19 @@ def n_needed(risk: float, level: float) -> int:
 
 
 def necessary_abstention(base_risk: float, risk: float) -> float:
-    r"""Return the least fraction of questions that any rule with this risk leaves unanswered, (μ − α) / (1 − α).
+    """Return the smallest fraction of questions that a rule with this risk must leave unanswered.
 
-    μ is the mean loss of all questions and α is `risk`. A loss is at most 1, so that a fraction a of unanswered
-    questions implies μ ≤ (1 − a) α + a.
+    It is (μ − α) / (1 − α), where μ is the mean loss `base_risk` of all questions and α is `risk`. If a fraction a is
+    left unanswered, then μ ≤ (1 − a) α + a, because a loss is at most 1.
     """
     return max(0.0, (base_risk - risk) / (1 - risk))
 
 
 def oracle_coverage(losses: Array, risk: float) -> float:
-    """Return the largest fraction of questions with at most this mean loss. `losses` [question] are known to it."""
+    """Return the coverage of an oracle, which answers as many questions as the risk allows.
+
+    The oracle knows the losses [question] and answers the questions with the lowest losses.
+    """
     return float((np.sort(losses).cumsum() <= risk * np.arange(1, len(losses) + 1) + 1e-9).mean())
 
 
@@ -80,10 +84,11 @@ def certify(
 ) -> Certified:
     """Find the loosest threshold with E[ℓ | f ≥ λ] ≤ `risk` that is certified at `level`.
 
-    Each sequence tests `THRESHOLDS` from strict to loose, at its fraction of 1 − `level`, until the first hypothesis
-    that is not rejected (fixed-sequence testing with several starts). The probability that the returned threshold has
-    a larger risk is therefore at most 1 − `level`. A sequence starts at the first threshold that keeps its fraction of
-    the questions in `STARTS`, and twice as many as `n_needed`. These starts depend only on the confidences.
+    This is fixed-sequence testing with several starts. Each sequence in `STARTS` tests thresholds from strict to loose
+    and ends at the first hypothesis that is not rejected. Together, the sequences spend the error probability
+    1 − `level`, so the returned threshold has a larger risk with at most this probability. The first threshold of a
+    sequence must keep the fraction of the questions given in `STARTS`, and at least twice `n_needed` questions. It
+    depends only on the confidences.
 
     Args:
         confidence: [question] confidences f. A question with the confidence NaN is never answered.
@@ -114,5 +119,8 @@ def certify(
 
 
 def n_rejected(is_rejected: NDArray[np.bool_]) -> int:
-    """Return how many hypotheses fixed-sequence testing rejects: those before the first one that is not rejected."""
+    """Return the number of hypotheses that are rejected before testing stops.
+
+    Fixed-sequence testing stops at the first hypothesis that cannot be rejected.
+    """
     return int(np.cumprod(is_rejected).sum())

@@ -12,7 +12,7 @@ from probes.report.templates import method_label
 
 @styled
 def risk_coverage_picture(record: Mapping[str, Any]) -> Figure:
-    """Plot the measured risk by coverage with 95 % bands. Dots mark the certified thresholds."""
+    """Plot the measured risk against the coverage with 95 % bands. Dots mark the certified thresholds."""
     figure, axes = new_figure(5.8, 4.0)
     base = record["base_risk"]["value"]
     axes.axhline(base, color=GREY, lw=1, ls="--", label=f"random order ({base:.2f})")
@@ -39,7 +39,7 @@ def risk_coverage_picture(record: Mapping[str, Any]) -> Figure:
 
 @styled
 def routing_picture(routing: Mapping[str, Any]) -> Figure:
-    """Plot the accuracy by the mean cost per question for several fractions of routed questions, with 95 % bands."""
+    """Plot accuracy against the mean cost per question as more questions are routed, with 95 % bands."""
     figure, axes = new_figure(5.8, 4.0)
     cheap, strong = routing["alone"]
     ends = [cheap["cost"], strong["cost"]], [one["accuracy"]["value"] for one in (cheap, strong)]
@@ -59,7 +59,7 @@ def routing_picture(routing: Mapping[str, Any]) -> Figure:
                 )
     oracle = next(iter(routing["confidences"].values()))["oracle"]
     value = [point["accuracy"]["value"] for point in oracle]
-    cost = [point["cost"] for point in oracle[: value.index(max(value)) + 1]]  # it routes no question in vain
+    cost = [point["cost"] for point in oracle[: value.index(max(value)) + 1]]  # stop where routing helps no more
     axes.plot(cost, value[: len(cost)], color=INK, lw=1, ls=":", label="oracle")
     _explain(axes, routing["confidences"], "certified threshold")
     axes.set(xlabel="mean cost per question (tokens)", ylabel="accuracy")
@@ -68,7 +68,7 @@ def routing_picture(routing: Mapping[str, Any]) -> Figure:
 
 
 def _explain(axes: Axes, confidences: Mapping[str, Any], certified: str) -> None:
-    """Add the bands and the dots of certified thresholds to the legend, in the colour of a single confidence."""
+    """Add legend entries for the bands and for the dots of certified thresholds."""
     colour = METHOD_COLOURS[0] if len(confidences) == 1 else INK
     axes.fill_between([], [], color=colour, alpha=0.15, lw=0, label="95 % interval")
     axes.plot([], [], color=colour, marker="o", ms=7, ls="", label=certified)

@@ -92,9 +92,9 @@ def decide_record(
 ) -> dict[str, Any]:
     """Compute the content of decide.json: the thresholds of each confidence for each requested risk.
 
-    `requests` contains, for each risk, the quantities that do not depend on a confidence. `confidences` contains the
-    risk–coverage `curve` and the results of `threshold_record` of each confidence. `routing` is None; the command
-    replaces it if there is a strong store.
+    `requests` contains the quantities that depend only on the risk. For each confidence, `confidences` contains the
+    risk–coverage `curve` and the results of `threshold_record`. `routing` is None and is set by the command if there
+    is a strong store.
     """
     losses, options = decided.losses, {"n_resamples": n_resamples, "seed": seed}
     n, table = len(losses), decided.table
@@ -130,13 +130,21 @@ def decide_record(
 def threshold_record(
     confidence: Array, losses: Array, risk: float, level: float, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """Certify a threshold for one risk, and measure it.
+    """Certify a threshold for one risk, and measure its coverage and risk.
 
     Returns:
-        A dict with the requested `risk`, the `threshold` (None if none is certified), its `coverage` and measured
-        `measured_risk` with intervals, `first` (the strictest tested threshold), the coverage that
-        `hoeffding` certifies, `n_least` (the number of questions that `first` keeps), `lowest` (the lowest measured
-        risk of at least `n_least` of the most confident questions), and the results `splits` of `split_record`.
+        A dict with these entries:
+
+        - `risk`: The requested risk.
+        - `threshold`: The certified threshold; None if no threshold is certified.
+        - `coverage`: Coverage of the threshold with its interval; None without a threshold.
+        - `n_kept`: Number of questions at or above the threshold.
+        - `measured_risk`: Measured risk of the threshold with its interval. Without a threshold, that of `first`.
+        - `first`: The strictest tested threshold.
+        - `hoeffding`: Coverage that is certified by the test `hoeffding`.
+        - `n_least`: Number of questions at or above `first`.
+        - `lowest`: Result of `lowest_risk` for `n_least`.
+        - `splits`: Result of `split_record`.
     """
     found = certify(confidence, losses, risk, level, seed)
     shown = found.first if found.threshold is None else found.threshold
@@ -161,13 +169,13 @@ def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate
 
 
 def lowest_risk(confidence: Array, losses: Array, n_least: int) -> float:
-    """Return the lowest mean loss of the most confident questions, over all numbers from `n_least`."""
+    """Return the lowest mean loss of the m most confident questions over all m of at least `n_least`."""
     means = losses[np.argsort(-confidence, kind="stable")].cumsum() / np.arange(1, len(losses) + 1)
     return float(means[n_least - 1 :].min())
 
 
 def risk_coverage(confidence: Array, losses: Array, n_resamples: int, seed: int) -> list[dict[str, Any]]:
-    """Compute points of the risk–coverage curve: the `coverage` and the `risk` (with interval) of several thresholds.
+    """Compute points of the risk–coverage curve, each with its `threshold`, `coverage` and `risk` (with an interval).
 
     Questions with the same confidence are kept or left out together.
     """
@@ -211,5 +219,5 @@ def decide_page(record: Mapping[str, Any], plots: Sequence[str]) -> str:
 
 
 def decide_verdict(record: Mapping[str, Any]) -> str:
-    """Describe each threshold in a sentence, or why there is none."""
+    """Return one sentence per confidence and risk: the certified threshold, or the reason why there is none."""
     return render("decisions/verdict.md.j2", record=record, label_of=method_label)

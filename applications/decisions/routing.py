@@ -1,8 +1,8 @@
-"""Routing between two stores of the same questions: cheap answers above a threshold, strong answers below it.
+"""Routing between a cheap and a strong store of the same questions.
 
-A question is routed to the strong store if its confidence in the cheap store is below the threshold. A cheap answer
-costs its prompt tokens and its generated tokens. A routed question costs the prompt tokens of the cheap store, which
-the probe reads, and the strong store's tokens multiplied by `strong_price`.
+A question is routed to the strong store if its confidence in the cheap store is below a threshold. The cost of a cheap
+answer is its number of prompt and generated tokens. The cost of a routed question is the number of prompt tokens of
+the cheap store, which the probe reads, plus `strong_price` times the number of tokens of the strong store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from extract.errors import InputError
 from probes.metrics.intervals import WeightedMetric
 
 Array = NDArray[np.float64]
-#: Fractions of routed questions for which a gain is reported.
+#: Fractions of routed questions for which the gain over random routing is reported.
 FRACTIONS = (0.25, 0.5, 0.75)
 #: Number of points of a cost–accuracy curve.
 _N_POINTS = 21
@@ -32,8 +32,8 @@ class Pair(NamedTuple):
 
     Attributes:
         cheap, strong: Measured accuracies.
-        cheap_cost, strong_cost: Mean numbers of prompt and generated tokens of an answer; `strong_cost` is multiplied
-            by the price of a strong token.
+        cheap_cost, strong_cost: Mean numbers of prompt and generated tokens of an answer. `strong_cost` is multiplied
+            by the price of a token of the strong store.
         reading_cost: Number of prompt tokens of the cheap store.
     """
 
@@ -53,12 +53,12 @@ class Pair(NamedTuple):
 
 
 def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
-    """Return the accuracies and costs of the questions that both stores share and that have a confidence.
+    """Return the accuracies and costs of the questions that are in both stores and have a confidence.
 
     Args:
         panel: The cheap and the strong store.
         rows: [question] rows of the questions with a confidence in the cheap store's question table.
-        strong_price: Price of a token of the strong store, in tokens of the cheap store.
+        strong_price: Price of a token of the strong store, relative to a token of the cheap store.
 
     Returns:
         The indices of the shared questions in `rows`, and their accuracies and costs.
@@ -72,27 +72,32 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
         (table.accuracy[of_table], token_costs(table)[of_table], table.prompt_tokens[of_table])
         for table, of_table in of_stores
     )
-    if len(shared) < 2 or not np.isfinite(cheap_cost + strong_cost).all():
+    if len(shared) < 2:
         raise InputError(
-            f"Expected the two stores to share at least two questions with a confidence, and to record the numbers of "
-            f"tokens, but got {len(shared)} such questions. Leave out `strong`, or pass another store."
+            f"Expected the two stores to share at least two questions with a confidence, but got {len(shared)}. Leave "
+            "out `strong`, or pass another store."
+        )
+    if not np.isfinite(cheap_cost + strong_cost).all():
+        raise InputError(
+            "Expected both stores to record the numbers of tokens, but some are missing. Leave out `strong`, or pass "
+            "stores with numbers of tokens."
         )
     return index, Pair(cheap, strong, cheap_cost, strong_price * strong_cost, reading)
 
 
 def token_costs(table: QuestionTable) -> Array:
-    """Return the number of prompt tokens plus the mean number of generated tokens of each question, [question]."""
+    """Return the cost [question] of an answer: its number of prompt tokens plus the mean number of generated tokens."""
     answers, n = table.answers, len(table.ids)
     counts = np.bincount(answers.question, minlength=n)
     return table.prompt_tokens + np.bincount(answers.question, answers.n_tokens, n) / np.maximum(counts, 1)
 
 
 def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, seed: int) -> float | None:
-    """Return the smallest threshold whose routed system is certified to have at most this risk; None if there is none.
+    """Find the smallest threshold for routing that is certified at `level`. Returns None if no threshold is certified.
 
-    The hypothesis of a threshold is that the expected loss over all questions exceeds `risk`. The losses are those of
-    the cheap answers at or above the threshold, and of the strong answers below it. The sequence of thresholds starts
-    with infinity, where every question is routed.
+    The routed system gives the cheap answer if the confidence is at or above the threshold, and otherwise the strong
+    answer. A threshold is certified if the hypothesis that the expected loss of this system exceeds `risk` is rejected.
+    Thresholds are tested in descending order. The first one is infinity, which routes every question.
     """
     order = np.random.default_rng(seed).permutation(len(confidence))
     thresholds = np.append(np.inf, THRESHOLDS)
@@ -103,7 +108,7 @@ def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, se
 
 
 def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
-    """Return the gain in accuracy over routing the same fraction of questions at random, as a function of weights."""
+    """Return the gain in accuracy over routing equally many random questions, as a function of resampling weights."""
     routed, cheap, strong, accuracy = (
         torch.from_numpy(np.asarray(values, np.float64))
         for values in (is_routed, pair.cheap, pair.strong, pair.accuracy(is_routed))
@@ -118,7 +123,7 @@ def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
 
 
 def lowest(values: Array, fraction: float) -> NDArray[np.bool_]:
-    """Return a mask [question] of the given fraction of the questions with the lowest values."""
+    """Return a mask [question] of the questions with the lowest values, a given fraction of all questions."""
     is_member = np.zeros(len(values), bool)
     is_member[np.argsort(values, kind="stable")[: round(fraction * len(values))]] = True
     return is_member
@@ -130,9 +135,14 @@ def routing_record(
     """Compute the cost–accuracy curve of one confidence, its gains over random routing, and certified thresholds.
 
     Returns:
-        A dict with `curve` and `oracle` (points with the fraction of `routed` questions, their `cost` and `accuracy`),
-        `gains` (see `random_gain`) at `FRACTIONS`, and `thresholds`: for each risk, `certified` (the point of the
-        certified threshold, or None) and its `threshold` (None if every question is routed).
+        A dict with the entries below. A point is a dict with the fraction of `routed` questions, and the mean `cost`
+        and the `accuracy` of all questions.
+
+        - `curve`: Points at several fractions.
+        - `oracle`: Points of an oracle, which routes the questions with the largest gain in accuracy.
+        - `gains`: Results of `random_gain` at `FRACTIONS`.
+        - `thresholds`: For each risk, the certified `threshold` and its point `certified`. Both are None if no
+          threshold is certified. If every question is routed, only `threshold` is None.
     """
     n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
 
@@ -172,9 +182,9 @@ def routings_record(
     n_resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Compute `routing_record` for each confidence [question] of the questions `rows`, and describe the two stores.
+    """Compute `routing_record` for each confidence, and the accuracy and cost of each store alone.
 
-    See `read_pair` and `routing_record` for the arguments. `alone` contains the accuracy and cost of each store.
+    `rows` and each array in `confidences` are [question]. See `read_pair` and `routing_record` for the arguments.
     """
     index, pair = read_pair(panel, rows, strong_price)
     n, options = len(index), {"n_resamples": n_resamples, "seed": seed}

@@ -17,16 +17,19 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
     """Check that thresholds for the given confidences can be stored in a probe.
 
     Raises:
-        InputError: If the folder is not a saved probe, the probe reads answers, or it belongs to another model or
-            prompt, or there is not exactly one confidence of the same method.
+        InputError: If the folder is not a saved probe, the probe reads answers, its model or prompt differs from the
+            store's, or `sources` is not a single source of confidences from the probe's method.
     """
     if not Path(folder).is_dir():
-        raise InputError(f"Expected `probe` to be the folder of a saved probe, but there is no folder {folder!r}.")
+        raise InputError(
+            f"Expected `probe` to be the folder of a saved probe, but there is no folder {folder!r}. Pass the folder "
+            "`probe` of a run."
+        )
     probe = load_probe(folder)
     if probe.reads_answers:
         raise InputError(
-            f"Expected `probe` to read questions, but {folder!r} reads answers. The confidences of questions are not "
-            "on its scale. Train a probe with --data.target=capability."
+            f"Expected `probe` to read questions, but {folder!r} reads answers. Thresholds for questions do not apply "
+            "to it. Train a probe with --data.target=capability."
         )
     check_probe_model(probe, store)
     prompt = store.identity["policy"]["decoding"]["prompt"]

@@ -23,10 +23,14 @@ def split_record(confidence: Array, losses: Array, risk: float, level: float, se
         seed: Seed of the divisions.
 
     Returns:
-        A dict with the number of divisions `n`, the fraction `certified` with a certified threshold, the mean
-        `coverage` of the other halves (0 without a threshold), their mean `risk` if any question is answered (None if
-        none ever is), and the fraction `above` of divisions in which the measured risk of the other half is above
-        `risk`. `above` also contains the sampling noise of the measured risk. It can therefore exceed 1 − level.
+        A dict with these entries:
+
+        - `n`: Number of divisions.
+        - `certified`: Fraction of divisions with a certified threshold.
+        - `coverage`: Mean coverage of the other halves, counted as 0 without a threshold.
+        - `risk`: Mean measured risk of the other halves in which a question is answered; None if there are none.
+        - `above`: Fraction of divisions in which the measured risk of the other half exceeds the requested risk. It
+          includes the sampling noise of the measured risk and can therefore exceed 1 − level.
     """
     rng, coverages, risks = np.random.default_rng(seed), [], []
     for number in range(N_SPLITS):

@@ -27,8 +27,8 @@ class Estimates(NamedTuple):
 def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
     r"""Compute the mean of each cluster with simultaneous intervals.
 
-    The interval of a cluster c with n questions is the wider one of two t intervals. The first one uses the variance of
-    the cluster and n − 1 degrees of freedom. The second one uses the pooled variance within the K clusters:
+    For a cluster c with n questions, two t intervals are computed, and the wider one is used. The first one uses the
+    variance of the cluster and n − 1 degrees of freedom. The second one uses the pooled variance within the K clusters:
 
     .. math::
         s^2 = \frac{\sum_c \sum_{i \in c} (x_i - \bar x_c)^2}{N - K}, \quad
@@ -51,7 +51,8 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
 def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
     """Compute the mean of each cluster minus that of all other questions, with simultaneous intervals.
 
-    As in `cluster_means`, the interval is the wider one of two: Welch's interval, and the one with the pooled variance.
+    As in `cluster_means`, two intervals are computed and the wider one is used. The first one is Welch's interval, and
+    the second one uses the pooled variance.
     There is no interval if there are fewer than 10 other questions. See `cluster_means` for the arguments.
     """
     members = _members(cluster, n_clusters)
@@ -76,7 +77,7 @@ def _members(cluster: NDArray[np.int64], n_clusters: int) -> NDArray[np.bool_]:
 
 
 def _moments(values: Values, members: NDArray[np.bool_]) -> _Moments:
-    """Compute the moments of the sets `members` [set, question] of the values [question]."""
+    """Compute the moments of the values [question] in each set. `members` [set, question] contains the sets."""
     count = members.sum(1)
     with np.errstate(invalid="ignore"):
         mean = np.where(members, values, 0).sum(1) / count

@@ -52,7 +52,7 @@ def load_domains(
 
     Args:
         store: The store.
-        sources: Confidences (see `read_confidence`).
+        sources: Sources of confidences (see `read_confidence`).
         n_clusters: Number of clusters. None means that it is chosen by stability.
         grader: Name of the grader. None means the store's only grader.
         seed: Seed of the clustering.

@@ -38,8 +38,8 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
     """Return the classes of the questions, or None if their answers are not classes.
 
     The class of a question is its first reference: the letter of the right option for a choice question. Answers are
-    treated as classes if there are 2 to 20 distinct ones and, on average, at least two questions per class. Answers to
-    private questions are not, because class names are displayed. Option letters are allowed.
+    treated as classes if there are 2 to 20 distinct ones and, on average, at least two questions per class. Class names
+    are displayed, so answers to private questions are not treated as classes, unless they are option letters.
     """
     if any(question.private and question.kind != "choice" for question in questions):
         return None
@@ -55,9 +55,10 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
 def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Question], classes: Classes) -> Values:
     """Return the fraction of each question's graded answers in each class, [question, class + 1] float64.
 
-    A right answer is in the class of its question. A wrong answer is in the only class that it names, unless that is
-    the class of its question. An answer names a class if it contains its name or an alias as whole words. A single
-    letter must be the whole answer, and its case must match. The last column is the fraction of all other answers.
+    A right answer is in the class of its question. A wrong answer is in a class if it names only this class, and if
+    this is not the class of its question. An answer names a class if it contains the class name or an alias as whole
+    words. A class name that is a single letter must be the whole answer, with the same case. The last column contains
+    the fraction of all other answers.
 
     Args:
         table: Question table of a store.
@@ -87,7 +88,7 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
 
 
 def _names(answer: str, names: set[str]) -> bool:
-    """Whether an answer is one of the names that are a single letter, or contains another name as whole words."""
+    """Return whether an answer equals a name with a single letter, or contains a longer name as whole words."""
     letters = {name for name in names if len(name) == 1 and name.isalpha()}
     return answer.strip(" .():") in letters or contains_answer(answer, names - letters)
 

@@ -65,7 +65,7 @@ def check_stores(paths: Sequence[str]) -> None:
     """Check the option `stores`.
 
     Raises:
-        InputError: If it is not a list, or empty.
+        InputError: If `paths` is empty or not a list.
     """
     if isinstance(paths, str) or not paths:
         raise too_few_stores(repr(paths))
@@ -131,7 +131,7 @@ def shared_rows(stores: Sequence[Store]) -> Labels:
 
 
 def _content(question: Question) -> dict[str, Any]:
-    """Return the fields that are compared. The dataset of an imported question is the name of its file."""
+    """Return the fields that are compared. They exclude `dataset`, which is a file name for imported questions."""
     return question.record() | {"dataset": ""}
 
 
@@ -161,14 +161,14 @@ def _check_rules(stores: Sequence[Store], grader: str) -> None:
 
 
 def clusters_of(questions: Sequence[Question], column: str) -> Labels:
-    """Number the clusters of the questions, [question] int64.
+    """Return the index [question] int64 of each question's cluster.
 
     Args:
         questions: The questions.
         column: ``group``, ``dataset``, or ``meta.KEY`` for a key of `meta` whose values are strings or numbers.
 
     Raises:
-        InputError: If a question has no such field, or all questions are in the same cluster.
+        InputError: If a question does not have the field, or all questions are in the same cluster.
     """
     names = [_field(question, column) for question in questions]
     if missing := names.count(""):

@@ -18,15 +18,16 @@ def passk(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Estimate Pass@K, the probability that at least one of K answers is right, and how well confidences predict it.
+    """Estimate Pass@K, the probability that at least one of K answers is right.
 
-    Pass@K is also extrapolated beyond the number of sampled answers. For a temperature grid, splitting a budget of
-    answers over the temperatures is compared with spending all of it at one temperature.
+    The command also measures how well confidences predict Pass@K, and extrapolates it beyond the number of sampled
+    answers. For a temperature grid, it compares a budget of answers that is split over the temperatures with the same
+    budget at a single temperature.
 
     Args:
         store: Folder of a store, or of a temperature grid. It must contain samples and grades.
         confidences: Sources of confidences that predict Pass@K: folders of saved probes, or FILE:COLUMN for columns of
-            Parquet or CSV files. A confidence must not depend on the grades of its own question.
+            Parquet or CSV files. The confidence of a question must not depend on the question's grades.
         k: Values of K. They cannot exceed the number of graded answers to any question. The default is 1, 4, 16 and 64,
             up to this limit.
         grader: Grader whose grades are used. Required if the store has several graders.

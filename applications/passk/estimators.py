@@ -28,8 +28,8 @@ def pass_at_k(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
     .. math:: 1 - \binom{n-c}{k} \Big/ \binom{n}{k}
 
-    For the Pass@k of a set, average the returned values over its questions. An estimate from the sums of c and n would
-    be wrong.
+    For the Pass@k of a set of questions, average the returned values. An estimate from the sums of c and n over
+    questions would be wrong.
 
     Returns:
         [k, question] estimates.
@@ -64,7 +64,7 @@ def all_wrong(right: Counts, known: Counts, most: int) -> Values:
 
 
 def distinct(*columns: Counts) -> tuple[tuple[Counts, ...], Counts]:
-    """Return the distinct combinations of values in `columns`, as columns [row], and the row index of each question."""
+    """Return the distinct rows of `columns`, as columns [row], and the index of each question's row [question]."""
     rows, place = np.unique(np.stack(columns), axis=1, return_inverse=True)
     return tuple(rows), place.ravel()
 
@@ -131,7 +131,8 @@ def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
     """Estimate the squared error of `predict` if the confidence is the accuracy on half of the answers.
 
     The prediction from one half is scored on the other half, and the result is averaged over all divisions into halves.
-    If n is odd, the smaller half defines the confidence. Each n must be at least 2 · max(k). Returns [k, question].
+    If the number n of answers is odd, the smaller half defines the confidence. Each n must be at least 2 · max(k).
+    Returns [k, question].
     """
     both = none_right(right, known, [2 * one for one in k])
     (right, known), place = distinct(right, known)

@@ -46,7 +46,8 @@ def error_records(
     Args:
         confidences: Confidences [question] by name.
         counts: Numbers of right and of graded answers [question]. The key False refers to all answers, and True to the
-            answers with odd indices. Methods computed from answers with even indices are scored on the latter.
+            answers with odd indices. Methods that are computed from the answers with even indices are scored on the
+            answers with odd indices.
         k: Numbers of answers, in ascending order.
         n_resamples: Number of resamples for each interval.
         seed: Seed of the resampling.
@@ -60,7 +61,7 @@ def error_records(
         - `half`: Whether the method is scored only on answers with odd indices.
         - `squared_error`: [k] mean squared error. None if k is above half of the smallest number of answers.
         - `minus_mean_pass_at_k`: [k] paired difference from the squared error of `mean_pass_at_k`, the best constant
-          prediction. None in the same cases.
+          prediction. None where `squared_error` is None.
     """
     n = len(counts[False][0])
     fold = np.random.default_rng(seed).permutation(n) % _N_FOLDS

@@ -72,7 +72,7 @@ def entailment(similarity: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def metrics(uncertainty: list[float], accuracy: list[float], nll: list[float], right: list[float]) -> dict[str, float]:
-    """Compute metrics for the uncertainties of questions with given accuracies, and of right and wrong answers."""
+    """Compute metrics for the uncertainties of questions with accuracies, and for those of right and wrong answers."""
     found, normalised = {}, ue_metrics.ue_metric.normalize(accuracy)
     for share in (1.0, 0.5):
         area = ue_metrics.PredictionRejectionArea(share)

@@ -1,4 +1,4 @@
-"""Find thresholds with MAPIE's own Learn then Test. Runs in .peers/mapie, for `benchmarks.decisions`.
+"""Find thresholds with MAPIE's implementation of Learn then Test. Runs in .peers/mapie, for `benchmarks.decisions`.
 
 Reads JSON from the standard input and writes {procedure: thresholds} to the standard output.
 """
@@ -16,7 +16,7 @@ PROCEDURES = ("bonferroni_holm", "fixed_sequence")
 
 
 def threshold(confidence: list[float], right: list[int], risk: float, level: float, procedure: str) -> float | None:
-    """Return the threshold with the precision 1 − risk that MAPIE prefers, or None if no threshold is valid."""
+    """Return the threshold that MAPIE chooses for the precision 1 − risk, or None if no threshold is valid."""
     scores = np.array(confidence)
     controller = BinaryClassificationController(
         lambda rows: np.stack([1 - scores[rows], scores[rows]], 1),

@@ -16,7 +16,7 @@ from uqlm.white_box import SampledLogprobsScorer, SingleLogprobsScorer
 
 
 class NeverEntails(NLI):
-    """Classifier for which only identical texts entail each other."""
+    """Classifier that finds a contradiction in every pair, so that only identical texts are equivalent."""
 
     def __init__(self) -> None:
         self.probabilities, self.label_mapping = {}, ["contradiction", "neutral", "entailment"]
@@ -27,7 +27,7 @@ class NeverEntails(NLI):
 
 
 class GivenEmbeddings(CosineScorer):
-    """Cosine scorer with given embeddings. The texts are their indices."""
+    """Cosine scorer with given embeddings. Each text is the index of its embedding."""
 
     def __init__(self, embeddings: list[list[float]]) -> None:
         self.embeddings, self.max_length = np.array(embeddings), 2000

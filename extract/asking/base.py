@@ -57,7 +57,7 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. For a served model without a recorded local copy, a copy is loaded first."""
+        """Identity of the store's model. If the model is served and has no recorded local copy, one is loaded first."""
         if not self.store.samples.provides.weights and self.store.reader is None:
             self.context.load()
         return self.store.model
@@ -125,7 +125,7 @@ class AskedTable(AskedBaseline):
 
 
 def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker) -> None:
-    """Query the models for all missing values, after comparing the settings with the stored settings.
+    """Compare the settings with the stored settings, and query the models for all missing values.
 
     Raises:
         InputError: If settings differ from the stored settings, or a model can't be loaded or queried.
@@ -165,5 +165,5 @@ def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
 
 
 def answer_line(text: str) -> str:
-    """Return the first non-blank line of an answer without its reasoning, or "" if there is none."""
+    """Remove the reasoning from an answer and return its first non-blank line, or "" if there is none."""
     return first_line(without_reasoning(text))

@@ -57,7 +57,7 @@ class Encoder(TextReader):
 
 
 class TextEmbedding(AskedBaseline):
-    """Embeds each question, both alone and followed by the first line of each answer.
+    """Embeds each question alone, and each question together with the first line of each answer.
 
     A short answer ("4", "Lima") means little without its question. Only the first line is embedded, because long
     solutions have similar embeddings even if their results differ. The embedding of an empty answer is NaN.

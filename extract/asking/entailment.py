@@ -1,8 +1,8 @@
 """The `entailment` baseline: clusters of answers that entail each other according to a classifier.
 
-The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024. An answer joins the
-first cluster whose first member entails it and is entailed by it (strict entailment). It is not compared with the other
-members.
+The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024. Each answer is compared
+with the first member of each cluster in turn. If the two entail each other (strict entailment), the answer joins the
+cluster. It is not compared with other members.
 """
 
 from collections import Counter, defaultdict
@@ -21,7 +21,7 @@ _LABELS = ("entailment", "neutral", "contradiction")
 
 
 class Answer(NamedTuple):
-    """Sample index and normalised form of an answer, and the text that the classifier reads."""
+    """Sample index and normalised form of an answer, and its text as read by the classifier."""
 
     sample: int
     normalised: str
@@ -33,9 +33,9 @@ class Clusters:
     """Clusters of one question's answers.
 
     Attributes:
-        of: Dict from normalised answer to cluster. A cluster is identified by the sample index of its first member.
+        of: Dict from normalised answer to cluster. The id of a cluster is the sample index of its first member.
         firsts: First member of each cluster, in order of creation.
-        tokens: Number of tokens that were read to assign each normalised answer.
+        tokens: Dict from normalised answer to the number of tokens that were read to assign it.
     """
 
     of: dict[str, int] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """Return whether entailment is the most likely label, and the token count, for each (premise, hypothesis)."""
+        """For each (premise, hypothesis), return whether entailment is the most likely label, and the token count."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()

@@ -147,7 +147,7 @@ class PTrue(AskedTable):
 
 
 class PTrueAnswer(PTrue):
-    """Shows the store's model each answer and asks whether the answer is right.
+    """Shows each answer to the store's model and asks whether the answer is right.
 
     If several answers to a question are identical, only one is read. Every answer still has its own row, with the full
     token count.

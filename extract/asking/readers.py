@@ -33,8 +33,8 @@ class TextReader:
         noun: Expected kind of model, for messages.
         auto_class: Name of the transformers class that loads the model.
         model: The model in evaluation mode.
-        batch_tokens: Maximum number of tokens per batch. It is halved when memory runs out, and can affect the last
-            bits of the results.
+        batch_tokens: Maximum number of tokens per batch. It is halved when memory runs out. The batch size can affect
+            the last bits of the results.
         settings: Model name without its path, hashes of weights and tokenizer, and maximum number of tokens per text.
 
     Raises:

@@ -15,9 +15,9 @@ class AskedEntry(NamedTuple):
         implementation: Import path ``module:class``. The class is imported on first use.
         scopes: Scopes that the baseline supports: question, sample or both.
         summary: Description for the help text.
-        confidences: Baselines in `probes` that use the values. Maps each name to its calibrator (``"platt"`` or
-            ``"isotonic"``), or to None if the value is already a probability. Empty if the values are not scores.
-            Only for baselines with a single scope and one value per row.
+        confidences: Dict from the names of baselines in `probes` that use the values to calibrators (``"platt"`` or
+            ``"isotonic"``). The calibrator is None if the value is already a probability. Empty if the values are
+            not scores. Only baselines with a single scope and one value per row can have entries.
         options: Additional options that `ask` requires, as typed on the command line.
     """
 

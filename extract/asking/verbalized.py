@@ -35,7 +35,7 @@ _BARE = re.compile(rf"{_NAMED}{_NUMBER}\.?", re.IGNORECASE)
 
 
 def parse_confidence(text: str, ended: bool = True) -> float | None:
-    r"""Return the probability that a reply states, or None.
+    r"""Return the probability that a reply states, or None if it states none.
 
     The probability is read from the last box that contains one: ``\boxed{0.85}``, ``\boxed{85\%}`` or
     ``\boxed{P = 0.85}``. Other boxes and everything up to ``</think>`` are ignored. If there is no such box, the last
@@ -70,7 +70,7 @@ class Verbalized(AskedTable):
     def decoding(self) -> Decoding:
         """The store's temperature, top-p, top-k and seed, but no stop strings, because reasoning may contain them.
 
-        Options that the store does not know have their default values.
+        Options that are unknown in the store have their default values.
         """
         policy = {**self.store.identity["policy"], "model": self.model}
         known = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}

@@ -28,7 +28,7 @@ class Case(NamedTuple):
     answer: str
 
 
-#: Known grades, keyed by question id and parsed answer. Graders add their own decisions.
+#: Known grades, keyed by question id and parsed answer. Graders add their new decisions.
 Known = dict[tuple[str, str], Grade]
 #: Callback that receives the number of newly graded answers and the number of tokens used to grade them.
 Counts = Callable[[int, int], object]
@@ -45,7 +45,8 @@ class Grader:
     Attributes:
         name: Name of the grader, and of the folder that contains its grades.
         rule: Description of the rule, stored with the grades.
-        running: Function that opens a context with the grader's resources. The context yields the grading function.
+        running: Function that returns a context manager, which sets up the grader's resources and yields the grading
+            function.
         kinds: Kinds of questions for which this grader is the default.
         may_decide_later: Whether later runs should retry undecided answers.
     """
@@ -96,11 +97,11 @@ def from_decisions(
     rule: str,
     kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """Build a grader whose decisions are expensive. Each distinct answer to a question is decided only once.
+    """Build a grader whose decisions are expensive. Each distinct answer to a question is graded only once.
 
     Args:
         parse: Function that takes a question and an answer without its reasoning. Returns the parsed answer or None.
-        start: Function that opens a context, which yields the decision function.
+        start: Function that returns a context manager, which yields the decision function.
         name, rule, kinds: See `Grader`.
     """
 

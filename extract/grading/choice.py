@@ -109,8 +109,8 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
     """Find the options that a statement chooses.
 
-    Returns the option that equals the statement, if any. Otherwise, returns the options named by the first group of
-    letters. If there are no letters, or other words precede them, adds options whose text occurs in the statement.
+    If the statement equals an option, returns this option. Otherwise, returns the options named by the first group of
+    letters. If there are no letters, or other words precede them, also returns options whose text is in the statement.
     """
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
@@ -136,7 +136,10 @@ def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """Return the span from a cue to the end of its line or, if this span is blank, of the only line that follows."""
+    """Return the span from a cue to the end of its line.
+
+    If this span is blank and only one line of text follows, the span ends with that line.
+    """
     line, _, below = text[start : start + _FAR].partition("\n")
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)
@@ -179,8 +182,8 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
     """Whether only a joining word, a sign or white space separates a letter from the previous one.
 
-    White space that follows a period or contains a line break joins two letters only if the first letter is not denied
-    and the second does not begin a sentence.
+    Letters that are separated by a line break, or by white space after a period or colon, are joined only if the first
+    letter is not denied and the second does not begin a sentence.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):

@@ -16,7 +16,7 @@ Equal = Callable[[str, str], bool]
 
 
 class AnswerClasses:
-    """Assigns the answers to one question to classes, which are numbered in order of first occurrence.
+    """Groups the answers to a question into classes, which are numbered in order of first occurrence.
 
     Args:
         equal: Function that compares an answer with the first answer of a class. If None, identical texts are equal.
@@ -50,7 +50,7 @@ class AnswerClasses:
 
 @contextmanager
 def equality(grader: str) -> Iterator[Equal | None]:
-    """Open a context that yields the argument `equal` of `AnswerClasses` for the answers parsed by a grader.
+    """Context manager that yields the argument `equal` of `AnswerClasses` for answers parsed by a grader.
 
     Raises:
         InputError: If the grader is `math`, and math-verify is not installed.
@@ -63,6 +63,6 @@ def equality(grader: str) -> Iterator[Equal | None]:
 
 
 def _equal_expressions(algebra: Algebra, first: str, answer: str) -> bool:
-    """Whether two mathematical answers are equal. If math-verify cannot decide, they are not."""
+    """Whether two mathematical answers are equal. If math-verify cannot decide, they count as different."""
     equal = equal_as_it_stands(first, answer)
     return algebra.equal([spelled(first) or first], answer) is True if equal is None else equal

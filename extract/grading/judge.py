@@ -39,7 +39,7 @@ _FIRST = re.compile(r"""\W*(?:yes|no|unclear)\b[*_"'”)]*\s*(?:$|[.,:;!(—–-
 
 @dataclass(frozen=True)
 class Judge:
-    """Options of a model that grades answers.
+    """Options of the grader `judge`.
 
     Attributes:
         model: Name of the model on the server.

@@ -73,7 +73,7 @@ NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last box, or None. Boxes that are not closed, or that the text negates, are skipped.
+    r"""Return the content of the last box, or None. Unclosed boxes and denied boxes (not \boxed{5}) are skipped.
 
     The content includes a minus sign directly before the box, and an exponent or index directly after it. If boxes are
     nested, the innermost box counts.
@@ -130,6 +130,8 @@ def stated_answer(text: str) -> str | None:
 
 def spelled(latex: str) -> str | None:
     r"""Convert LaTeX to a canonical spelling: the exact value of a number, lower-case words, or simplified LaTeX.
+
+    The result is None if the text is empty, is too long, denies its value, or contains several numbers.
 
     >>> spelled(r"\left( 3, \dfrac{\pi}2 \right)"), spelled(r"0.50\text{ cm}^2"), spelled(r"\text{ Evelyn}")
     ('(3,\\frac{\\pi}{2})', '1/2', 'evelyn')

@@ -1,4 +1,4 @@
-r"""The grader `math`, which compares answers with references as numbers, as text, and as expressions in math-verify.
+r"""The grader `math`, which compares answers with references as numbers, as text, and with math-verify.
 
 math-verify runs in a separate process (``math_worker.py``), which is killed if an answer takes too long. If math-verify
 raises an error, times out or crashes, the grade is unknown rather than wrong.

@@ -21,7 +21,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     """Grade all ungraded answers in a worker's blocks, and retry undecided ones. Existing grades are kept.
 
     Raises:
-        InputError: If grades would be added to those of a different rule, or the grader can't grade the questions.
+        InputError: If the existing grades follow a different rule, or the grader can't grade the questions.
     """
     name, ranges = grader.name, store.samples.ranges()
     missing = missing_shards(store, ranges, worker, partial(store.grades.file, name), partial(store.grades.read, name))
@@ -116,7 +116,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, graded: Sequence[SampleRange], block: int) -> Known:
-    """Load the earlier decisions of a grader from `from_decisions` about the answers in a block."""
+    """Load earlier decisions about the answers in a block, for a grader that was built by `from_decisions`."""
     graded = [samples for samples in graded if samples.block == block and grader.may_decide_later]
     rows = (row for samples in graded for row in store.grades.read(grader.name, samples).to_pylist())
     return {

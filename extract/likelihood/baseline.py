@@ -18,7 +18,7 @@ _AT_ONCE = 32
 
 
 class Likelihood(AskedTable):
-    """Scores each continuation of a question after the policy's prompt, and without a prompt.
+    """Scores each continuation of a question twice: after the policy's prompt, and without a prompt.
 
     The value is the probability of the most likely continuation, relative to all continuations of the question.
     """

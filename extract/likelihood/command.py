@@ -36,7 +36,7 @@ def likelihood(
     device: str = "auto",
     device_map: str | None = None,
 ) -> None:
-    """Compute log-probabilities: of the options in a store, of the next tokens of a prompt, or of whole texts.
+    """Compute log-probabilities of the options in a store, the next tokens of a prompt, or whole texts.
 
     Pass one of `store`, `prompt` and `texts`. The log-probabilities of options are added to the store.
 
@@ -48,16 +48,17 @@ def likelihood(
         continuations: For a store, whether to score the letters or the texts of the options of `choice` questions. By
             default, the letters.
         top_k: For a prompt, number of tokens to list. By default, 10.
-        window: For texts, number of tokens that are read together. By default, the context length of the model.
-        stride: For texts longer than the window, number of tokens by which the window moves. By default, half of it.
+        window: For texts, number of tokens per forward pass. By default, the context length of the model.
+        stride: For texts longer than the window, number of tokens by which the window moves. By default, half of the
+            window.
         out: For texts, Parquet file to write, with the log-likelihood and the lengths of each text.
         model: Hub id or folder. By default, the store's model or the embedded model.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
 
     Raises:
-        InputError: If not exactly one of `store`, `prompt` and `texts` is passed, they can't be read or scored, or an
-            option belongs to another of them.
+        InputError: If `store`, `prompt` and `texts` are all missing or several of them are passed, the input can't be
+            read or scored, or an option does not apply to it.
     """
     given = [name for name, value in (("store", store), ("prompt", prompt), ("texts", texts)) if value is not None]
     if len(given) != 1:
@@ -72,7 +73,7 @@ def likelihood(
     }
     for mode, values in of_mode.items():
         if mode != given[0] and (unused := [name for name, value in values.items() if value is not None]):
-            raise InputError(f"Expected `{unused[0]}` only with --{mode}, but got --{given[0]}. Leave it out.")
+            raise InputError(f"Expected `{unused[0]}` only with --{mode}, but got --{given[0]}. Remove `{unused[0]}`.")
     if store is not None:
         options = {
             "continuations": continuations or "letters",
@@ -116,7 +117,7 @@ def score_store(
     device_map: str | None = None,
     worker: Worker | None = None,
 ) -> Store:
-    """Score the options of a store's questions, and print the accuracy of the most likely ones. See `likelihood`."""
+    """Score the options of a store's questions, and print their accuracy. See `likelihood`."""
     with extended(store, worker) as (opened, worker):
         for question in opened.questions:  # raises an InputError before the model is loaded
             continuations_of(question, continuations)

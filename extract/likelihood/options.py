@@ -1,4 +1,4 @@
-"""Continuations of a question, and accuracies of the most likely ones under several normalisations."""
+"""Continuations of a question, and the accuracy of the most likely continuation after normalisation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase
@@ -47,7 +47,7 @@ NORMALISATIONS = {
 
 
 def continuations_of(question: Question, form: Continuations) -> tuple[list[str], int | None]:
-    """Return the continuations of a question, and the index of the right one (None if it is unknown).
+    """Return the continuations of a question, and the index of the right one, or None if it is unknown.
 
     The continuations are the question's `choices`. For kind `choice`, `form` selects their letters or their texts.
     A question without `choices` has a single continuation, its first reference.
@@ -83,14 +83,14 @@ def probability(logprobs: Sequence[float]) -> float | None:
 
 
 def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
-    """Return whether the continuation with the largest score is the right one, for each question.
+    """For each question, return whether the continuation with the largest score is right.
 
     Args:
         rows: Rows of the table `likelihood` of a store.
         normalisation: Name in `NORMALISATIONS`.
 
     Returns:
-        [question] float64: 1 (right), 0 (wrong), or NaN if there is only one continuation or no right one is known.
+        [question] float64: 1 (right), 0 (wrong), or NaN if there is only one continuation or the right one is unknown.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

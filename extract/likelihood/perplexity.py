@@ -19,7 +19,7 @@ from extract.running.progress import Progress
 from extract.schemas import TEXT
 from extract.text import one_line
 
-#: Context length, in tokens, of models that state none.
+#: Context length in tokens for models whose config states none.
 _DEFAULT_CONTEXT = 2048
 
 
@@ -55,16 +55,16 @@ def read_texts(path: str) -> list[str]:
         ) from None
     empty = [number for number, text in enumerate(texts, 1) if not (TEXT.holds(text) and text.strip())]
     if empty or not texts:
-        problem = f"row {empty[0]} has none that is valid" if empty else "the file has no rows"
+        problem = f"row {empty[0]} has no valid text" if empty else "the file has no rows"
         raise InputError(f"Expected a text in every row of {path!r}, but {problem}. Use the column name `text`.")
     return texts
 
 
 def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the begin and end of each window, and the index of the first token that it scores.
+    """Yield the start and end of each window, and the index of the first token that is scored in it.
 
-    Every token except the first one is scored exactly once, with at least ``window - stride`` tokens of
-    context, or all tokens before it if there are fewer.
+    Every token except the first is scored exactly once. Its context has at least ``window - stride`` tokens, or
+    contains all earlier tokens if there are fewer.
 
     >>> list(windows(10, window=6, stride=3))
     [(0, 6, 1), (3, 9, 6), (6, 10, 9)]
@@ -92,13 +92,13 @@ def measure_texts(
 ) -> pa.Table:
     """Compute the negative log-likelihood of each text.
 
-    The first token of a text is scored, too, after the token from `first_token` (BOS or EOS).
+    The first token of each text is also scored. It is predicted from the token that `first_token` returns (BOS or EOS).
 
     Args:
         model: Causal language model in evaluation mode.
         tokenizer: The model's tokenizer.
         texts: Texts with at least one token.
-        window: Number of tokens that are read together. By default, the context length of the model.
+        window: Number of tokens per forward pass. By default, the context length of the model.
         stride: Number of tokens by which the window moves in longer texts. By default, half of the window.
 
     Returns:
@@ -137,7 +137,7 @@ def measure_texts(
 
 
 def perplexity(nll: NDArray[np.float64], lengths: NDArray[np.int64]) -> Estimate:
-    """Compute exp(Σ nll / Σ length) over texts, with a 95 % interval. Values beyond float64 are infinite.
+    """Compute exp(Σ nll / Σ length) over texts, with a 95 % interval. Values too large for float64 become infinite.
 
     The interval is exp(r ± t s / Σ length), where r is the ratio of the sums, s² = n/(n − 1) Σ (nll − r length)², and t
     is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom (delta method for a ratio).

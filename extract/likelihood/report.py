@@ -14,17 +14,17 @@ from extract.viewing.summary import interval
 
 
 def describe_options(store: Store) -> list[str]:
-    """Return the accuracies of the most likely options in a store, with 95 % intervals, as lines of text."""
+    """Return the accuracy of the most likely options in a store, with 95 % intervals, as lines of text."""
     rows = store.asked.read("likelihood").to_pylist()
     hits = {name: right(rows, name) for name in NORMALISATIONS}
     known = ~np.isnan(hits["sum"])
     left_out = ""
     if n_left_out := len(rows) - known.sum():
         having = "1 question has" if n_left_out == 1 else f"{n_left_out} questions have"
-        left_out = f" {having} only one continuation, or no known right one."
+        left_out = f" {having} only one continuation or no known right answer."
     estimates = {name: interval(values) for name, values in hits.items()}
     if (found := estimates["sum"]) is None:
-        return [f"likelihood: {len(rows)} questions scored, without an accuracy.{left_out}"]
+        return [f"likelihood: {len(rows)} questions scored. Their accuracy is unknown.{left_out}"]
     chance = np.mean([1 / len(row["continuations"]) for row, is_known in zip(rows, known, strict=True) if is_known])
     table = [
         (normalisation.label, normalisation.metric or "–", "{:.3f} [{:.3f}, {:.3f}]".format(*(estimates[name] or ())))
@@ -33,7 +33,7 @@ def describe_options(store: Store) -> list[str]:
     return [
         f"{store.model_id}: the most likely option is right with probability {found[0]:.3f} "
         f"[{found[1]:.3f}, {found[2]:.3f}] (95 % interval, {known.sum()} questions, chance {chance:.3f}).{left_out}",
-        f"The options have a mean total probability of {np.mean([row['mass'] for row in rows]):.3f}.",
+        f"The mean total probability of the options is {np.mean([row['mass'] for row in rows]):.3f}.",
         *aligned([("log-probability", "lm-evaluation-harness", "accuracy"), *table]),
     ]
 

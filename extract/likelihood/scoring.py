@@ -21,7 +21,7 @@ from extract.signals.reader import SharedPrompt, by_length, can_share, right_pad
 
 #: Maximum number of tokens in a batch. Batches shrink if memory runs out.
 BATCH_TOKENS = 2048
-#: Maximum relative difference of hidden states that are equal up to rounding, including rounding in bfloat16.
+#: Maximum relative difference between hidden states that should be equal. It allows for rounding in bfloat16.
 _ROUNDING = 0.05
 
 
@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
     @property
     def branches(self) -> bool:
-        """Whether the sequence needs a tree mask. The last token of a continuation is predicted, but not read."""
+        """Whether several continuations are read, so that a tree mask is needed. Their last tokens are never read."""
         return sum(len(continuation) > 1 for continuation in self.continuations) > 1
 
 
@@ -43,7 +43,8 @@ def encode_item(
     """Tokenize a question's prompt and its continuations in the same way as lm-evaluation-harness.
 
     A prompt and a continuation are tokenized together and split after the tokens of the prompt. Whitespace at the end
-    of the prompt is moved to the continuation. If there is none, a space is inserted, except in a chat.
+    of the prompt is moved to the continuation. If the prompt does not end in whitespace, a space is inserted before the
+    continuation, except in a chat.
 
     Args:
         template: Prompt template of the policy.
@@ -166,7 +167,7 @@ def token_logprobs(head: ModelHead, states: Tensor, targets: Tensor) -> Tensor:
 
 
 def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
-    """Return an additive attention mask for prompts that are followed by several branches.
+    """Return an additive attention mask for prompts with several continuations, here called branches.
 
     A token attends to the cached tokens, to earlier tokens of branch 0 and to earlier tokens of its own branch.
 
@@ -176,7 +177,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
         dtype: Dtype of the mask.
 
     Returns:
-        [row, 1, token, n_before + token], 0 where a token attends and the smallest number of the dtype elsewhere.
+        [row, 1, token, n_before + token], 0 where a token attends and the lowest finite value of the dtype elsewhere.
     """
     token = torch.arange(branch.shape[1], device=branch.device)
     visible = (branch[:, None] == 0) | (branch[:, None] == branch[:, :, None])
@@ -215,7 +216,7 @@ def _branches_and_positions(item: Item) -> tuple[list[int], list[int]]:
 
 
 def _sources(item: Item) -> Iterator[int]:
-    """Yield, for each token of each continuation, the index in `_inputs` of the token that predicts it."""
+    """For each token of each continuation, yield the index of the token before it in `_inputs`."""
     start = len(item.prompt)
     for one in item.continuations:
         yield len(item.prompt) - 1

@@ -85,7 +85,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
-    """Return the identity of a loaded model. It depends on the weights in memory, not on where they came from."""
+    """Return the identity of a loaded model. It depends on the weights in memory, not on their source."""
     path = Path(model.name_or_path)
     return ModelIdentity(
         id=path.resolve().name if path.is_dir() else str(model.name_or_path),
@@ -182,7 +182,7 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
     Args:
         prompts: Token ids of each prompt.
         n_further: Maximum number of tokens after each prompt.
-        name: Name of a prompt in messages. The index follows it.
+        name: Name of a prompt in messages. The index of the prompt is appended to it.
 
     Raises:
         InputError: If a prompt is empty, contains a token outside the vocabulary, or is too long for the model.

@@ -67,7 +67,7 @@ def _continent_forms(continents: list[str], adjectives: dict[str, str]) -> list[
 
 
 def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """List names and phrases for all other continents, and phrases such as "South Africa" that name no continent."""
+    """List names and phrases for all other continents, and phrases such as "South Africa" that do not name one."""
     # "Central America" does not contradict "North America"
     related = {*continents, "Central America"} if "North America" in continents else {*continents}
     others = _continent_forms([name for name in adjectives if name not in related], adjectives)

@@ -72,7 +72,9 @@ _MOST_DIGITS = 300  # in a gold number, on either side of the decimal point
 
 
 def numbers(text: str) -> list[Fraction]:
-    r"""Find the numbers stated in a text, in order. Negated numbers ("not 5"), operands and alternatives are left out.
+    r"""Find the numbers stated in a text, in order.
+
+    Denied numbers ("not 5"), operands ("9 - 2") and alternatives ("7 or 8") are left out.
 
     >>> [str(number) for number in numbers(r"$1,250.50 of 3 1/2 cm^2, \frac{2}{3} or −7: 1.5 million, 9 - 2 = 7")]
     ['2501/2', '7/2', '1500000', '7']
@@ -97,7 +99,10 @@ def found_numbers(text: str) -> list[Fraction | None]:
 
 
 def has_terms(text: str) -> bool:
-    """Whether a text has a number that is only part of a term (4x, 2√3, x + 4) and is not joined to another number."""
+    """Whether a text contains a number that is only part of a term, as in 4x, 2√3 or x + 4.
+
+    Numbers that are joined to another number are ignored, as in "2x + 3" and "4x or 5".
+    """
     text = _spelled(text)
     matches = list(_NUMBER.finditer(text))
     joined = [False, *(_is_joined(text, last, match) for last, match in pairwise(matches)), False]

@@ -28,7 +28,7 @@ class Question:
         group: Group of the question, such as "capital". Used to stratify splits and to compute base rates.
         meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An
             answer that states a rival before a reference is graded as wrong. ``worked`` is a solution that ends with
-            the answer, for worked examples. If ``private`` is true, the texts are never displayed.
+            the answer. It is used in worked examples. If ``private`` is true, the texts are never displayed.
         row: Position in the source, starting at 0; None if it is unknown. It is not part of a store's identity.
     """
 
@@ -68,7 +68,7 @@ class Question:
         return HIDDEN if self.private else text
 
     def meta_label(self, key: str) -> str:
-        """Return a string or number in `meta` as text. It is empty if the value is missing or of another type."""
+        """Return ``meta[key]`` as text if it is a string or a number, or else an empty string."""
         value = self.meta.get(key)
         return str(value) if isinstance(value, str | int | float) else ""
 

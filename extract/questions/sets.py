@@ -17,12 +17,12 @@ class QuestionSet:
     """Location and format of a question set.
 
     Attributes:
-        read: Function that converts a row to question fields. It receives the seed for shuffling options.
+        read: Function that converts a row to question fields. Its second argument is the seed for shuffling options.
         hub: Hugging Face Hub id; None for a set that can only be read from a file.
         config: Hub configuration; None if there is only one.
         split: Split that contains the questions.
         revision: Hub commit; None for the newest commit.
-        train: Split that contains worked examples. If None, examples are taken from `split` and are not asked.
+        train: Split from which worked examples are taken. If None, they are taken from `split` and are not asked.
         gated: Whether users must accept terms on the Hub. The texts of gated sets are never shown.
         in_csv: Whether the Hub stores the set as CSV.
         columns: Column names of the original CSV file, which has no header.
@@ -104,7 +104,10 @@ _FORMS = (
 
 
 def qa_wikidata(row: Row, seed: int) -> Draft:
-    """Read an incomplete sentence and its accepted completions. The group is the relation stated by the sentence."""
+    """Read a row with an incomplete sentence and its accepted completions.
+
+    The group is the relation in the sentence, such as "is capital of".
+    """
     text = row.text("input").removesuffix("[MASK]").strip()
     relation = next((found[1] for form in _FORMS if (found := form.fullmatch(text))), "")
     return {"text": text, "references": row.texts("target"), "kind": "cloze", "group": relation}

@@ -27,7 +27,7 @@ class Source:
 
     Attributes:
         dataset: Name of the dataset, which is recorded in each question.
-        set: Location and row format, after applying the command's options.
+        set: Location and row format, after the command's options have been applied.
         path: File, or folder in the layout of a Hub dataset; None to read from the Hub.
     """
 
@@ -231,7 +231,7 @@ def check_questions(questions: Iterable[Question], source: str, need_references:
     for number, question in enumerate(questions, 1):
         where = f"question {question.id!r} (number {number} of {source})"
         if question.id in checked:
-            raise InputError(f"Expected ids to be unique, but {where} repeats an earlier id. Rename or remove one.")
+            raise InputError(f"Expected ids to be unique, but {where} repeats an earlier id. Change this id.")
         if problem := next(_problems(question, where, need_references), None):
             raise InputError(f"Expected {problem}. Correct the question, or remove it.")
         checked[question.id] = replace(question, row=number - 1)
@@ -252,7 +252,8 @@ def _problems(question: Question, where: str, need_references: bool) -> Iterator
     if kind not in get_args(Kind):
         yield f"`kind` of {where} to be one of {', '.join(get_args(Kind))}, {got(kind)}"
     if bool(question.text.strip()) == bool(question.messages):
-        yield f"{where} to have exactly one of `text` and `messages`"
+        found = "both" if question.messages else "neither"
+        yield f"{where} to have exactly one of `text` and `messages`, but it has {found}"
     for message in question.messages:
         texts = message.values() if isinstance(message, dict) and message.keys() == {"role", "content"} else [None]
         if not all(isinstance(text, str) for text in texts):

@@ -55,8 +55,8 @@ def subset(
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
     """Select worked examples. Returns the questions to ask, and the prompt template with the examples.
 
-    Examples are taken from the source's train split, except rows that repeat a question. Without a train split, they
-    are taken from the questions themselves. Questions with the same words as an example are not asked.
+    Examples are taken from the source's train split. Rows that repeat one of the questions are skipped. Without a train
+    split, examples are taken from the questions themselves. Questions with the same words as an example are not asked.
 
     Args:
         prompt: Template that gives the number of examples (`shots`) or already contains the examples.
@@ -69,7 +69,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
     if prompt.shots > len(prompt.examples):
         hidden = next((question for question in questions if question.private or question.messages), None)
         if hidden is not None:
-            is_chat = f"Question {hidden.id!r} is a chat, which is asked unchanged"
+            is_chat = f"Question {hidden.id!r} is a chat, and chats are asked unchanged"
             reason = "Its authors ask users not to show its questions" if hidden.private else is_chat
             raise InputError(
                 f"Expected no `prompt.shots` with {source.dataset!r}, but got {prompt.shots}. {reason}. "

@@ -54,7 +54,7 @@ class Sampler(Protocol):
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy as far as it is known before `prepare`, for comparison with that of an existing store.
+        """Return what is known of the policy before `prepare`. It is compared with the policy of an existing store.
 
         Args:
             decoding: Decoding options with one temperature.
@@ -90,12 +90,12 @@ class Sampler(Protocol):
     def draw(
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
-        """Draw the given samples of the given questions of a block, and append them to the answer logs of their ranges.
+        """Draw samples for some questions of a block, and append them to the answer logs of their ranges.
 
         Args:
-            ranges: Dict from temperature to the store and its range of samples, which contains `samples`.
+            ranges: Dict from temperature to the store and a range of its samples. The range contains `samples`.
             question_ids: Ids of the questions.
-            samples: Indices of the samples.
+            samples: Indices of the samples to draw.
             progress: Progress bar that counts the answers.
 
         Returns:

@@ -6,7 +6,7 @@ Let p be the proportion of right answers to a question whose calibrated confiden
 
 Right answers are equal to each other. Wrong answers follow a Chinese restaurant process: after w wrong answers, the
 next wrong answer is new with probability θ/(θ + w), and otherwise equal to a random earlier wrong answer. If f is high,
-most answers are therefore right and equal. If f is low, they differ from each other or agree on a wrong answer.
+most answers are therefore right and equal. If f is low, answers differ from each other or agree on a wrong answer.
 
 A class is a set of equal answers. After n answers, the posterior probability that a class of m answers is right is
 proportional to w(m). The posterior probability that the right answer has not occurred yet is proportional to w(0):
@@ -34,7 +34,7 @@ from extract.errors import InputError
 from extract.store.files import replace_file
 from extract.text import one_line
 
-#: Distance from 0 and 1 to which confidences are clipped. At 0, no answer could be right. At 1, none could be wrong.
+#: Confidences are clipped to this distance from 0 and 1. At 0, no answer could be right. At 1, none could be wrong.
 _LEAST = 1e-3
 #: Key of the Parquet metadata with the SHA-256 of the prompt template.
 _PROMPT = "prompt"
@@ -125,8 +125,8 @@ def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> d
     if missing or len(rows) < len(ids):
         noun = f"{len(missing)} of them have none, such as {missing[0]!r}" if missing else "some have several"
         raise InputError(
-            f"Expected one prior for each of the {len(question_ids)} questions in {str(path)!r}, but {noun}. Write the "
-            "file for the same questions."
+            f"Expected {str(path)!r} to contain one prior for each of the {len(question_ids)} questions, but {noun}. "
+            "Write the file for the same questions."
         )
     low, high = np.array([(0, 1), *[_BOUNDS] * 2]).T
     wrong = ~((numbers >= low) & (numbers <= high)).all(1)
@@ -190,7 +190,7 @@ def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -
 
 
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
-    """Yield the weights w(0), …, w(i) after i = 1, 2, …, n answers, [i + 1], scaled to a maximum of 1."""
+    """Yield the weights w(0), …, w(i) after each number of answers i = 1, …, n. They are scaled to a maximum of 1."""
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))
     right[0] += np.log(prior.diversity)
@@ -204,9 +204,9 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
     """Yield the probabilities, given n answers, that the right class ends up with more answers than a rival.
 
     Suppose that x of n answers are in the right class, and y are in a wrong class, the rival (x + y ≤ n). Element
-    [x, y] is the probability that the right class has more answers than the rival once the whole budget is used. A tie
-    counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class
-    with probability y/(θ + n − x).
+    [x, y] is the probability that the right class has more answers than the rival after the whole budget. A tie counts
+    as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class with
+    probability y/(θ + n − x).
 
     Yields:
         n = budget, budget − 1, …, 0, and the probabilities [n + 1, n + 1] float64.
@@ -224,7 +224,7 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
 
 
 def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDArray[np.float64]:
-    r"""Compute the expected gain in accuracy from a vote with the whole budget, compared with the leading answer.
+    r"""Compute the expected gain in accuracy from a vote over the whole budget, relative to stopping now.
 
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 
@@ -234,8 +234,8 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
 
     Args:
         prior: Prior of the question.
-        counts: [order, answer, class] numbers of answers in each class after each answer.
-        budget: Number of answers in the vote with the whole budget.
+        counts: [order, answer, class] cumulative numbers of answers in each class.
+        budget: Number of answers to the question if sampling does not stop early.
 
     Returns:
         [order, answer] expected gain in accuracy. After the whole budget, it is 0 except for ties.

@@ -36,16 +36,16 @@ Draw = Callable[
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
     """Move the answers of finished ranges back to answer logs, if this run may add answers to these ranges.
 
-    Without a stopping rule, these are the ranges with skipped samples. With a rule, these are all ranges that were
-    sampled with any rule, unless their block is finished at all temperatures with the settings of this run. Damaged
-    ranges and ranges that begin after the first k samples are not changed.
+    If this run has no stopping rule, only ranges with skipped samples are reopened. If it has one, all ranges that were
+    sampled with any rule are reopened, except in blocks that are already finished at all temperatures with the settings
+    of this run. Damaged ranges and ranges that begin after the first k samples are not changed.
     """
     recorded, undecided = list[tuple[Store, SampleRange, dict[str, Any]]](), set[int]()
     settings = None if stopping is None else stopping.record(stores, k)
     for store in stores.values():
         delete_finished_logs(store, worker)
     if not any(store.samples.stopping(part) for store in stores.values() for part in store.samples.ranges()):
-        return  # before any checksums
+        return  # without computing any checksums
     for store in stores.values():
         whole = [part for part in store.samples.ranges() if is_whole(store.samples.file(part), store.path)]
         missing = missing_ranges(whole, store.questions.n_blocks, k)

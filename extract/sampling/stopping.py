@@ -23,7 +23,7 @@ CROSS, LEAST_ANSWERS = 1.0, 3
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one question, in the order in which they were drawn or, for replays, in several random orders.
+    """Answers to one question in the order in which they were drawn. Replays use several random orders.
 
     Attributes:
         classes: [order, answer] int64 class of each answer so far, numbered from 0.
@@ -35,7 +35,7 @@ class Answers:
 
     @cached_property
     def counts(self) -> NDArray[np.int16]:
-        """[order, answer, class] number of answers in each class after each answer."""
+        """[order, answer, class] cumulative number of answers in each class."""
         return count(self.classes, int(self.classes.max()) + 1)
 
     @cached_property
@@ -50,7 +50,7 @@ class Decision(NamedTuple):
     Attributes:
         reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None to continue.
         leader: Class of the leading answer.
-        n_answers: Number of answers on which the decision is based, which can be smaller than the number passed.
+        n_answers: Number of answers on which the decision is based. Later answers are ignored.
         evidence: Evidence of the rule after these answers.
     """
 
@@ -72,7 +72,7 @@ class StoppingRule:
         thresholds: Thresholds that ``python -m applications vote`` compares.
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
-        needs: Whether the rule needs several temperatures, or a prior.
+        needs: What the rule requires: several temperatures, a prior, or nothing (None).
         stops: Function that takes the evidence and the threshold, and returns whether the rule stops after each answer,
             [order, answer].
     """
@@ -89,8 +89,8 @@ class StoppingRule:
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
         """Apply the rule to the answers to one question, in a single order.
 
-        The decision is based only on the answers up to the first one at which the rule is met. It therefore does not
-        depend on the number of answers per round.
+        The decision is based only on the answers up to the first answer at which the rule is met. It therefore does
+        not depend on the number of answers per round.
         """
         evidence = self.evidence(answers, prior)
         stops = self.stops(evidence, threshold)[0]
@@ -102,7 +102,7 @@ class StoppingRule:
 
 
 def count(classes: NDArray[np.int64], n_classes: int) -> NDArray[np.int16]:
-    """Count the answers in each class after each answer, [order, answer, class]."""
+    """Compute the cumulative number of answers in each class, [order, answer, class]."""
     return (classes[..., None] == np.arange(n_classes)).cumsum(1, dtype=np.int16)
 
 

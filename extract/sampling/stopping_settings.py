@@ -60,9 +60,8 @@ def load_stopping(
         decoding: Decoding options of the store, or of the temperature grid.
 
     Raises:
-        InputError: If the rule or threshold is invalid, the grader is unknown, asks a model or can't grade the
-            questions, the rule requires several temperatures or priors that are missing, or priors are passed to a rule
-            that does not use them.
+        InputError: If an option is invalid, the grader asks a model or can't grade the questions, or the
+            temperatures or `priors` do not suit the rule.
     """
     entry, needs_priors = STOPPING_RULES[rule], STOPPING_RULES[rule].needs == "prior"
     at_least_one("per_round", per_round, default=2)

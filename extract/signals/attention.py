@@ -3,9 +3,9 @@
 Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of the
 tokens. Ã is the attention averaged over heads, a is the share of attention in the residual stream, and I is the
 identity. The rollout matrix of L layers is R = Â_L … Â_1. All these matrices are lower triangular. The columns of R for
-the answer tokens therefore depend only on the attention among these tokens in each layer, and on the normalisers of its
-rows. The rows of R are summed by multiplying a vector by the matrix of each layer in turn. For n tokens, this takes
-O(n²) time, not O(n³).
+the answer tokens therefore depend only on the attention among these tokens in each layer, and on the normalisers of the
+attention rows. The rows of R are summed by multiplying a vector by the matrix of each layer in turn. For n tokens, this
+takes O(n²) time, not O(n³).
 """
 
 import math
@@ -85,7 +85,8 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
     a token on all tokens form a column of the rollout matrix R, which is defined in `rows_summed`.
 
     - MIX: rule for the share of attention (see `attention_shares`).
-    - FIELD: receptive field that weights attention: `none`, `column` (`column_field`) or `element` (`element_field`).
+    - FIELD: receptive field by which attention is weighted (`none`, `column` or `element`). See `column_field` and
+      `element_field`.
     - AGG: mean over all rows of R (`mean`), mean over rows that see the token (`rf_mean`), or last row (`last`).
     - ALIGN: For `token`, the influence is read at the token's own position. For `emit`, it is read at the position
       from which the token was drawn. R then has no row for the last token of the answer.

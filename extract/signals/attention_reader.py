@@ -1,7 +1,8 @@
 """Hooks that read attention weights, and the contribution of attention to the residual stream.
 
-transformers looks up its attention function by name. This module registers a function that computes the attention of
-the answers' queries and then calls the model's own function. The output of the model therefore stays bit-identical.
+transformers looks up its attention function by name. This module registers a function that first computes the attention
+weights of the requested queries, and then calls the model's own function. The output of the model therefore stays
+bit-identical.
 """
 
 import sys

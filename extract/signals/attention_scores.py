@@ -1,4 +1,4 @@
-"""Attention scores of the answers' queries, computed in chunks and reduced over heads and keys."""
+"""Attention scores of selected queries, computed in chunks and reduced over heads and keys."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -36,17 +36,17 @@ def read_layer(
     Args:
         query: Queries, [row, head, token, d_head] of any float dtype.
         key: Keys, [row, key head, key, d_head]. Each key head serves the same number of consecutive query heads.
-        mask: [row, 1, token, key]. Either bool with True for visible keys, or float values to add to the scores. None
-            for causal attention.
+        mask: [row, 1, token, key]. Either bool with True for visible keys, or float values that are added to the
+            scores. None for causal attention.
         needs: Any of attention_entropy, attention_blocks and attention_macs.
         scaling: Factor by which the scores are multiplied. None for 1/√d_head.
         softcap: Soft cap of the scores: s becomes softcap · tanh(s / softcap). None for no cap.
 
     Returns:
         Dict of tensors. For attention_entropy, it contains the three `ENTROPIES` [row, query]. For attention_blocks, it
-        contains `mean` and `sums`. `mean` [row, query, key] is the attention among the queries' own tokens, averaged
-        over heads. `sums` [row, query, normaliser] is the result of `normalisers` for all keys. For attention_macs,
-        the dict contains `largest` [row, query, key], the largest attention of any head.
+        contains `mean` and `sums`. `mean` [row, query, key] is the attention from each query to the tokens of all
+        queries, averaged over heads. `sums` [row, query, normaliser] is the result of `normalisers` for all keys. For
+        attention_macs, the dict contains `largest` [row, query, key], the largest attention of any head.
 
     Raises:
         InputError: If the mask differs between heads.
@@ -198,25 +198,46 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
-    """Compute the column field 1 / (T − j) of keys at places j, [row, alignment, key].
+    """Compute the column field, which weights attention to a key by 1 / (number of queries that see it).
 
-    `key` contains j, [row, key]. T is `n_tokens` [row] for the alignment `token`, and `n_tokens` − 1 for `emit`.
+    A key at place j is seen by T − j queries, where T is `n_tokens` for the alignment `token`, and `n_tokens` − 1 for
+    `emit`.
+
+    Args:
+        key: Places j of the keys, [row, key] int64.
+        n_tokens: Number of prompt and answer tokens, [row] int64.
+
+    Returns:
+        [row, alignment, key] float32.
     """
     n_seeing = torch.stack([n_tokens - 1, n_tokens], 1)[..., None] - key[:, None]
     return 1 / n_seeing.clamp_min(1).float()
 
 
 def element_field(query: Tensor, key: Tensor) -> Tensor:
-    """Compute the element field 1 / (i − j + 1) of query places i and key places j, [row, query, key]; 1 if j > i."""
+    """Compute the element field, which weights attention by its distance.
+
+    The weight is 1 / (i − j + 1) for a query at place i and a key at place j ≤ i, and 1 if j > i.
+
+    Args:
+        query: Places i of the queries, [row, query] int64.
+        key: Places j of the keys, [row, key] int64.
+
+    Returns:
+        [row, query, key] float32.
+    """
     return (query.float()[..., None] - key.float()[:, None] + 1).clamp_min_(1).reciprocal_()
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """Sum attention over keys, weighted by each field in turn: [row, query, normaliser] in the order of `NORMALISERS`.
+    """Sum the attention over keys, once with the weights of each field.
 
     Args:
         mean: Mean attention over heads, [row, query, key].
         column: `column_field` of the keys, [row, alignment, key].
         element: `element_field` of queries and keys, [row, query, key].
+
+    Returns:
+        [row, query, normaliser] float32, in the order of `NORMALISERS`.
     """
     return torch.cat([mean @ column.mT, (mean * element).sum(-1, keepdim=True)], 2)

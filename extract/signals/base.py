@@ -1,4 +1,4 @@
-"""Data of one forward pass, used to compute signals: `Pass` and the classes of its attributes."""
+"""`Pass`, the data of a forward pass from which signals are computed, and the classes of its attributes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class Answer:
 class TokenSpans:
     """Indices of the answer's tokens in each row of a batch.
 
-    After a prompt of P tokens, answer token y_t is at index P + t − 1. It was drawn from the distribution at index
-    P + t − 2. At question scope, only the distribution of y_1 is read, so `n_tokens` is 1 in each row.
+    After a prompt of P tokens, answer token y_t (t = 1, 2, …) is at index P + t − 1. It was drawn from the distribution
+    at index P + t − 2. At question scope, only the distribution of y_1 is read, so `n_tokens` is 1 in each row.
 
     Attributes:
-        first: Index of the last prompt token in each row, at which y_1 is drawn.
-        n_tokens: Number n of answer tokens in each row, at least 1.
+        first: Index of the last prompt token in each row. Token y_1 is drawn from the distribution at this index.
+        n_tokens: Number of answer tokens in each row, at least 1.
         n_before: Number of tokens in the key/value cache before this pass, the same for all rows.
     """
 
@@ -42,29 +42,34 @@ class TokenSpans:
         return max(self.n_tokens)
 
     def drawn_at(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the row and the index at which each answer token was drawn, as two tensors [sum of n_tokens] int64."""
+        """Return the row of each answer token and the index of the distribution from which it was drawn.
+
+        Returns:
+            Two tensors [sum of n_tokens] int64.
+        """
         n = torch.tensor(self.n_tokens)
         row = torch.arange(len(n)).repeat_interleave(n)
         step = torch.arange(int(n.sum())) - (n.cumsum(0) - n).repeat_interleave(n)
         return row.to(device), (torch.tensor(self.first)[row] + step).to(device)
 
     def pad(self, values: Tensor) -> Tensor:
-        """Pad values [sum of n_tokens, …] with NaN to a tensor [row, token, …] on the CPU."""
+        """Split values [sum of n_tokens, …] into rows and pad them with NaN: [row, token, …] on the CPU."""
         return pad_sequence(list(values.cpu().split(self.n_tokens)), batch_first=True, padding_value=torch.nan)
 
     def query_index(self, last: bool) -> Tensor:
-        """Return the indices at which the answer's tokens were drawn, [row, query] int64.
+        """Return the indices of the distributions from which the answer's tokens were drawn, [row, query] int64.
 
-        If `last` is True, the index of the last token is appended. In shorter rows, the indices run past the end.
+        If `last` is True, the index of the last token is appended. Rows with fewer tokens are padded with indices past
+        their end.
         """
         return torch.tensor(self.first)[:, None] + torch.arange(self.widest + last)
 
 
 @dataclass(frozen=True)
 class Places:
-    """Queries for which attention is read in a pass.
+    """Positions of the queries whose attention is read in a forward pass.
 
-    A place is the 0-based position of a token in its row, counting cached tokens. Keys are ordered by place.
+    A place is the 0-based position of a token in its row, including cached tokens. Keys are ordered by place.
 
     Attributes:
         index: Index of each query among the tokens of the pass, [row, query] int64.
@@ -82,7 +87,7 @@ class Places:
 
     @classmethod
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
-        """Return the places from which answer tokens were drawn. If `last` is True, append the last token's place."""
+        """Return the places of the tokens that predict the answer tokens, and of the last token if `last` is True."""
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(
             index=index.clamp_max(n_queries - 1).to(device),
@@ -97,9 +102,9 @@ class Lens(dict[str, Tensor]):
     """Statistics of the distributions from which the answers' tokens were drawn, float32 on the CPU, padded with NaN.
 
     The first four keys describe the model's own distribution. The other keys are computed from the residual stream of
-    each layer l, or from the distribution p_l that the final norm and the head compute from this residual stream. The
-    first four keys and `early_late` have shape [row, token], and all others have shape [row, token, layer]. L is the
-    last layer. Entropies and divergences are in nats.
+    each layer l, or from the distribution p_l, which is obtained by applying the final norm and the head to this
+    residual stream. L is the last layer. The first four keys and `early_late` have shape [row, token]. All other keys
+    have shape [row, token, layer]. Entropies and divergences are in nats.
 
     Keys:
         log_p: Log-probability of the drawn token; NaN if none was drawn.
@@ -108,7 +113,7 @@ class Lens(dict[str, Tensor]):
         margin: Largest probability minus the second largest.
         entropies: Shannon entropies of layers 1 … L.
         margins: Margins of layers 1 … L.
-        agrees: 1 if the layer's most likely token is that of layer L, else 0, for layers 1 … L.
+        agrees: 1 if a layer has the same most likely token as layer L, else 0, for layers 1 … L.
         previous_cosines: Cosine similarity of the residual streams of layers l − 1 and l, for l = 2 … L.
         last_cosines: Cosine similarity of the residual streams of layers l and L, for l = 1 … L.
         kl: KL(p_l ‖ p_L) for the last `N_COMPARED` layers before L.
@@ -134,13 +139,13 @@ class Dots(NamedTuple):
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of the answers' queries, in float32, with 0 for padding queries.
+    """Attention that was read in a forward pass, in float32. Values of padding queries are 0.
 
     Attributes:
         places: Places of the queries.
         layers: Result of `read_layer` for each layer, without `largest`.
-        floors: Dict from a floor ε, in hundredths, to a tensor [row, query, key]. The tensor is the sum over layers of
-            log((1 − ε) a + ε), where a is the largest attention of any head.
+        floors: Dict from a floor ε in hundredths to the sum over layers of log((1 − ε) a + ε), [row, query, key], where
+            a is the largest attention of any head in a layer.
         dots: Dot products of the residual stream and the attention output, for each layer.
     """
 
@@ -160,9 +165,9 @@ class Pass:
         spans: Indices of the answer's tokens.
         tokens: Drawn tokens, [row, token] int64 on the CPU, padded with 0; None at question scope.
         states: Dict from layer to hidden states [row, position, d_model]. Positions are in the order of `POSITIONS`.
-        token_states: Dict from layer to hidden states of the answers' own tokens, [sum of n_tokens, d_model].
+        token_states: Dict from layer to hidden states of the answers' tokens, [sum of n_tokens, d_model].
         lens: Statistics of the layers' token distributions.
-        attention: Attention of the answers' queries.
+        attention: Attention that was read in the pass.
     """
 
     model: Any
@@ -180,15 +185,15 @@ class Pass:
         return n_layers(self.model)
 
     def final_states(self) -> Tensor:
-        """Return the decoder outputs from which the tokens were drawn, [sum of n_tokens, d_model]."""
+        """Return the final hidden states from which the tokens were drawn, [sum of n_tokens, d_model]."""
         states: Tensor = self.output.last_hidden_state
         return states[self.spans.drawn_at(states.device)]
 
     def logits(self, batch_size: int = 64) -> Iterator[Tensor]:
-        """Yield the logits [token, vocab] from which the tokens were drawn, for `batch_size` tokens at a time."""
+        """Yield the logits [token, vocab] from which the tokens were drawn, in batches of `batch_size` tokens."""
         head = ModelHead(self.model)
         return (head(states) for states in self.final_states().split(batch_size))
 
     def pad(self, values: Tensor) -> Tensor:
-        """Pad values [sum of n_tokens, …] with NaN to a tensor [row, token, …] on the CPU."""
+        """Split values [sum of n_tokens, …] into rows and pad them with NaN: [row, token, …] on the CPU."""
         return self.spans.pad(values)

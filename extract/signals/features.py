@@ -1,4 +1,4 @@
-"""Feature vectors of token signals for probes. They are identical whether the signals come from a store or a model."""
+"""Feature vectors of token signals. They are identical for signals from a store and signals from a model."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from extract.signals.pooling import PEAKS, POOLINGS, WEIGHTS, peak_features, poo
 from extract.signals.registry import SIGNALS, signals_of
 from extract.store.shards import Scope
 
-#: Prefixes of answers: the fraction q of each. It has the first ⌈q n⌉ content tokens of an answer with n tokens.
+#: Names of answer prefixes and their fractions q. A prefix contains the first ⌈q n⌉ of an answer's n content tokens.
 PREFIXES = {"prefix_25": 0.25, "prefix_50": 0.5, "prefix_75": 0.75}
 #: Default poolings of answers.
 DEFAULT_POOLING = ("mean", "std", "max")
@@ -74,7 +74,7 @@ class TokenFeatures:
         return [f"{pooling}_{i}" for i in range(int(match[1]))] if match else [pooling]
 
     def vector(self, read: Callable[[str, str], Any]) -> Tensor:
-        """Compute the features, [row, feature] float32. A row that has no tokens or lacks a value is NaN.
+        """Compute the features, [row, feature] float32. A row without tokens or with a missing value is NaN.
 
         Args:
             read: Function that returns the values of a signal at a key, [row] for questions or `Ragged` for answers.

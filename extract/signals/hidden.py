@@ -30,7 +30,12 @@ ANSWER_TOKENS = "answer_tokens"
 
 
 def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[int]) -> list[list[range]]:
-    """Return the token ranges [position][row] for rows with `n_prompt` prompt tokens and `n_answer` answer tokens.
+    """Return the token range of each position in each row, as lists [position][row].
+
+    Args:
+        scope: Scope whose `POSITIONS` are used.
+        n_prompt: Number of prompt tokens in each row.
+        n_answer: Number of answer tokens in each row.
 
     Raises:
         InputError: If a position is outside the prompt at question scope, or outside the answer at sample scope.
@@ -42,7 +47,7 @@ def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[in
             indices, first = place(prompt, answer), 0 if scope == "question" else max(1, prompt)
             if not first <= indices.start < indices.stop <= prompt + answer:
                 raise InputError(
-                    f"Expected position {name!r} to be within a prompt of {prompt} tokens and an answer of {answer}, "
+                    f"Expected position {name!r} to be within {prompt} prompt tokens and {answer} answer tokens, "
                     f"but got indices {indices.start} to {indices.stop - 1}. Leave out empty prompts and answers."
                 )
             positions[-1].append(indices)
@@ -60,10 +65,10 @@ def hidden(batch: Pass) -> dict[str, Tensor]:
 
 
 def hidden_tokens(batch: Pass) -> dict[str, Tensor]:
-    """Return the residual streams at the answers' own tokens as a dict from ``layer/answer_tokens`` to tensors.
+    """Return the residual streams at all content tokens of the answers, as a dict from ``layer/answer_tokens``.
 
-    The tensors are [row, token, d_model], padded with NaN. The state of the last content token equals `last_answer` of
-    the signal `hidden`, and the mean over the tokens equals `mean_answer`.
+    The tensors have shape [row, token, d_model] and are padded with NaN. The state of the last token equals the signal
+    `hidden` at the position `last_answer`, and the mean of the states equals `hidden` at `mean_answer`.
     """
     return {f"{layer}/{ANSWER_TOKENS}": batch.pad(states.float()) for layer, states in batch.token_states.items()}
 
@@ -86,9 +91,9 @@ def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor]
 
 
 class HiddenCapture(Hooks):
-    """Context manager whose hooks keep hidden states of chosen layers and tokens during the thread's forward passes.
+    """Context manager that captures hidden states of chosen layers and tokens in the current thread's forward passes.
 
-    Layers are numbered as in transformers' `output_hidden_states`. Layer 0 is the embeddings, and layer l is the
+    Layers are numbered as in transformers' `output_hidden_states`. Layer 0 contains the embeddings, and layer l is the
     residual stream after block l. For the last block, the states are taken after the final norm.
 
     Attributes:
@@ -124,7 +129,10 @@ class HiddenCapture(Hooks):
         self.select = lambda hidden: torch.cat([hidden[place] for place in places])
 
     def finish(self) -> dict[int, Tensor]:
-        """Return the states of the last pass by layer, in the model's dtype. Stop reading until the next `start`."""
+        """Return the states of the last pass by layer, in the model's dtype.
+
+        Later passes are ignored until `start` or `start_tokens` is called.
+        """
         states, self.states, self.select = self.states, {}, None
         return states
 

@@ -82,7 +82,7 @@ def kl_of_means(p: Tensor, q: Tensor) -> Tensor:
 
 
 class LensReader(Hooks):
-    """Context manager that reads a `Lens` in forward passes. Call `start` before each pass and `finish` after it.
+    """Context manager that computes a `Lens` of each forward pass. Call `start` before the pass and `finish` after it.
 
     Args:
         model: A causal language model.

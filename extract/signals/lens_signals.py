@@ -77,14 +77,15 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
 
     The result is a dict from ``L/name`` to tensors [row, token] float32 in (0, 1]. Names contain the threshold λ in
     thousandths. h_l is the residual stream of layer l before the final norm, and p₁ and p₂ are the two largest
-    probabilities in the distribution of layer l. If no earlier layer qualifies, the result is layer L. Layer 0, the
-    embeddings, is left out, because with tied embeddings its distribution repeats the input token.
+    probabilities in the distribution of layer l. If no earlier layer meets the condition, the value is 1, for layer L.
+    Layer 0 contains the embeddings. It is left out, because with tied embeddings its distribution repeats the input
+    token.
 
     - ``softmax_response_λ``: first layer l ≥ 1 with p₁ − p₂ ≥ λ (CALM, arXiv 2207.07061).
     - ``state_saturation_λ``: first layer l ≥ 2 with cos(h_{l−1}, h_l) ≥ λ (CALM).
-    - ``final_state_λ``: first layer l ≥ 1 such that cos(h_l, h_L) ≥ λ for it and all later layers.
-    - ``saturation_event``: first layer l ≥ 1 such that it and all later layers have the same most likely token as layer
-      L (Geva et al. 2022, arXiv 2203.14680).
+    - ``final_state_λ``: first layer l ≥ 1 such that cos(h_j, h_L) ≥ λ for all layers j ≥ l.
+    - ``saturation_event``: first layer l ≥ 1 such that all layers j ≥ l have the same most likely token as layer L
+      (Geva et al. 2022, arXiv 2203.14680).
 
     CALM calibrates λ for each task and lowers it for later tokens of an answer. Here, λ is constant. It is one of
     `CONFIDENCES` for the first two names, and one of `SIMILARITIES` for the third.

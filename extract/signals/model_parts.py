@@ -14,7 +14,7 @@ _NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
 
 
 def n_layers(model: Any) -> int:
-    """Return the number L of blocks. A model has L + 1 hidden states, the first of which is the embeddings."""
+    """Return the number L of blocks. A model has L + 1 layers of hidden states. Layer 0 contains the embeddings."""
     return int(model.config.get_text_config().num_hidden_layers)
 
 
@@ -63,8 +63,7 @@ class ModelHead:
     """Language-model head as a function from hidden states to logits.
 
     It calls the model's own `forward` with a decoder that returns the given states. Logits are therefore scaled and
-    soft-capped as usual.
-    The constructor runs the decoder on one token to find out the type of its output.
+    soft-capped as usual. The constructor runs the decoder on one token to find out the type of its output.
     """
 
     @torch.inference_mode()

@@ -63,7 +63,7 @@ class Padded:
         return (self.w * self.u).sum(-1) / self.total
 
     def at(self, place: Tensor) -> Tensor:
-        """Return the values [..., row] of the 0-based ranks `place` [..., row] in each row's ascending order."""
+        """Return the value with the 0-based rank `place` [..., row] in each row's ascending order, [..., row]."""
         values = self.ascending[0]
         shape = torch.broadcast_shapes(values.shape[:-1], place.shape)
         return values.expand(*shape, -1).gather(-1, place.expand(shape)[..., None])[..., 0]
@@ -83,7 +83,7 @@ def over_rows(
         compute: Function that takes padded rows and returns a dict of tensors [..., row].
 
     Returns:
-        Dict of float32 tensors [row, …], with NaN as in `pool`.
+        Dict of float32 tensors [row, …]. They are NaN for the same rows as in `pool`.
 
     Raises:
         InputError: If a weight is negative, or values and weights differ in their numbers of tokens.

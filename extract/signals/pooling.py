@@ -1,4 +1,4 @@
-"""Pooling of token values to one number per answer, for rows of different lengths.
+"""Poolings, which reduce the token values of each answer to one number.
 
 The result is NaN for a row without tokens, or with a value or weight that is not finite. A row whose weights sum to 0
 is pooled without weights.
@@ -18,7 +18,7 @@ from extract.signals.padding import Padded, over_rows
 from extract.signals.registry import signals_of
 from extract.store.ragged import Ragged
 
-# Plain
+# Unweighted
 
 
 def _max(rows: Padded) -> Tensor:
@@ -81,7 +81,7 @@ class Pooling(NamedTuple):
     weighted: Callable[[Padded], Tensor]
 
     def __call__(self, rows: Padded) -> Tensor:
-        """Pool the rows. A row without a positive sum of weights is pooled without weights."""
+        """Pool the rows. A row whose weights sum to 0 is pooled without weights."""
         if not rows.has_weights:
             return self.plain(rows)
         given, weighted = rows.total > 0, self.weighted(rows)
@@ -136,10 +136,10 @@ def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None
 def windows(values: Ragged, n_windows: int) -> Tensor:
     """Average each row's values over `n_windows` consecutive windows of tokens, split as in `numpy.array_split`.
 
-    If a row has fewer tokens than windows, each window contains a single token, and tokens are repeated.
+    If a row has fewer tokens than windows, each window contains one token, and some windows share a token.
 
     Returns:
-        [row, …, window] float32, with NaN as in `pool`.
+        [row, …, window] float32. NaN for the same rows as in `pool`.
 
     >>> windows(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([5.0])]), 2)
     tensor([[1.5000, 6.0000],
@@ -181,7 +181,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
         weights: Non-negative influences of the same tokens, for critical tokens and weighted poolings.
 
     Returns:
-        Dict from the names in `PEAKS` to tensors [row] float32, with NaN as in `pool`.
+        Dict from the names in `PEAKS` to tensors [row] float32. They are NaN for the same rows as in `pool`.
     """
 
     def features(rows: Padded) -> dict[str, Tensor]:
@@ -215,7 +215,10 @@ WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax"
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Return the signal and position of token weights named `entropy`, `prob` or ``signal/position`` (an influence).
+    """Return the signal and the position from which token weights are read.
+
+    Args:
+        name: One of `WEIGHTS`, or ``signal/position`` for a signal that measures influence, such as `rollout`.
 
     Raises:
         InputError: If the name is unknown.

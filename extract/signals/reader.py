@@ -19,7 +19,7 @@ _ATTENTION = {"attention_entropy", "attention_blocks", "attention_macs", "mixing
 
 
 class SharedPrompt:
-    """Key/value cache of `tokens`, a prefix that several sequences share. Requires `can_share(model)`."""
+    """Key/value cache of a prefix that several sequences share. Requires `can_share(model)`."""
 
     def __init__(self, model: Any) -> None:
         from transformers import DynamicCache
@@ -50,7 +50,7 @@ class Reader(ExitStack):
     Args:
         model: Causal language model in evaluation mode.
         needs: Data that the signals need, from `NEEDS`.
-        layers: Layers whose hidden states are kept for the needs `hidden` and `hidden_tokens`.
+        layers: Dict from `hidden` and `hidden_tokens` to the layers whose hidden states are kept.
 
     Raises:
         InputError: If a layer does not exist in the model, or the model does not support one of the needs.
@@ -81,11 +81,11 @@ class Reader(ExitStack):
         return self._pass([prompt[n_before:] for prompt in prompts], spans, None, shared)
 
     def answers(self, answers: Sequence[Answer], shared: SharedPrompt | None = None) -> Pass:
-        """Run a pass over answers and their prompts.
+        """Run a pass over prompts, each followed by its answer.
 
         Args:
             answers: Answers with at least one content token each.
-            shared: Cache of a prefix that all prompts share. If None, the whole prompts are read.
+            shared: Cache of a prefix that all prompts share. If None, the prompts are processed in full.
         """
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(answer.prompt) - n_before for answer in answers]

@@ -1,4 +1,4 @@
-"""Reading of signals for questions and answers. All signals are computed in the same teacher-forced passes."""
+"""Read signals of questions and answers. All signals are computed in the same teacher-forced forward passes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,14 +28,14 @@ def read_questions(
 ) -> dict[str, dict[str, Tensor]]:
     """Read signals at the last prompt token of each question. All signals are computed in the same forward passes.
 
-    A prefix that all prompts share, such as worked examples, is read only once if its copies do not fit into one batch.
+    If all prompts share a long prefix, such as worked examples, the prefix is processed only once.
 
     Args:
         model: Causal language model in evaluation mode.
         prompts: Prompt token ids of each question. At least one question is required.
         signals: Names of the signals.
-        layers: Layers whose hidden states are kept, or a dict with these layers for each signal.
-        batch_tokens: Maximum number of tokens in a batch, including padding. Longer prompts are read one at a time.
+        layers: Layers whose hidden states are kept, or a dict from signal to layers.
+        batch_tokens: Maximum number of tokens in a batch, including padding. A longer prompt forms its own batch.
         progress: Callback that receives the numbers of questions and tokens in each finished batch.
 
     Returns:
@@ -108,8 +108,8 @@ def read_answers(
 ) -> dict[str, dict[str, Tensor | Ragged]]:
     """Read signals of answers. All signals are computed in the same forward passes.
 
-    Identical answers to the same prompt are read once. If the model's key/value cache can be shared, each prompt is
-    read once for all its answers, and the common prefix of all prompts is read only once.
+    Identical answers to the same prompt are processed once. If the model's key/value cache can be shared, each prompt
+    is processed once for all its answers, and the common prefix of all prompts is processed only once.
 
     Args:
         model, signals, layers, batch_tokens, progress: See `read_questions`.
@@ -118,7 +118,7 @@ def read_answers(
     Returns:
         Dict from signal to a dict from key to values on the CPU, with rows in the order of `answers`. Token signals are
         ragged over tokens, and other signals are tensors [row, …]. A row with a non-finite value is all NaN. An answer
-        without content has no tokens in token signals, and a NaN row in other signals.
+        without content tokens has an empty row in token signals and a row of NaN in other signals.
 
     Raises:
         InputError: If there are no answers, a prompt is empty, or the model can't read the tokens or does not support a
@@ -153,8 +153,8 @@ def _batches(
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
     """Yield batches of answer indices, each with the cached prefix that the prompts in the batch share.
 
-    If a prompt has several answers, they form batches of their own. All other answers are batched together. Cached
-    tokens count toward the size of a batch, because every row keeps a copy of their keys and values in memory.
+    If a prompt has several answers, its answers form separate batches. All other answers are batched together. Cached
+    tokens count toward the size of a batch, because every row has a copy of their keys and values in memory.
     """
 
     def batches(indices: Sequence[int]) -> Iterator[list[int]]:

@@ -1,6 +1,7 @@
 """Registry of signals. A signal is a function that takes a `Pass` and returns a dict from ``layer/name`` to tensors.
 
-Token signals have tensors [row, token]. A signal's module, which needs the model code, is imported only on first use.
+The tensors of token signals have shape [row, token]. Modules of signals import model code, so they are imported only on
+first use.
 """
 
 from collections.abc import Callable
@@ -38,9 +39,10 @@ class Signal(NamedTuple):
         vectors: Whether the values are vectors [d_model]. Otherwise, they are numbers.
         by_layer: Whether the layers to read can be chosen.
         depths: Layers that are read by default, as fractions of the number of blocks. If empty, all layers are read.
-        weights: Whether the numbers measure how much a token matters, rather than how uncertain the model was.
-        rising: Names for which larger values indicate a right answer. For all other names, larger values indicate a
-            wrong answer.
+        weights: Whether the values measure the influence of a token rather than the model's uncertainty. Such values
+            can be used as token weights.
+        rising: Names of the values that tend to be larger for right answers. All other values tend to be larger for
+            wrong answers.
         version: Version of the definition, recorded in the files of a store. Increase it if values or names change, so
             that a store never contains files of different versions.
     """
@@ -163,7 +165,7 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
 
 
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
-    """Return ``name (description)`` of each signal that supports `scope` but not `besides`, for the help text."""
+    """Return ``name (description)`` for each signal that supports `scope` but not `besides`, for the help text."""
     names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
     return [f"{name} ({SIGNALS[name].description})" for name in names]
 

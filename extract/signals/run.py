@@ -47,8 +47,8 @@ def fill_signals(
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
-        InputError: If `names` is empty, a signal is unknown or does not support the scope, the store has no answers to
-            read, or the stored signals have a different version or dtype or lack some of the `layers`.
+        InputError: If `names` is empty, a signal is unknown or does not support the scope, or the store has no answers
+            to read. It is also raised if stored signals have a different version or dtype, or lack some `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
@@ -110,7 +110,8 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
         folder = store.signals.file(signal, store.shards(scope)[0]).parent
         raise InputError(
             f"Expected `layers` to be among {held}, the stored layers of {signal!r} in {str(store.path)!r}, but got "
-            f"{sorted(set(layers or ()))}. Omit it to use these layers, or delete {str(folder)!r} to read others."
+            f"{sorted(set(layers or ()))}. Leave out `layers` to use these layers, or delete {str(folder)!r} to read "
+            "other layers."
         )
     return held or (None if layers is None else sorted(set(layers)))
 
@@ -118,9 +119,9 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
 class _ShardReader:
     """Reads the signals of shards and writes their files.
 
-    `layers` maps each signal to the layers to keep, or to None for its default. `n_nan` counts each signal's rows with
-    non-finite values. `n_unknown` counts the answers whose tokens are unknown, and `n_retokenized` those whose texts
-    were tokenized, because their token ids are unknown.
+    `layers` maps each signal to the layers to keep, or to None for its default layers. `n_nan` counts each signal's
+    rows with non-finite values. `n_unknown` counts the answers whose tokens are unknown. `n_retokenized` counts the
+    answers without token ids, whose texts were tokenized instead.
     """
 
     def __init__(

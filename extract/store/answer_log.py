@@ -135,7 +135,7 @@ def logged_ranges(store: Store) -> list[SampleRange]:
 def unfinished_ranges(store: Store, k: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
     """Return the sorted ranges that a worker must complete so that every question has k samples.
 
-    Ranges that an earlier run began, and ranges whose file is `damaged`, are returned in full, even beyond sample `k`.
+    Ranges in `damaged` and ranges that an earlier run started are returned in full, even if they extend beyond `k`.
 
     Raises:
         InputError: If an answer log shares samples with a finished range or another log.
@@ -160,7 +160,7 @@ def finish_range(
     absent: Mapping[str, str],
     stopping: dict[str, Any] | None = None,
 ) -> bool:
-    """Write the table of a range from its log and delete the log, unless samples are missing.
+    """Convert the log of a range to a table and delete the log. If samples are missing, nothing is changed.
 
     Args:
         store: The store.

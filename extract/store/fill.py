@@ -54,9 +54,9 @@ def fill(
     Args:
         label: Label of the progress bar.
         unit: Unit of the rows, for example ``"answers"``.
-        items: Items to make, for example shards.
+        items: Items to process, for example shards.
         n_rows: Function that returns the number of rows in an item.
-        make: Function that makes an item, writes its file, and reports rows and tokens to the progress bar.
+        make: Function that writes the file of an item, and reports rows and tokens to the progress bar.
         worker: The worker. Its number is added to the label.
     """
     with Progress(f"{label}{worker.label}", sum(map(n_rows, items)), unit) as progress:
@@ -75,7 +75,7 @@ def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = No
 
 @contextmanager
 def extended(store: str, worker: Worker | None) -> Iterator[tuple[Store, Worker]]:
-    """Open a store and lock the worker's blocks. On exit, write the manifest."""
+    """Context manager that opens a store and locks the worker's blocks. On exit, it writes the manifest."""
     opened, worker = Store.open(store), worker or Worker.from_environment()
     with worker.writing(opened.path):
         yield opened, worker

@@ -99,7 +99,7 @@ class ShardFiles:
     Args:
         folder: Directory of the store.
         subfolder: Format string of the subfolder, for example ``"grades/{name}"``. It can also contain ``{scope}``.
-        noun: What a name refers to, such as ``"grader"``. Used in messages and provenance records.
+        noun: ``"grader"``, ``"signal"`` or ``"baseline"``, for messages and provenance records.
         suffix: File name suffix.
     """
 

@@ -33,7 +33,7 @@ _LARGEST = 2**20  # bytes
 def member_stores(folder: Path) -> list[Path]:
     """Return the stores in the folder of a temperature grid, sorted by name. For other folders, the list is empty.
 
-    Hidden folders are left out, because they can be unfinished stores of killed imports.
+    Hidden folders are left out, because they can be unfinished stores from imports that were killed.
     """
     if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # Path.is_file raises for overlong names
         return []

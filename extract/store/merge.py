@@ -27,7 +27,7 @@ def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> li
     Args:
         store: Target folder, which can be a store, the folder of a temperature grid, or a new folder.
         others: Folders of the other stores or grids. They are not changed, and you can delete them afterwards.
-        worker: See `sample_family`.
+        worker: Rank of this process and number of parallel workers. By default, read from the environment.
 
     Returns:
         The merged store, or all merged stores of a grid.
@@ -131,7 +131,7 @@ def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str]
 
 
 def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
-    """Check that the ranges, readers, signals (first file only) and baseline settings of two stores are compatible."""
+    """Check that two stores have compatible ranges, readers, signals (first file only) and baseline settings."""
     stores = f"{str(into.path)!r} and {str(other.path)!r}"
     if clash := overlap([*into.samples.ranges(), *other.samples.ranges(), *logged_ranges(into), *logs]):
         raise InputError(
@@ -140,8 +140,8 @@ def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
         )
     if None not in (into.reader, other.reader) and into.reader != other.reader:
         raise InputError(
-            f"Expected {stores} to have been read with the same model, but their reader.json files differ. Merge only "
-            "stores that were read with the same model."
+            f"Expected the signals in {stores} to come from the same model, but their reader.json files differ. Merge "
+            "only stores whose signals come from the same model."
         )
     for scope in get_args(Scope):
         for signal in {*into.signals.names()} & {*other.signals.names()}:
@@ -168,7 +168,8 @@ def _merge_log(into: Store, other: Store, part: SampleRange) -> int:
     rows = read_log(other, part)
     if is_finished(into.samples.file(part)):
         log_file = str(other.samples.log_file(part))
-        say(f"merge: ignored {len(rows):,} answers in {log_file!r}, as {part.stem} is finished in {str(into.path)!r}")
+        reason = f"{part.stem} is finished in {str(into.path)!r}"
+        say(f"merge: ignored {len(rows):,} answers in {log_file!r}, because {reason}")
         return 0
     with closing(AnswerLog(into, part)) as log:
         new = [row for row in rows if (row["question_id"], row["sample"]) not in log.answered]

@@ -40,8 +40,8 @@ ASKED_SCHEMAS = {
     ),
     "sample": _schema("question_id:string sample:int32 value:float64 prompt_tokens:int64 completion_tokens:int64"),
 }
-#: Additional columns of single baselines: the continuations of a question, their log-probabilities in nats given the
-#: prompt and without a prompt, their lengths, and the index of the right one (null if unknown).
+#: Additional columns of single baselines. `likelihood` has the continuations of each question, their log-probabilities
+#: in nats with and without the prompt, their lengths, and the index of the right continuation (null if unknown).
 _ADDED_COLUMNS = {
     "likelihood": _schema(
         "continuations:strings logprobs:float64s unconditional:float64s n_tokens:int32s n_bytes:int32s target:int32"

@@ -11,8 +11,8 @@ class Ragged(NamedTuple):
     """Rows with different numbers of tokens, concatenated without padding.
 
     Attributes:
-        values: [total tokens, …] values of all rows.
-        offsets: [row + 1] int64 row boundaries. Row i is `values[offsets[i] : offsets[i + 1]]`.
+        values: Values of all rows, [sum of lengths, …].
+        offsets: Row boundaries, [row + 1] int64. Row i is `values[offsets[i] : offsets[i + 1]]`.
     """
 
     values: Tensor
@@ -38,7 +38,7 @@ class Ragged(NamedTuple):
 
     @property
     def lengths(self) -> Tensor:
-        """[row] int64 number of tokens in each row."""
+        """Number of tokens in each row, [row] int64."""
         return self.offsets.diff()
 
     def rows(self) -> list[Tensor]:

@@ -24,7 +24,7 @@ SKIPPED = "skipped"
 MISSING = "missing"
 #: Finish reasons of samples without an answer.
 WITHOUT_ANSWER = (REJECTED, SKIPPED, MISSING)
-#: Key of the Parquet metadata with the record of early stopping.
+#: Key in the Parquet metadata under which the record of early stopping is stored.
 _STOPPING = "stopping"
 
 
@@ -76,7 +76,7 @@ class Samples:
             samples: The range of samples.
             rows: One row per sample.
             max_rows: Maximum number of answers per batch, which affects the last bits of the log-probabilities.
-            stopping: Record of early stopping. See `stopping`.
+            stopping: Record of early stopping, as returned by the method `stopping`.
         """
         metadata = {} if max_rows is None else {"max_rows": str(max_rows)}
         if stopping is not None:

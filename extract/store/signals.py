@@ -46,7 +46,7 @@ class Entry(NamedTuple):
         return f"{self.dtype} of shape {list(self.shape)} per {'token' if self.ragged else 'row'}"
 
 
-#: Entry for each key in a file.
+#: Dict from each key of a file to its entry.
 Layout = dict[str, Entry]
 
 
@@ -85,8 +85,8 @@ class Signals(ShardFiles):
             tensors: Dict from ``layer/position`` keys to tensors [row, …] or ragged tensors with one row for each
                 question or sample.
             batch_tokens: Maximum number of tokens per batch, which affects the last bits of the values.
-            settings: Version of the signal's definition, or other settings that affect the values, as plain JSON types.
-                They must be identical in all files.
+            settings: Version of the signal's definition and any other settings that affect the values, as plain JSON
+                types. They must be identical in all files.
 
         Raises:
             InputError: If existing files of the signal have different settings.
@@ -97,7 +97,7 @@ class Signals(ShardFiles):
             record["how"] = settings
         arrays = {}
         for key, tensor in tensors.items():
-            if isinstance(tensor, Ragged):  # safetensors refuses to save tensors that share offsets
+            if isinstance(tensor, Ragged):  # safetensors does not save tensors that share memory
                 arrays[key], arrays[key + _OFFSETS] = tensor.values.contiguous(), tensor.offsets.clone()
             else:
                 arrays[key] = tensor.contiguous()
@@ -149,7 +149,7 @@ class Signals(ShardFiles):
         return self._values(signal, key, shards, [self._folder.questions.n_rows(shard) for shard in shards])
 
     def read_ragged(self, signal: str, key: str, scope: Scope = "sample") -> Ragged:
-        """Read the values [token, …] of all tokens, for all answers or all questions. Rows without values are empty.
+        """Read one ragged tensor [token, …] for all answers or all questions. Rows without values are empty.
 
         Raises:
             InputError: If a file is missing or damaged, the key is unknown, or its tensor is not ragged.

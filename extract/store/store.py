@@ -58,7 +58,7 @@ class Store:
             store = cls(path, identity.as_dict())
             write_identity(path, store.identity)
         file = path / "questions.parquet"
-        if not is_whole(file, path):  # for example if a run was killed before it was written
+        if not is_whole(file, path):  # for example because an earlier run was killed
             table = questions if isinstance(questions, Questions) else Questions.of(questions, identity.block_size)
             write_table(file, table.table, row_group_size=BATCH)
         return store
@@ -113,7 +113,7 @@ class Store:
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity (`ModelIdentity` as a dict) of the model that signals are read from.
+        """Identity of the model from which signals are read, as the dict of a `ModelIdentity`.
 
         If a served model answered the questions, signals are read from a local copy of it.
 

@@ -50,10 +50,10 @@ class ShownAnswer:
         taken: Answer that the grader found in the text; None if it found none.
         cut: Whether the answer was truncated at the token limit.
         pieces: Text of the answer, divided at token boundaries; empty if the answer has no tokens.
-        entropy: [token] float64 entropy of the token's distribution, in nats; NaN if missing.
-        one_minus_pmax: [token] float64, 1 − probability of the most likely token.
-        nll: [token] float64 negative log-probability of the token, in nats.
-        influence: [token] float64 ≥ 0, influence of the token; None if it was not read.
+        entropy: Entropy of each token's distribution in nats, [token] float64; NaN if missing.
+        one_minus_pmax: 1 minus the largest probability in each token's distribution, [token] float64.
+        nll: Negative log-probability of each token in nats, [token] float64.
+        influence: Non-negative influence of each token, [token] float64; None if it was not read.
     """
 
     question_id: str
@@ -144,7 +144,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
         right: Whether each answer is right; None if its grade is unknown.
         questions: Question ids. If None, a few questions are chosen, with both right and wrong answers if possible.
         samples: Sample indices. By default, all answers to the given questions. If `questions` is also None, a right
-            and a wrong answer to each question.
+            and a wrong answer to each chosen question.
 
     Raises:
         InputError: If an id or sample is unknown, or a list is empty.
@@ -208,7 +208,7 @@ def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
 
     A token's text is the difference between the decoded prefixes with and without the token, because many tokenizers
     decode a token differently on its own (leading spaces, bytes of a character). Tokens that add no text (bytes of an
-    unfinished character, special tokens) join the piece of the next token, or the last piece.
+    unfinished character, special tokens) are merged into the next piece or, at the end, into the last piece.
 
     `token_ids` are the ids of the content tokens. `text` ends before any stop string, which can begin inside the last
     token.

@@ -21,7 +21,9 @@ _OTHER_SCRIPTS = (
 
 
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
-    """Plot each token's entropy in nats, and below it 1 − p_max and the token's fraction of the total influence.
+    """Plot the entropy of each token in nats. Below it, plot 1 − p_max and the token's share of the total influence.
+
+    p_max is the largest probability in the token's distribution.
 
     Args:
         answer: The answer.
@@ -36,7 +38,9 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
     name = f"answer {answer.sample} to {answer.question_id!r}"
     if not answer.n_tokens or not bool(answer.entropy.isfinite().all()):
-        raise InputError(f"Expected an entropy for every token, but {name} lacks some. Choose a different answer.")
+        raise InputError(
+            f"Expected {name} to have an entropy for every token, but some are missing. Choose a different answer."
+        )
     if answer.n_tokens > LONGEST:
         raise InputError(
             f"Expected at most {LONGEST} tokens for a plot, but {name} has {answer.n_tokens}. "

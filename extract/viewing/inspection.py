@@ -31,8 +31,8 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
 
     Args:
         store: The store.
-        grader: Grader for the detailed tables. By default, the default grader for the kind of the questions. If it has
-            no grades in the store, the first grader with grades.
+        grader: Grader for the detailed tables. If None, the default grader for the kind of question. If that grader
+            has no grades in the store, the first grader with grades.
         n_answers: Number of example answers, evenly divided into right, wrong and unknown answers if possible.
 
     Raises:
@@ -109,9 +109,8 @@ def _plural(count: int, noun: str) -> str:
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
     """Format a table of a grid's stores: temperature, accuracy, distinct texts and percentage of truncated answers.
 
-    Temperatures with a deterministic policy are marked.
-
-    Stores without grades are allowed. If `grader` is None, the grader of each store is chosen as in `describe`.
+    Temperatures with a deterministic policy are marked. Stores without grades are allowed. If `grader` is None, the
+    grader of each store is chosen as in `describe`.
     """
     rows = [["temperature", "answers", "grader", "expected accuracy [95 %]", "different texts per question", "cut"]]
     for store in stores:
@@ -129,7 +128,7 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
 
 
 def _usual_grader(store: Store) -> str | None:
-    """Return the default grader for the kind of the questions, or the first grader if that one has no grades."""
+    """Return the default grader for the kind of question if it has grades, or else the first grader with grades."""
     names = store.grades.names()
     usual = (GRADER_OF_KIND[question.kind] for question in store.questions)
     return next((name for name in usual if name in names), next(iter(names), None))

@@ -12,14 +12,14 @@ from extract.viewing.summary import interval
 
 
 def describe_stopping(stores: Sequence[Store], grader: str | None) -> list[str]:
-    """Describe the decisions of a store, or of all stores of a temperature grid.
+    """Describe the early-stopping decisions in a store, or in all stores of a temperature grid, as lines of text.
 
     The list is empty if no stopping rule was used. The accuracy of the decisions is the proportion of questions whose
     leading answer is right. Questions that a server rejected are left out. An unparsed leading answer counts as wrong.
 
     Args:
         stores: One store, or all stores of a grid.
-        grader: Grader whose grades are used. It must be the one that parsed the answers for the rule.
+        grader: Grader whose grades are used. It must be the grader that parsed the answers for the rule.
     """
     outcomes, settings = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     right = dict[tuple[str, str | None], bool | None]()

@@ -28,10 +28,10 @@ class GradeCounts:
     """Counts of one grader's grades for each question.
 
     Attributes:
-        right: [question] int64 number of right answers.
-        wrong: [question] int64 number of wrong answers.
-        unknown: [question] int64 number of answers with an unknown grade.
-        no_answer: [question] int64 number of texts without a readable answer, which are included in `right` or `wrong`.
+        right: Number of right answers, [question] int64.
+        wrong: Number of wrong answers, [question] int64.
+        unknown: Number of answers with an unknown grade, [question] int64.
+        no_answer: Number of texts without a readable answer, [question] int64. They are included in `right` or `wrong`.
     """
 
     right: Counts
@@ -41,12 +41,12 @@ class GradeCounts:
 
     @property
     def n_known(self) -> Counts:
-        """[question] number of answers graded right or wrong."""
+        """Number of answers graded right or wrong, [question] int64."""
         return self.right + self.wrong
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """[question] fraction of right answers among answers with a known grade; NaN without known grades."""
+        """Fraction of right answers among those with a known grade, [question] float64; NaN without known grades."""
         return np.divide(self.right, self.n_known, out=np.full(len(self.right), np.nan), where=self.n_known > 0)
 
     def add(self, places: pa.ChunkedArray, grades: pa.Table) -> None:
@@ -78,11 +78,12 @@ class Summary:
     """Counts of a store's answers.
 
     Attributes:
-        n_samples: [question] int64 number of answers in finished sample ranges. Skipped samples are not counted.
-        n_texts: [question] int64 number of these answers that have a text: not rejected, and not missing from the log.
-        n_distinct: [question] int64 number of distinct texts.
+        n_samples: Number of answers in finished sample ranges, [question] int64. Skipped samples are not counted.
+        n_texts: Number of these answers that have a text, [question] int64. Rejected answers, and answers that are
+            missing from an imported log, have no text.
+        n_distinct: Number of distinct texts, [question] int64.
         finish_reasons: Number of answers for each finish reason.
-        n_tokens: [sample] int32 number of tokens in each answer whose length is known.
+        n_tokens: Number of tokens in each answer whose length is known, [answer] int32.
         n_without_ids: Number of answers whose token ids are unknown.
         grades: Counts for each grader.
         n_logs: Number of unfinished sample ranges.

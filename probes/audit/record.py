@@ -88,9 +88,9 @@ def audit_sources(
         seed: Seed for the resamples and permutations.
 
     Returns:
-        A dict from source to the result of `audit_source` with the keys `leak` and `p_holm` added, and a dict from
-        each excluded source to the reason. A source is excluded if too few questions have its features, or if all
-        these questions have the same accuracy.
+        - A dict from source to the result of `audit_source`, with the additional keys `leak` and `p_holm`.
+        - A dict from each excluded source to the reason. A source is excluded if too few questions have its features,
+          or if all these questions have the same accuracy.
     """
     assert grades.fold is not None
     sources, masked = dict[str, Any](), dict[str, str]()
@@ -128,9 +128,9 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
 
     The p-value is the fraction of permutations of the accuracies whose AUROC is at least the observed AUROC A. The
     observed order counts as a permutation. The bootstrap treats the predictions as fixed, although they depend on the
-    accuracies in other folds. If the features are uninformative, the AUROC is close to a quadratic form of the
-    accuracies, and its variance is twice the bootstrap estimate. The distance of each bound from A is therefore
-    multiplied by
+    accuracies in other folds. It therefore underestimates the variance. If the features are uninformative, the AUROC is
+    close to a quadratic form of the accuracies, and its variance is twice the bootstrap estimate. To correct the
+    interval, the distance of each bound from A is multiplied by
 
     .. math:: \sqrt{1 + \min\{1, (2 s / (A - \tfrac12))^2\}}
 

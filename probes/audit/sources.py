@@ -48,8 +48,8 @@ def read_sources(store: Store) -> tuple[dict[str, Features], dict[str, str]]:
     """Compute the features of each source for all questions of a store.
 
     Returns:
-        A dict from source to features [question, feature], in the order of `SOURCES`, and a dict from each missing
-        source to the reason why it is missing. Features that a question lacks are NaN.
+        - A dict from source to features [question, feature], in the order of `SOURCES`; NaN if a question lacks them.
+        - A dict from each missing source to the reason why it is missing.
     """
     found, masked = question_sources(store.questions)
     if "text_embedding" not in store.signals.names() or store.signals.missing("text_embedding"):

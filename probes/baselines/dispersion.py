@@ -37,7 +37,7 @@ def eigenvalue_sum(similarity: NDArray[np.float64]) -> float:
 
 
 def eccentricity(similarity: NDArray[np.float64], threshold: float = 0.9) -> float:
-    """Compute the distance of the answers from their centre in the spectral embedding of the graph (Lin et al.).
+    """Compute the distance of the answers from their centre in a spectral embedding of the similarities (Lin et al.).
 
     The distance is √(Σ_j ‖v_j − v̄‖²), where v_j are the coordinates of answer j and v̄ is their mean over answers. The
     coordinates are the jth entries of all eigenvectors with eigenvalues below `threshold`. The eigenvectors are those

@@ -18,14 +18,14 @@ _METRICS = ("auroc", "brier", "ece_width")
 
 
 class LeftOut(NamedTuple):
-    """Confidences for the questions of a set, by a probe that was trained on all other sets.
+    """Confidences for the questions of a set, from a probe that was trained on all other sets.
 
     Attributes:
         raw: [question] float64 confidences without back-off.
         found: Backed-off confidences and novelties [question].
         right, known: [question] numbers of right answers and of graded answers.
-        training_mean: [question] float64 mean accuracy of the training questions.
-        own: [question] int64 index of the set.
+        training_mean: [question] float64 mean accuracy of the probe's training questions.
+        own: [question] int64 index of the set that contains the question.
     """
 
     raw: Tensor
@@ -47,7 +47,7 @@ class LeftOut(NamedTuple):
 def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> dict[str, Any]:
     """Summarise the raw and backed-off confidences of a left-out set, their paired differences and the novelties.
 
-    AUROCs of several sets together are computed within the sets.
+    If `scores` contains several sets, the AUROC includes only pairs of questions from the same set.
     """
     resampling = {"n_resamples": n_resamples, "seed": seed}
     confidences = {"raw": scores.raw, "backed_off": scores.found.confidence.double()}
@@ -77,7 +77,7 @@ def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> 
 
 @styled
 def left_out_picture(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Plot the Brier score of each left-out set, raw and backed off, and its difference with 95 % intervals."""
+    """Plot the raw and backed-off Brier scores of each left-out set and their difference, with 95 % intervals."""
     figure, (left, right) = new_figure(8.4, 1.4 + 0.42 * len(rows), ncols=2, sharey=True)
     for row, one in enumerate(rows):
         for how, colour, shift in (("raw", BLUE, -0.13), ("backed_off", RED, 0.13)):

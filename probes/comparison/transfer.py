@@ -12,9 +12,8 @@ from tqdm import tqdm
 from datamodules import FeatureDataModule
 from datamodules.batches import Batch
 from datamodules.table import split_rows
-from datamodules.union import UnionDataModule
+from datamodules.union import UnionDataModule, check_features
 from extract.errors import InputError
-from extract.hashing import differences
 from probes.comparison.folds import VAL_SHARE, data_of, fit, folds
 from probes.comparison.left_out import ALL_SETS, LeftOut, left_out_record
 from probes.fitting.backoff import backed_off, fit_novelty
@@ -170,17 +169,8 @@ def _check_grades(group: QuestionSet) -> None:
 
 def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> None:
     """Raise an InputError if two stores have different models or features, or share questions."""
+    check_features(first, other, "stores")
     pair = f"{other.store_path!r} and {first.store_path!r}"
-    if wrong := list(differences(other.store.model, first.store.model)):
-        raise InputError(
-            f"Expected `stores` with the same model, but {pair} differ in {'; '.join(wrong)}. A probe works only "
-            "with the model that it was trained on."
-        )
-    if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
-        raise InputError(
-            f"Expected `stores` with the same layers and positions, but {pair} have different features "
-            f"({len(other.feature_names)} and {len(first.feature_names)}). Read both with the same --layers."
-        )
     if shared := set(other.table.ids) & set(first.table.ids):
         raise InputError(
             f"Expected `stores` without common questions, but {pair} share {len(shared)} questions, for example "
@@ -210,7 +200,7 @@ def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Train a probe and its back-off on the other sets, and score the set. `number` is the index of the set."""
+    """Train a probe and its back-off on the sets `others`, and score the set `own`, whose index is `number`."""
     if own.data is others[0].data:  # groups of a single store
         data, questions = own.data, torch.cat([group.questions for group in others]).sort().values
     else:

@@ -1,30 +1,30 @@
 """Fit the novelty of a probe, and the back-off of its confidences for novel questions.
 
-Held-out groups of questions show how good the confidences are for questions unlike the training questions. A ridge
-regression on the chosen features is fitted to the other groups. It takes the place of the probe, which would be too
-slow to fit again for every group.
+Held-out groups of questions show how good the confidences are for questions unlike the training questions. The probe
+would be too slow to fit again for every group, so a ridge regression on the chosen features takes its place. If the
+datamodule has broader stores, their questions take the place of the held-out groups.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from datamodules.batches import Batch
 from datamodules.token_states import TokenStates
-from probes.fitting import solvers
+from datamodules.union import broader_rows
+from probes.fitting.broader import fit_broader
 from probes.fitting.calibration import fit_platt
+from probes.fitting.group_ridge import each_fold, few_layers, held_out_scores, whole_groups
 from probes.fitting.module import ProbeModule
 from probes.fitting.standardiser import standardiser
 from probes.saved.novelty import N_QUANTILES, RANK, START, Confidences, Novelty, flat
 
-#: Number of folds of questions, and maximum number of folds of groups.
-N_FOLDS, MOST_FOLDS = 5, 8
+#: Number of folds of questions.
+N_FOLDS = 5
 #: If there are fewer than `LEAST_GROUPS` groups, `N_CLUSTERS` clusters of similar questions take their place.
 LEAST_GROUPS, N_CLUSTERS = 3, 5
-#: L2 penalty of the ridge regression, and the maximum number of layers that it averages.
-RIDGE, MOST_LAYERS = 1.0, 4
 #: Least number of rows per principal direction. With fewer rows, the remaining variance is underestimated.
 ROWS_PER_DIRECTION = 10
 #: Number of rows from which principal directions are computed at most. The time grows with their square.
@@ -50,7 +50,14 @@ def fit_novelty(module: ProbeModule) -> Novelty:
     n_hidden = features.shape[2] - n_tokens
     random, held_out = data.inner_folds(rows.question, N_FOLDS), whole_groups(groups)
     held_out = held_out if held_out.any() else random  # all questions are alike
-    return fit_backoff(features, n_hidden, rows.right, rows.known, random, held_out)
+    novelty = fit_backoff(features, n_hidden, rows.right, rows.known, random, held_out)
+    if not data.broader:
+        return novelty
+    other, groups = broader_rows(data)
+    every = Batch.cat([rows, other])
+    chosen = torch.cat([features, chosen_features(other.features, module.choice.features)])
+    labels = [None] * len(features) + groups
+    return fit_broader(novelty, chosen, every.right, every.known, labels, module.predict(every.features))
 
 
 @torch.no_grad()
@@ -85,16 +92,6 @@ def clusters(features: Tensor, question: Tensor) -> list[int]:
     return [int(found[i]) for i in place.tolist()]
 
 
-def whole_groups(groups: Sequence[Any]) -> Tensor:
-    """Divide rows into at most `MOST_FOLDS` folds of similar size, without dividing a group. Returns [row] int64."""
-    _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    fold, filled = np.zeros(len(sizes), dtype=np.int64), np.zeros(min(MOST_FOLDS, len(sizes)), dtype=np.int64)
-    for group in np.argsort(-sizes, kind="stable"):  # the largest group goes into the emptiest fold
-        fold[group] = filled.argmin()
-        filled[fold[group]] += sizes[group]
-    return torch.from_numpy(fold[member])
-
-
 def fit_backoff(
     features: Tensor, n_hidden: int, right: Tensor, known: Tensor, random: Tensor, groups: Tensor
 ) -> Novelty:
@@ -107,17 +104,17 @@ def fit_backoff(
         random: [row] int64 folds of questions.
         groups: [row] int64 folds of groups of questions.
     """
-    hidden, few = features[:, 0, :n_hidden], features[:, :: -(-features.shape[1] // MOST_LAYERS)]
+    hidden, few = features[:, 0, :n_hidden], few_layers(features)
     n_least = len(hidden) - int(max(random.bincount().max(), groups.bincount().max()))
     rank = min(RANK, n_least // ROWS_PER_DIRECTION)  # the same for all fits, so that their distances are comparable
     novelty, accuracy = principal(hidden, rank), right / known
     novelty.quantiles.copy_(_distances(hidden, rank, random).quantile(torch.linspace(0, 1, N_QUANTILES)))
     novelty.full.copy_(torch.maximum(_distances(hidden, rank, groups).quantile(FULL), novelty.quantiles[START]))
     novelty.base_rate.copy_(right.sum() / known.sum())
-    calibrator = fit_platt(_held_out_scores(few, accuracy, random), right, known)
-    confidence = calibrator(_held_out_scores(few, accuracy, groups))
+    calibrator = fit_platt(held_out_scores(few, accuracy, random), right, known)
+    confidence = calibrator(held_out_scores(few, accuracy, groups))
     base_rate = torch.zeros_like(confidence)
-    for held, others in _folds(groups):
+    for held, others in each_fold(groups):
         base_rate[held] = (right[others].sum() / known[others].sum()).double()
     share = 1 / groups.bincount()[groups]  # all folds have the same weight
     novelty.weight.copy_(base_rate_weight(confidence, base_rate, accuracy.double(), share / share.sum()))
@@ -159,26 +156,9 @@ def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, sh
     return (best / ((share * gap.square()).sum() + PENALTY)).clamp(0, 1)
 
 
-def _folds(fold: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield masks [row] of the rows in each fold, and of all other rows."""
-    for number in fold.unique():
-        yield fold == number, fold != number
-
-
 def _distances(hidden: Tensor, rank: int, fold: Tensor) -> Tensor:
     """Return the distances [row] of rows from those in the other folds."""
     distances = hidden.new_zeros(len(hidden))
-    for held, others in _folds(fold):
+    for held, others in each_fold(fold):
         distances[held] = principal(hidden[others], rank).distance(hidden[held])
     return distances
-
-
-def _held_out_scores(features: Tensor, target: Tensor, fold: Tensor) -> Tensor:
-    """Return the scores [row] float64 of ridge regressions fitted to the other folds, averaged over layers."""
-    scores = torch.zeros(len(features), dtype=torch.float64)
-    for held, others in _folds(fold):
-        mean, scale = standardiser(features[others])
-        standardised = ((features - mean) / scale).transpose(0, 1)
-        weight, bias = (one[0] for one in solvers.ridge(standardised[:, others], target[others], [RIDGE]))
-        scores[held] = (torch.einsum("lrd,ld->rl", standardised[:, held], weight) + bias).mean(1).double()
-    return scores

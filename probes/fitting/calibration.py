@@ -54,9 +54,9 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
     See `fit_platt` for the arguments. Here, `scores` is [candidate, row] and can contain non-finite values.
 
     Returns:
-        Slopes and intercepts, each [candidate] float64. If a candidate's scores are constant or not all finite, if its
-        slope would be negative, or if the answers are all right or all wrong, the slope is 0 and the intercept is the
-        log-odds of the base rate.
+        Slopes and intercepts, each [candidate] float64. A candidate gets the base rate (slope 0, and the log-odds of
+        the base rate as its intercept) if its scores are constant or not all finite, if its slope would be negative, or
+        if the answers are all right or all wrong.
     """
     scores, right, known = scores.double(), right.double(), known.double()
     base = float(base_rate_calibrator(right, known).intercept)
@@ -163,7 +163,7 @@ def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
 
 
 def cross_fitted_losses(kind: str | None, scores: Tensor, right: Tensor, known: Tensor, question: Tensor) -> Tensor:
-    """Compute each row's cross-entropy between its cross-fitted confidence and its accuracy `right` / `known`.
+    """Compute the cross-entropy between the cross-fitted confidence and the accuracy `right` / `known` of each row.
 
     The questions are divided into five folds. The calibrator for each fold is fitted on the other four folds. If `kind`
     is None or a calibrator cannot be fitted, the base rate is used. `question` [row] int64 is the question of each row.

@@ -15,7 +15,8 @@ class Choice:
         candidate: Index of the penalty, or of the number of neighbours.
         value: The penalty, or the number of neighbours.
         calibrator: Calibrator for the scores of the candidate.
-        prefixes: Calibrators for its scores of prefixes, in the order of `PREFIXES`; empty without prefix training.
+        prefixes: Calibrators for the scores of prefixes, in the order of `PREFIXES`. Empty if the probe was not trained
+            on prefixes.
     """
 
     features: tuple[int, ...]

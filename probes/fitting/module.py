@@ -83,7 +83,7 @@ class ProbeModule(L.LightningModule, ABC):
         #: Validation loss of each candidate in nats, [penalty, input] float64.
         self.val_loss: Tensor | None = None
         #: Loss of each validation row in nats with cross-fitted calibrators, [row] float64, and the index of each row,
-        #: [row] int64. `val_confidence` [row] float64 is set after training. Prefixes of answers are left out.
+        #: [row] int64. After training, `val_confidence` [row] float64 has their confidences. Prefixes are left out.
         self.val_losses, self.val_rows = torch.empty(0), torch.empty(0)
         self.val_figures: dict[str, float] = {}
 
@@ -108,7 +108,7 @@ class ProbeModule(L.LightningModule, ABC):
         return [(feature,) for feature in range(len(names))]
 
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
-        """Return the head, filled with the standardiser, the named parameters of one candidate and `values`."""
+        """Copy the standardiser, the named parameters of one candidate, and `values` into a head, and return it."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
 
@@ -165,7 +165,7 @@ class ProbeModule(L.LightningModule, ABC):
         return standardiser(features)
 
     def selected(self, features: Any, chosen: Sequence[int]) -> Any:
-        """Return the features [row, d_model] of an input for its head."""
+        """Return the features [row, d_model] that the head of an input reads."""
         return features[:, list(chosen)].flatten(1)
 
     def standardised(self, features: Any) -> Any:
@@ -233,9 +233,9 @@ class ProbeModule(L.LightningModule, ABC):
         return self.choice
 
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
-        """Return scores, `right`, `known`, `row` and `question` [row] of the validation rows with a fraction.
+        """Return `scores`, `right`, `known`, `row` and `question` of the validation rows with a given fraction.
 
-        `place` is the index of the candidate's input.
+        Each of these tensors is [row]. `place` is the index of the candidate's input.
         """
         scores, batch = self._validation
         rows = batch.fraction == fraction

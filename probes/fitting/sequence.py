@@ -19,9 +19,10 @@ TOKENS_AT_ONCE = 2**14
 
 
 class SequenceProbe(Descent):
-    """Base class of probes that compute a few numbers per token, W x, and pool them over the tokens of an answer.
+    """Base class of probes that compute a few numbers per token and pool them over the tokens of an answer.
 
-    x is the standardised hidden state of a token, and the score is pool(W x) + b. Subclasses implement `initial_head`.
+    The numbers of a token with the standardised hidden state x are W x. The score of an answer is pool(W x) + b.
+    Subclasses implement `initial_head`.
 
     Args:
         lr, l2, calibrator: See `Descent`.

@@ -119,7 +119,7 @@ def _check(target: Tensor, penalties: Sequence[float] = (), both: bool = False) 
     mean_target = float(target.double().mean())
     if both and not 0 < mean_target < 1:
         raise InputError(
-            f"Expected `target` to contain right and wrong answers, but all {len(target)} rows are {mean_target:g}. "
+            f"Expected `target` to contain right and wrong answers, but all {len(target)} values are {mean_target:g}. "
             "Use more or different questions."
         )
     return torch.full_like(target, 1 / len(target), dtype=torch.float64)

@@ -124,7 +124,7 @@ class Directions(ProbeModule):
         return torch.einsum("rfd,pfd->prf", features, self.weight) + self.bias[:, None]
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """See `ProbeModule.candidate_head`. The score of an input with several features is the mean of their scores."""
+        """See `ProbeModule.candidate_head`. If an input has several features, the score is the mean over them."""
         features = list(self.inputs[feature])
         weight = self.weight[penalty, features] / len(features)
         head = LinearHead(weight.numel())

@@ -55,7 +55,7 @@ def halvings(most: int) -> list[int]:
 
 
 def round_numbers(most: int) -> list[int]:
-    """Return the numbers 1, 2, 5, 10, 20, 50, … below `most`, and `most`.
+    """Return the numbers 1, 2, 5, 10, 20, 50, … below `most`, followed by `most`.
 
     >>> round_numbers(12)
     [1, 2, 5, 10, 12]
@@ -80,8 +80,8 @@ class LearningCurve:
     """Train a probe on random subsets of the questions and answers outside each test fold, and score the test fold.
 
     A subset consists of n questions, each with k graded answers (or all its graded answers, if it has fewer). Smaller
-    subsets are contained in larger ones, because the random orders depend only on `seed` and the subset number. Probes
-    are fitted, chosen and calibrated on the grades of the subset. They are evaluated on all grades of the test fold.
+    subsets are contained in larger ones, because the random orders depend only on `seed` and the subset number. The
+    probe is fitted and calibrated on the grades of the subset. It is evaluated on all grades of the test fold.
 
     Args:
         store: Folder of the store.
@@ -133,7 +133,7 @@ class LearningCurve:
         return fold_of_questions(self.folds, len(self.table.ids))
 
     def run(self) -> "LearningCurve":
-        """Fit the probe for every pair of numbers of questions and answers, and fill `cells` and `masked`.
+        """Fit the probe for every combination of `n` and `k`, and fill `cells` and `masked`.
 
         Raises:
             InputError: If every cell is masked.
@@ -161,7 +161,7 @@ class LearningCurve:
         return 1 if (n, k) == (self.n_most, self.k_most) else self.n_subsets
 
     def _fill(self, n: int, k: int, progress: tqdm) -> None:
-        """Compute a cell, or add the reason to `masked` if a fit fails."""
+        """Compute a cell. If a fit fails, add the reason to `masked` instead."""
         usable, answers = self.questions.numpy(), self.table.answers
         subsets = self.subsets(n, k)
         confidence = torch.full((len(subsets), len(self.table.ids)), torch.nan, dtype=torch.float64)

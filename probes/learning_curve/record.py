@@ -81,13 +81,13 @@ class _Measured:
         self._reference = torch.tensor(constants, dtype=torch.float64)[self._fold]
 
     def metrics(self, split: Split, name: str) -> list[WeightedMetric]:
-        """Return a metric for each training subset of a cell."""
+        """Return the metric `name` of each training subset of a cell."""
         confidence = self._curve.cells[split].confidence[:, self._curve.questions]
         scored = [Scored(values, self.right, self.known, fold=self._fold) for values in confidence]
         return [metric_of(one, name, self._reference) for one in scored]
 
     def estimate(self, split: Split, name: str) -> dict[str, Any] | None:
-        """Compute a metric of a cell with its interval."""
+        """Compute the metric `name` of a cell with its interval."""
         return self._over_subsets(self.metrics(split, name))
 
     def difference(self, a: Split, b: Split, name: str = "auroc") -> dict[str, Any] | None:

@@ -29,13 +29,13 @@ class AnswerStates:
         The model has not yet read the last token of each row. If this token is needed, it is read with the cache.
 
         Args:
-            drawn: [row, token] int64 drawn tokens, with padding.
+            drawn: [row, token] int64 generated tokens, with padding.
             mask: [row, token] int64 attention mask of the prompts.
             cache: Key/value cache at the end of the generation, or None.
             lengths: Number of content tokens in each answer.
 
         Returns:
-            The states. None if not every token of the answers was recorded in order, for example in a beam search.
+            The states, or None if the tokens of an answer were not recorded one after the other, as in a beam search.
         """
         read = torch.cat(self.tokens, 1)
         n = read.shape[1]
@@ -60,7 +60,7 @@ class AnswerStates:
 
 @contextmanager
 def captured_answers(model: Any, layer: int, n_prompt: int) -> Iterator[AnswerStates]:
-    """Collect a layer's hidden states at all tokens after the first `n_prompt` while the model generates."""
+    """Collect a layer's hidden states at all tokens after the first `n_prompt` tokens while the model generates."""
     from extract.signals.hidden import HiddenCapture
     from extract.signals.model_parts import decoder_of
 

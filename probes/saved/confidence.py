@@ -54,7 +54,7 @@ class Answers:
 
 
 class ConfidentModel:
-    """A model with an attached probe. The model is not changed: forward hooks exist only during `generate` and `score`.
+    """A model with an attached probe. The model is not changed, because forward hooks exist only during method calls.
 
     Args:
         probe: Trained probe.
@@ -115,9 +115,10 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, backoff: bool = True, **options: Any) -> Answers:
         """Generate answers with confidences.
 
-        If the probe reads hidden states and `tokens` of the prompt, or the states of all tokens of an answer, they are
-        captured during generation. Otherwise, one more forward pass is needed. `text` is truncated at the stop strings
-        in the probe's decoding settings. Generation also stops at these strings, unless `stop_strings` is passed.
+        Hidden states of the question (with the signal `tokens`, if needed) and hidden states of all answer tokens are
+        captured during generation. All other features require one more forward pass. `text` is truncated at the stop
+        strings in the probe's decoding settings. Generation also stops at these strings, unless `stop_strings` is
+        passed.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
@@ -169,10 +170,10 @@ class ConfidentModel:
     def stream(self, question: Prompts, backoff: bool = True, **options: Any) -> Iterator[Step]:
         """Generate one answer, and return an iterator over its steps, with the text and the confidence so far.
 
-        The tokens are the same as those of `generate`, and no additional pass is needed, unless the probe reads token
-        signals of the prompt. The confidence of a question is known with the first token, and that of an answer covers
-        all tokens that the model has read. See `Step`. The model runs only while the next step is awaited. To stop the
-        generation, close the iterator or stop iterating over it.
+        The tokens are the same as those of `generate`. An additional pass is needed only if the probe reads token
+        signals of the prompt. The confidence of a question is available with the first token. The confidence of an
+        answer covers all tokens that the model has read so far (see `Step`). The model runs only while the caller waits
+        for the next step. To stop the generation, close the iterator or stop iterating over it.
 
         Args:
             question: One text, one chat, or the token ids of one prompt.

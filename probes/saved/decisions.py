@@ -22,11 +22,12 @@ class Decisions:
 
     Attributes:
         text: The answers; None for a withheld answer.
-        confidence: [question] float32 confidence of the (first) model. NaN for an empty answer, which is withheld.
+        confidence: [question] float32 confidence of the model (for `route`, of the cheap model). NaN for an empty
+            answer, which is withheld.
         novelty: [question] float32 novelty. See `Confidences`.
         is_novel: [question] bool. Whether the question or answer is so novel that its confidence is backed off.
-        answered_by: Who answered: ``model``, ``strong`` (only for `route`), or None for a withheld answer.
-        threshold: Smallest confidence of an answer of the model; None for `best_of`.
+        answered_by: Source of each answer: ``model``, ``strong`` (only for `route`), or None for a withheld answer.
+        threshold: Minimum confidence for using the model's answer; None for `best_of`.
     """
 
     text: list[str | None]
@@ -50,9 +51,9 @@ def abstain(
 ) -> Decisions:
     """Answer only the questions whose confidence is at least a threshold.
 
-    A probe that reads questions scores all questions first, with one forward pass of the prompt each. Answers are then
-    generated only for the questions at or above the threshold. A probe that reads answers needs all answers, and
-    withholds those below the threshold.
+    If the probe reads questions, all questions are scored first, with one forward pass each. Answers are then generated
+    only for the questions at or above the threshold. If the probe reads answers, all answers are generated, and the
+    answers below the threshold are withheld.
 
     Args:
         model: Model with an attached probe.
@@ -60,15 +61,15 @@ def abstain(
         risk: Risk whose threshold is stored in the probe. See `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
         backoff: Whether to back off the confidences of novel questions (see `Confidences`). Stored thresholds are
-            certified without back-off, which could move a low confidence above a threshold.
+            certified without back-off. Back-off could move a low confidence above a threshold.
         **options: Options of transformers' `generate`.
 
     Returns:
         The answers with their confidences.
 
     Raises:
-        InputError: If not exactly one of `risk` and `threshold` is passed, the probe has no threshold for the risk,
-            `questions` is empty, or the options ask for several answers per question.
+        InputError: If both or neither of `risk` and `threshold` are passed, the probe has no threshold for the risk,
+            `questions` is empty, or the options request several answers per question.
     """
     prompts, least = _listed(questions), chosen_threshold(model, risk, threshold)
     if model.probe.reads_answers:
@@ -96,7 +97,7 @@ def route(
     backoff: bool = False,
     **options: Any,
 ) -> Decisions:
-    """Answer with the cheap model if its confidence is at least a threshold, and with the strong one otherwise.
+    """Answer with the cheap model if its confidence is at least a threshold, and with the strong model otherwise.
 
     Args:
         cheap: Model with an attached probe. See `abstain`, also for the other arguments.
@@ -109,7 +110,7 @@ def route(
         **options: Options of transformers' `generate` for both models.
 
     Raises:
-        InputError: As for `abstain`, and if `strong` returns another number of answers than it got questions.
+        InputError: As for `abstain`, or if `strong` does not return one answer per question.
     """
     prompts = _listed(questions)
     kept = abstain(cheap, prompts, risk, threshold, backoff, **options)
@@ -149,7 +150,7 @@ def best_of(
     if not model.probe.reads_answers:
         raise InputError(
             "Expected a probe that reads answers, but this probe gives all answers to a question the same confidence. "
-            "Train one with --data.target=response."
+            "Train a probe with --data.target=response."
         )
     if n < 1:
         raise InputError(f"Expected `n` to be at least 1, but got {n}. Pass the number of answers per question.")
@@ -165,8 +166,8 @@ def chosen_threshold(model: ConfidentModel, risk: float | None, threshold: float
     """Return `threshold`, or the threshold for `risk` that is stored in the model's probe.
 
     Raises:
-        InputError: If not exactly one of them is passed, `threshold` is outside [0, 1], or the probe has no threshold
-            for the risk.
+        InputError: If both or neither of `risk` and `threshold` are passed, `threshold` is outside [0, 1], or the probe
+            has no threshold for the risk.
     """
     if (risk is None) == (threshold is None):
         raise InputError(
@@ -175,14 +176,14 @@ def chosen_threshold(model: ConfidentModel, risk: float | None, threshold: float
         )
     if threshold is not None:
         if not 0 <= threshold <= 1:
-            raise InputError(f"Expected `threshold` to be between 0 and 1, but got {threshold}. Pass 0.5, say.")
+            raise InputError(f"Expected `threshold` to be between 0 and 1, but got {threshold}. Try 0.5.")
         return threshold
     stored = {decision["risk"]: decision["threshold"] for decision in model.probe.config.get("decisions", [])}
     if risk not in stored:
         known = f"thresholds only for {', '.join(map(str, sorted(stored)))}" if stored else "no thresholds"
         raise InputError(
             f"Expected the probe to have a threshold for the risk {risk}, but it has {known}. Run `python -m "
-            f"applications decide` with --risk '[{risk}]' and --probe. It says whether this risk can be reached."
+            f"applications decide` with --risk '[{risk}]' and --probe to check whether this risk can be reached."
         )
     return float(stored[risk])
 
@@ -202,10 +203,10 @@ def _listed(questions: Any) -> list[Any]:
 
 
 def _one_each(answers: Answers, n: int) -> Answers:
-    """Return the answers.
+    """Check that there is one answer for each of `n` questions, and return the answers.
 
     Raises:
-        InputError: If there is not one answer per question.
+        InputError: If there is a different number of answers.
     """
     if len(answers) != n:
         raise InputError(

@@ -180,7 +180,7 @@ class LatentHead(VectorHead):
         return sampled_score(predicted, self.shared, self.noise)
 
     def problem(self) -> str | None:
-        """See `Head.problem`. `shared` must not be negative either."""
+        """See `Head.problem`. `shared` must not be negative."""
         return super().problem() or (f"`shared` is {float(self.shared)}, below 0" if self.shared < 0 else None)
 
 
@@ -251,7 +251,7 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
 
 
 def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the k points nearest to each row, any points tied with the kth, and possibly more.
+    """Find the k points nearest to each row, all points tied with the kth point, and possibly more points.
 
     Returns:
         Squared distances, their rounding errors, and the indices of the points, each [row, near], nearest first.
@@ -263,7 +263,7 @@ def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Ten
         squared, which = every.topk(n_near, dim=1, largest=False)
         slack = ROUNDING * sizes.gather(1, which)
         if n_near == len(points) or not (squared[:, -1] <= squared[:, k - 1] + 2 * slack[:, -1]).any():
-            return torch.where(squared <= slack, 0.0, squared), slack, which  # NaN stays
+            return torch.where(squared <= slack, 0.0, squared), slack, which  # keeps NaN
 
 
 def _mean(squared: Tensor, slack: Tensor, labels: Tensor, k: int) -> Tensor:

@@ -23,16 +23,12 @@ from probes.saved.heads import HEADS, OF_TOKENS, OF_VECTORS
 from probes.saved.novelty import RANK, Novelty
 from probes.saved.prefixes import N_LENGTHS, PrefixCalibrator
 
-FORMAT_VERSION = 5
-_READ_VERSIONS = (
-    2,
-    3,
-    4,
-    5,
-)  # version 2 had no token signals, 2 and 3 had a single `layer`, and 5 added `prefixes` and `novelty`
+FORMAT_VERSION = 6
+#: Version 2 had no token signals, 2 and 3 had a single `layer`, 5 added `prefixes` and `novelty`, and 6 `n_broader`.
+_READ_VERSIONS = (2, 3, 4, 5, 6)
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
 _CALIBRATOR, _PREFIXES, _NOVELTY = "calibrator.", "prefixes.", "novelty."  # beginnings of tensors' names
-#: Fields of `prefixes`, which only probes of hidden states of answers have.
+#: Fields of `prefixes`. Only probes that read hidden states of answers have this record.
 _OF_PREFIXES: Schema = {
     "lengths": Field(
         f"a list of 1 to {N_LENGTHS} positive whole numbers in ascending order",
@@ -45,7 +41,7 @@ _OF_PREFIXES: Schema = {
     )
 }
 
-#: Fields of a threshold that `applications decide` has stored.
+#: Fields of a threshold that `python -m applications decide` stores.
 _DECISION = {
     "risk": number("between 0 and 1", lambda value: 0 < value < 1),
     "level": number("between 0 and 1", lambda value: 0 < value < 1),
@@ -54,17 +50,18 @@ _DECISION = {
     "n_questions": whole(1, 2**40),
 }
 
+_WIDTH = whole(1, 2**20, "a positive width below a million")
 #: Fields of config.json, except those that `_reading` adds for the head and its features.
 _CONFIG: Schema = {
     "format_version": whole(min(_READ_VERSIONS), FORMAT_VERSION, " or ".join(map(str, _READ_VERSIONS))),
-    "d_model": whole(1, 2**20, "a positive width below a million"),
+    "d_model": _WIDTH,
     "sizes": schemas.OBJECT,  # of the head
     "calibrator": one_of(CALIBRATORS),
     "target": one_of(["capability", "response", "semantic_entropy", "seu"]),
     "weights": schemas.SHA256,  # of model.safetensors
     "model": schemas.MODEL,
     "prompt": schemas.PROMPT,
-    "novelty": Maybe({"n_hidden": whole(1, 2**20, "a positive width below a million"), "rank": whole(0, RANK)}),
+    "novelty": Maybe({"n_hidden": _WIDTH, "rank": whole(0, RANK), "n_broader": Maybe(whole(0, 2**20))}),
     "prior": Maybe(dict.fromkeys(("concentration", "diversity"), number("a positive number", lambda value: value > 0))),
     "decisions": Maybe(Field(f"a list of records with {', '.join(_DECISION)}", lambda value: _are_decisions(value))),
     # descriptive
@@ -117,6 +114,11 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(
             f"Expected `novelty.n_hidden` in {str(path)!r} to be at most {width}, the width of the features of a "
             f"layer, but got {config['novelty']['n_hidden']}. Restore the file."
+        )
+    if config.get("novelty", {}).get("n_broader", 0) not in (0, config["d_model"]):
+        raise InputError(
+            f"Expected `novelty.n_broader` in {str(path)!r} to be 0 or `d_model`, but got "
+            f"{config['novelty']['n_broader']}. Restore the file."
         )
     if "pooled" in config:
         try:
@@ -242,7 +244,7 @@ def read_weights(
 
 
 def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) -> Calibrator:
-    """Create the calibrator whose tensors' names begin with `start`, filled with zeros."""
+    """Create a calibrator filled with zeros. The names of its tensors begin with `start`."""
     n_knots = tensors[f"{start}x"].numel() if f"{start}x" in tensors else 0
     return CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
 

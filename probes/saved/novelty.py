@@ -8,9 +8,10 @@ The distance of a standardised hidden state x with d coordinates is its Mahalano
 where v_j are the leading principal directions of the training rows, λ_j are their variances, and ρ is the mean variance
 in all other directions.
 
-Confidences are backed off for rows that are farther away than 99 % of the training rows: they are mixed with the base
-rate. The weight of the base rate increases linearly with the distance, up to a distance and a weight that
-`probes.fitting.backoff` fits to held-out groups of questions.
+Confidences are backed off for rows that are farther away than 99 % of the training rows. They are mixed with the
+confidences of a broader probe, a linear probe that was also trained on other stores, or with the base rate if there are
+no other stores. The weight of the broader probe increases linearly with the distance, up to a distance and a weight
+that `probes.fitting.backoff` fits to held-out groups of questions.
 """
 
 from typing import NamedTuple
@@ -32,7 +33,7 @@ class Confidences(NamedTuple):
 
     Attributes:
         confidence: [row] float32 probability of being right. The confidence of a novel row is backed off towards the
-            base rate of the training rows. See `Novelty`.
+            base rate of the training rows, or towards a broader probe. See `Novelty`.
         novelty: [row] float32 fraction of the training rows that are less novel. It is NaN if the probe has no novelty.
         is_novel: [row] bool. Whether a row is so novel that its confidence is backed off.
     """
@@ -48,6 +49,7 @@ class Novelty(nn.Module):
     Args:
         n_hidden: Width d of the hidden states. They are the first coordinates of a probe's features.
         rank: Number of principal directions.
+        n_broader: Width of the features, if there is a broader probe; otherwise 0.
 
     Attributes:
         mean, scale: [d_model] mean and standard deviation of the training rows. `scale` is infinite for constants.
@@ -56,21 +58,24 @@ class Novelty(nn.Module):
         rest: Mean variance ρ in all other directions.
         quantiles: [101] percentiles of the distances of training rows, computed out of fold.
         full: Distance from which on the back-off is complete. The back-off starts at the 99th percentile.
-        weight: Weight of the base rate when the back-off is complete, in [0, 1].
+        weight: Weight of the broader probe or base rate when the back-off is complete, in [0, 1].
         base_rate: Mean accuracy of the training rows.
+        broader_weight, broader_bias: [n_broader] weights and bias of the broader probe, which predicts log-odds.
     """
 
-    def __init__(self, n_hidden: int, rank: int) -> None:
+    def __init__(self, n_hidden: int, rank: int, n_broader: int = 0) -> None:
         super().__init__()
-        self.n_hidden, self.rank = n_hidden, rank
+        self.n_hidden, self.rank, self.n_broader = n_hidden, rank, n_broader
         self.mean, self.scale = zeros(n_hidden), nn.Buffer(torch.ones(n_hidden))
         self.directions, self.variances, self.rest = zeros(rank, n_hidden), zeros(rank), zeros()
         self.quantiles, self.full, self.weight, self.base_rate = zeros(N_QUANTILES), zeros(), zeros(), zeros()
+        if n_broader:
+            self.broader_weight, self.broader_bias = zeros(n_broader), zeros()
 
     @property
     def sizes(self) -> dict[str, int]:
         """Arguments of the constructor."""
-        return {"n_hidden": self.n_hidden, "rank": self.rank}
+        return {"n_hidden": self.n_hidden, "rank": self.rank, "n_broader": self.n_broader}
 
     def distance(self, features: Tensor) -> Tensor:
         """Compute the distances [row] from features [row, width]."""
@@ -78,6 +83,10 @@ class Novelty(nn.Module):
         squares = (x @ self.directions.T).square()
         away = (x.square().sum(1) - squares.sum(1)).clamp_min(0)
         return (((squares / self.variances).sum(1) + away / self.rest) / self.n_hidden).sqrt()
+
+    def broader(self, features: Tensor) -> Tensor:
+        """Return the confidences of the broader probe [row], or the base rate [] if there is no broader probe."""
+        return (features @ self.broader_weight + self.broader_bias).sigmoid() if self.n_broader else self.base_rate
 
     def forward(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
         """Return the novelties of rows and, if `backoff` is True, their backed-off confidences.
@@ -94,7 +103,7 @@ class Novelty(nn.Module):
         start = self.quantiles[START]
         if backoff:
             share = self.weight * ((distance - start) / (self.full - start).clamp_min(tiny)).clamp(0, 1)
-            confidence = confidence.lerp(self.base_rate.to(confidence), share.to(confidence))
+            confidence = confidence.lerp(self.broader(features).to(confidence), share.to(confidence))
         return Confidences(confidence, (above - 1 + step) / (N_QUANTILES - 1), distance > start)
 
     def problem(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Calibrators for prefixes of answers, and the fraction of an answer that a prefix is expected to be."""
+"""Calibrators for prefixes of answers, and estimates of the fraction of an answer that a prefix covers."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ N_LENGTHS = 101
 
 
 class PrefixCalibrator(nn.ModuleDict):
-    """Calibrators for prefixes of answers. Between their fractions, confidences are interpolated linearly.
+    """Calibrators for prefixes of answers, one per fraction. Confidences are interpolated linearly between fractions.
 
-    The confidence increases with the score at every fraction, because it does so for each calibrator.
+    At every fraction, the confidence is a monotone function of the score, because each calibrator is monotone.
 
     Args:
         calibrators: Calibrator of each prefix, in the order of `PREFIXES`.
@@ -34,8 +34,8 @@ class PrefixCalibrator(nn.ModuleDict):
 
         Args:
             score: Scores of prefixes.
-            fraction: Fraction of the answer in the prefixes, in [0, 1]. Below that of the shortest prefix in
-                `PREFIXES`, the calibrator of this prefix is used.
+            fraction: Fraction of the answer that the prefixes cover, in [0, 1]. For fractions below the smallest one in
+                `PREFIXES`, the calibrator of the smallest fraction is used.
             whole: Calibrator of whole answers.
         """
         calibrators: list[nn.Module] = [*self.values(), whole]
@@ -48,7 +48,7 @@ class PrefixCalibrator(nn.ModuleDict):
         return torch.lerp(calibrators[above - 1](score), upper, (fraction - low) / (high - low))
 
     def expected_fraction(self, n_tokens: int) -> float:
-        r"""Estimate the fraction of an answer that its first t = `n_tokens` tokens are, :math:`E[t/n \mid n \ge t]`.
+        r"""Estimate the fraction of an answer that its first t = `n_tokens` tokens cover, :math:`E[t/n \mid n \ge t]`.
 
         The expectation is over the lengths n of the training answers. It is 1 if t exceeds all of them.
         """

@@ -38,7 +38,8 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
     if fitted is None:
         raise InputError(
             f"Expected `probe` to be a probe with a fitted prior, but {probe!r} has the target "
-            f"{loaded.config['target']!r} or was saved by an earlier version. Train one with --data.target=capability."
+            f"{loaded.config['target']!r} or was saved by an earlier version. Train a probe with "
+            "--data.target=capability."
         )
     questions, decoding = recipe.load()
     if loaded.config["training"].get("questions") == questions_hash(questions):

@@ -1,4 +1,4 @@
-"""Read what a question probe needs while the model generates, without another pass over the prompt."""
+"""Capture the features of a question probe during generation, without another pass over the prompt."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class PromptFeatures:
-    """Features of a question probe, computed from hidden states at the last prompt token.
+    """Compute the features of a question probe from hidden states at the last prompt token.
 
-    The token signals are computed from the decoder's output with the model's head, for one token per prompt. The
-    constructor runs the model on one token if the probe reads them.
+    If the probe reads the signal `tokens`, the signal is computed from the last layer's hidden states with the model's
+    output head. In this case, the constructor runs the model on one token.
 
     Attributes:
         layers: Layers whose hidden states are needed, in ascending order.
@@ -32,7 +32,7 @@ class PromptFeatures:
         self.layers = sorted({*probe.layers, *([] if self._lens is None else [self._last])})
 
     def __call__(self, states: Mapping[int, Tensor]) -> Tensor:
-        """Return features [row, d_model] on the device of the states [row, d_model], given by layer."""
+        """Compute features [row, d_model] from a dict of layers to hidden states [row, d_model]."""
         probe, device = self._probe, states[self.layers[0]].device
         read = {
             probe.config["signal"]: {f"{layer}/{probe.position}": states[layer].to(device) for layer in probe.layers}
@@ -44,7 +44,7 @@ class PromptFeatures:
         return features
 
     def _tokens(self, states: Tensor) -> dict[str, Tensor]:
-        """Compute the signal `tokens` from the decoder's output [row, d_model], as a dict of tensors [row]."""
+        """Compute the signal `tokens` from last-layer hidden states [row, d_model], as a dict of tensors [row]."""
         from extract.signals.base import Pass, TokenSpans
         from extract.signals.lens_signals import tokens
 
@@ -52,7 +52,7 @@ class PromptFeatures:
         spans = TokenSpans([0] * len(states), [1] * len(states), 0)
         self._lens.start(spans)
         lens = self._lens.finish(states[:, None], None)
-        attention: Any = None  # not read
+        attention: Any = None  # not used by the signal
         of_prompts = Pass(self._model, None, spans, None, {}, {}, lens, attention)
         return {key: values[:, 0] for key, values in tokens(of_prompts).items()}
 
@@ -64,7 +64,7 @@ def can_capture(probe: ConfidenceProbe) -> bool:
 
 @contextmanager
 def captured_prompt(model: Any, layers: Sequence[int], n_prompt: int) -> Iterator[HiddenCapture]:
-    """Capture hidden states at the last prompt token during generation, even with chunked prefill."""
+    """Capture hidden states at the last prompt token during generation. Chunked prefill is supported."""
     from extract.signals.hidden import HiddenCapture
     from extract.signals.model_parts import decoder_of
 

@@ -1,4 +1,7 @@
-"""Questions, or questions with answers, from a file or from standard input. An invalid one does not end the input."""
+"""Read questions to score, with optional answers, from a file or standard input.
+
+An invalid question is returned with a description of the problem. The questions after it are still read.
+"""
 
 import codecs
 import sys
@@ -24,11 +27,11 @@ class Asked:
     """A question to score, or the reason why it is invalid.
 
     Attributes:
-        id: The question's id. By default, its number, starting at 1.
-        question: Text or messages as shown in the output; None if they can't be read.
+        id: The question's id. The default is its number in the input, starting at 1.
+        question: Text or messages as shown in the output; None if they are invalid.
         prompt: Text or messages for the probe.
         answer: An answer to the question, or None.
-        problem: One line that says what is wrong with the question, or an empty string.
+        problem: One line that describes why the question is invalid, or an empty string.
     """
 
     id: str | int
@@ -39,17 +42,18 @@ class Asked:
 
 
 def asked_batches(questions: str, size: int) -> tuple[Iterator[list[Asked]], int | None]:
-    """Read questions in batches. A batch from standard input contains what can be read without waiting.
+    """Read questions in batches. A batch from standard input contains the lines that are available without waiting.
 
     Args:
         questions: See `probes.saved.scoring.score`.
         size: Maximum number of questions in a batch.
 
     Returns:
-        The batches, and the number of questions; None if it is unknown.
+        - The batches.
+        - The number of questions; None if it is unknown.
 
     Raises:
-        InputError: If the source does not exist or can't be read.
+        InputError: If the source does not exist or cannot be read.
     """
     path = Path(questions).expanduser()
     if questions == "-":
@@ -75,7 +79,10 @@ def _batched(asked: Iterable[Asked], size: int) -> Iterator[list[Asked]]:
 
 
 def _from_lines(path: Path | None, size: int) -> Iterator[list[Asked]]:
-    """Read the lines of a file, or of standard input, where they can be JSON objects or texts. Skip blank lines."""
+    """Read one question per line from a file, or from standard input if `path` is None. Skip blank lines.
+
+    The lines of a .jsonl file are JSON objects, and those of a .txt file are texts. Standard input can contain both.
+    """
     name = "standard input" if path is None else repr(path.name)
 
     def parsed(line: bytes, i: int) -> Asked:
@@ -97,7 +104,7 @@ def _from_lines(path: Path | None, size: int) -> Iterator[list[Asked]]:
 
 
 def _available_lines(stream: Any) -> Iterator[list[bytes]]:
-    """Yield lists of the lines that are available. Wait only if there is none."""
+    """Yield lists of lines, as soon as they can be read from a binary stream."""
     rest = b""
     while chunk := stream.read1(2**16):
         *lines, rest = (rest + chunk).split(b"\n")

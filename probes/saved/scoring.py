@@ -41,21 +41,21 @@ def score(
     """Write the confidences of questions, or of given answers, as JSON Lines. Nothing is generated.
 
     Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`, in the order of the
-    input. Values that do not exist are null. Lines are written as soon as their batch is finished. A question that
-    can't be scored, for example because it is too long for the model, gets a line with `error`, and the command goes on
-    and fails at the end.
+    input. Undefined values are null. Lines are written as soon as their batch is finished. If a question cannot be
+    scored, for example because it is too long for the model, its line has an `error`. The command then continues with
+    the next question, and fails at the end.
 
     Args:
         probe: Folder or Hub id of a saved probe.
-        questions: File, set or Hub id (see docs/questions.md), a .txt file with one question per line, or - for
-            standard input, with one question or JSON object per line. A JSON object, or row of a table, has the field
+        questions: File, set or Hub id (see docs/questions.md). A .txt file has one question per line. Pass - for
+            standard input, with one question or JSON object per line. Each JSON object or row of a table has the field
             `question` (text or chat messages), and optionally `id` and `answer`.
-        out: JSON Lines file to write. By default, standard output. If the file contains results of the same questions,
-            the command continues after them.
+        out: JSON Lines file to write. The default is standard output. If the file contains results of the same
+            questions, the command continues after them.
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
         backoff: Whether to back off the confidences of novel questions.
-        model: Hub id or folder of the probe's model. By default, the embedded model.
+        model: Hub id or folder of the probe's model. The default is the embedded model.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the probe's model), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N.
@@ -63,14 +63,14 @@ def score(
         batch_size: Maximum number of questions per batch.
 
     Raises:
-        InputError: If the probe, its model or the questions can't be loaded, `out` contains other results, or at least
-            one question can't be scored.
+        InputError: If the probe, its model or the questions cannot be loaded, `out` contains other results, or at least
+            one question cannot be scored.
     """
     from extract.models.embedded import EMBEDDED_MODEL
     from extract.models.loading import load_model
 
     if abstain_below is not None and not 0 <= abstain_below <= 1:
-        raise InputError(f"Expected `abstain_below` to be between 0 and 1, but got {abstain_below}. Pass 0.6, say.")
+        raise InputError(f"Expected `abstain_below` to be between 0 and 1, but got {abstain_below}. Try 0.6.")
     loaded = load_probe(probe)
     batches, total = asked_batches(questions, at_least_one("batch_size", batch_size, 32))
     settings = {"probe": sha256_json(loaded.config), "backoff": backoff, "abstain_below": abstain_below}
@@ -91,8 +91,8 @@ def score(
             progress(len(batch), 0)
     if len(finished) > n_asked:
         raise InputError(
-            f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but it has only {n_asked}. "
-            "Pass another --out."
+            f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but there are only "
+            f"{n_asked}. Pass another --out."
         )
     if not n_asked:
         raise InputError("Expected `questions` to contain at least one question, but it is empty. Pass another source.")
@@ -120,7 +120,7 @@ def _records(
 
 
 def _scored(model: ConfidentModel, batch: Sequence[Asked], backoff: bool) -> Iterator[Record]:
-    """Yield the confidence and novelty of each question. If a batch is refused, find the questions with errors."""
+    """Yield the confidence and novelty of each question. If a batch fails, halve it to find the invalid questions."""
     if not batch:
         return
     answers = [asked.answer for asked in batch if asked.answer is not None]
@@ -139,7 +139,7 @@ def _scored(model: ConfidentModel, batch: Sequence[Asked], backoff: bool) -> Ite
 
 
 def _number(value: float) -> float | None:
-    """Return a float32 number with its significant digits, or None for NaN."""
+    """Round a float32 number to its significant digits, or return None for NaN."""
     return None if math.isnan(value) else float(f"{value:.7g}")
 
 
@@ -163,8 +163,8 @@ def _lock(out: str | None) -> AbstractContextManager[Any]:
         return FileLock(path.with_name(f".{path.name}.lock"), timeout=0).acquire()
     except Timeout:
         raise InputError(
-            f"Expected `out` to be used by one command at a time, but another one writes to {out!r}. Wait until it has "
-            "finished, or pass another --out."
+            f"Expected `out` to be used by one command at a time, but another command is writing to {out!r}. Wait "
+            "until it has finished, or pass another --out."
         ) from None
 
 
@@ -188,8 +188,8 @@ def _finished(out: Path, settings: Record) -> list[Record]:
                 raise ValueError("it has a line that is not a JSON object")
     except (ValueError, OSError) as error:
         raise InputError(
-            f"Expected `out` to be a new file, or one that the same command wrote, but {str(out)!r} is not: {error}. "
-            "Pass another --out, or delete the file."
+            f"Expected `out` to be a new file, or a file that the same command wrote, but {str(out)!r} is not: "
+            f"{error}. Pass another --out, or delete the file."
         ) from None
     if not content:
         replace_file(saved, json.dumps(settings).encode())
@@ -205,6 +205,6 @@ def _check_same(batch: Sequence[Asked], finished: Sequence[Record], out: str, n_
         expected = json.loads(json.dumps([asked.id, asked.question, asked.answer]))
         if expected != [record.get(name) for name in ("id", "question", "answer")]:
             raise InputError(
-                f"Expected `out` to be a new file, or one with results of the same questions, but line {i} of {out!r} "
+                f"Expected `out` to be a new file or to contain results of the same questions, but line {i} of {out!r} "
                 f"is for {shown(record.get('question'))} instead of {shown(asked.question)}. Pass another --out."
             )

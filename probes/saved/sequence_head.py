@@ -2,8 +2,8 @@
 
 Training uses the same pooling functions, with additional axes for the candidates. The functions take
 
-- numbers [row, token, ..., number] float32, padded with finite values, and
-- there [row, token] bool, which is True for tokens and False for padding,
+- `numbers` [row, token, ..., number] float32, padded with finite values, and
+- `there` [row, token] bool, a mask that is True for tokens and False for padding,
 
 and return pooled numbers [row, ...], which do not depend on the padding. Results for rows without tokens are arbitrary.
 """
@@ -37,11 +37,11 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
 
 
 def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
-    r"""Sum the largest values of the heads with even h and the smallest values of those with odd h (MultiMax).
+    r"""Sum the largest value of each even head h and the smallest value of each odd head h (MultiMax).
 
     .. math:: \sum_h \pm \max_t (\pm v_{ht})
 
-    Because of the smallest values, a single token can also lower the score. See the module for the arguments.
+    Because of the smallest values, a single token can also lower the score. See the module docstring for the arguments.
     """
     sign = torch.ones_like(numbers[0, 0, ...])
     sign[..., 1::2] = -1
@@ -49,9 +49,9 @@ def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
 
 
 def rolling_pool(numbers: Tensor, there: Tensor, window: int) -> Tensor:
-    """Return the largest mean of any `window` consecutive tokens, or the mean of all tokens if a row has fewer.
+    """Return the largest mean over any `window` consecutive tokens. Shorter rows return the mean over all tokens.
 
-    See the module for the other arguments. There is one number per token.
+    See the module docstring for the other arguments. There is one number per token.
     """
     step, n_tokens = torch.arange(there.shape[1], device=there.device), there.sum(1, keepdim=True)
     total = torch.nn.functional.pad(numbers[..., 0].movedim(1, -1), (1, 0)).double().cumsum(-1)
@@ -61,9 +61,9 @@ def rolling_pool(numbers: Tensor, there: Tensor, window: int) -> Tensor:
 
 
 def softmax_pool(numbers: Tensor, there: Tensor) -> Tensor:
-    r"""Return the sum of the numbers z, weighted by their own softmax, :math:`\sum_t \mathrm{softmax}_t(z_t) \, z_t`.
+    r"""Return the sum of the numbers z weighted by their softmax, :math:`\sum_t \mathrm{softmax}_t(z_t) \, z_t`.
 
-    See the module for the arguments. There is one number per token.
+    See the module docstring for the arguments. There is one number per token.
     """
     z = numbers[..., 0]
     return (z.masked_fill(~_like(there, z), -torch.inf).softmax(1) * z).sum(1)
@@ -103,7 +103,7 @@ class SequenceHead(Head):
 
     @abstractmethod
     def pool(self, numbers: Tensor, there: Tensor) -> Tensor:
-        """Pool numbers [row, token, ..., number] to [row, ...]. See the module."""
+        """Pool numbers [row, token, ..., number] to [row, ...]. See the module docstring."""
 
 
 class AttentionHead(SequenceHead):

@@ -32,8 +32,8 @@ class StreamedText:
     def add(self, token: int) -> str:
         """Add a token and return the new part of `shown`.
 
-        Only the last few tokens are decoded. Some tokens are decoded differently at the beginning of a text, so the
-        tokens that gave the previous piece are decoded again.
+        Only the last few tokens are decoded. They include the tokens of the previous piece, because some tokens are
+        decoded differently at the beginning of a text.
         """
         self._recent.append(token)
         before, now = (

@@ -61,10 +61,10 @@ class ClusteredAuroc(NamedTuple):
 
 
 def logit_interval(auroc: Tensor, error: Tensor, n_questions: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Return the bounds [score] of confidence intervals of AUROCs that are symmetric on the log-odds scale.
+    """Return the bounds of the confidence intervals of AUROCs, each [score].
 
-    `error` [score] contains the standard errors. The quantile is that of Student's t with `n_questions` − 1 degrees of
-    freedom.
+    The intervals are symmetric on the log-odds scale. `error` [score] contains the standard errors. The quantile is
+    from Student's t distribution with `n_questions` − 1 degrees of freedom.
     """
     centre = torch.logit(auroc)
     quantile = torch.from_numpy(stdtrit((n_questions - 1).clamp_min(1).numpy(), (1 + level) / 2))

@@ -71,8 +71,8 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the first row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score has an AUROC, is not constant, and is defined for at least 95 % as many answers as
-        the score that is defined for the most answers.
+        A row qualifies if its score has an AUROC and is not constant. The number of answers for which the score is
+        defined must also be at least 95 % of the largest such number among all scores.
         """
         if not rows:
             return None

@@ -178,7 +178,7 @@ class _Tested:
 
 
 def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
-    """Return the fraction of pairs of a right and a wrong answer that share a stratum, or None without pairs."""
+    """Return the fraction of pairs of a right and a wrong answer that share a stratum, or None if there is no pair."""
     members = (stratum[scored.usable & (scored.right == grade)] for grade in (0, 1))
     wrong, right = (torch.bincount(strata, minlength=int(stratum.max()) + 1) for strata in members)
     n_pairs = int(wrong.sum()) * int(right.sum())

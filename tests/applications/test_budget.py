@@ -116,13 +116,13 @@ def test_a_total_that_cannot_be_spent_is_refused(total: int) -> None:
 
 
 def expected_success(right: np.ndarray, known: np.ndarray, allocation: np.ndarray) -> float:
-    """Return the mean over questions of the share of subsets of the answers that contain a right one."""
+    """Return the mean over questions of the fraction of subsets of answers that contain a right answer."""
     shares = [1 - comb(n - c, k) / comb(n, k) for c, n, k in zip(right, known, allocation, strict=True)]
     return float(np.mean(shares))
 
 
 @pytest.mark.parametrize("online", [False, True])
-def test_the_curves_read_at_few_points_change_only_the_resamples_and_only_slightly(
+def test_curves_at_few_points_change_only_the_resamples_and_only_slightly(
     online: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     f, right, known = drawn(0, n=400)

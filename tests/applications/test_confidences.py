@@ -78,7 +78,7 @@ def test_ids_that_look_like_numbers_are_read_from_csv(tmp_path: Path) -> None:
         ({"question_id": ["q0"], "mine": pa.nulls(1, pa.float64())}, "one question of .*, but all are missing"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused(
+def test_a_table_that_does_not_match_the_store_is_refused(
     tmp_path: Path, store: Store, columns: dict[str, Any], message: str
 ) -> None:
     path = write_table(tmp_path / "a.parquet", **columns)
@@ -86,7 +86,7 @@ def test_a_table_that_does_not_fit_is_refused(
         read_confidence(f"{path}:mine", store)
 
 
-def test_a_source_that_is_no_table_is_refused(tmp_path: Path, store: Store) -> None:
+def test_a_source_that_is_not_a_table_is_refused(tmp_path: Path, store: Store) -> None:
     (tmp_path / "a.parquet").write_text("text")
     with pytest.raises(InputError, match="to be a parquet file, but reading it failed"):
         read_confidence(f"{tmp_path}/a.parquet:mine", store)
@@ -114,7 +114,7 @@ def test_a_probe_without_a_record_of_its_training_is_read(tmp_path: Path, store:
     assert np.isfinite(read_confidence(str(probe), store)).all()
 
 
-def test_a_probe_that_does_not_fit_is_refused(tmp_path: Path, store: Store) -> None:
+def test_a_probe_that_does_not_match_the_store_is_refused(tmp_path: Path, store: Store) -> None:
     cases = [
         ({"target": "response", "position": "last_answer"}, "reads questions, but .* reads answers"),
         ({"model": store.model | {"fingerprint": "e" * 64}}, "differs in fingerprint"),

@@ -31,7 +31,7 @@ from probes.metrics.significance import holm, sign_flip
 
 
 @pytest.mark.parametrize("n", [2, 7, 150])
-def test_the_t_interval_is_that_of_scipy(n: int) -> None:
+def test_the_t_interval_equals_that_of_scipy(n: int) -> None:
     values = np.random.default_rng(n).normal(size=n)
     found, expected = mean_interval(values), stats.ttest_1samp(values, 0).confidence_interval()
     assert (found["low"], found["high"]) == pytest.approx(tuple(expected), rel=1e-8, abs=1e-8)
@@ -49,7 +49,7 @@ def test_intervals_cover_the_mean_with_one_very_large_cluster() -> None:
     assert np.mean([one["low"] <= 0 <= one["high"] for one in found]) > 0.93
 
 
-def test_the_clustered_standard_error_is_that_of_statsmodels() -> None:
+def test_the_clustered_standard_error_equals_that_of_statsmodels() -> None:
     rng = np.random.default_rng(0)
     cluster = rng.integers(0, 12, 90)
     values = rng.normal(size=90) + rng.normal(size=12)[cluster]
@@ -67,7 +67,7 @@ def test_clusters_of_one_question_give_the_t_interval() -> None:
 
 
 @pytest.mark.parametrize(("above", "below"), [(0, 0), (1, 0), (3, 3), (9, 2), (2, 9), (60, 41)])
-def test_mcnemar_is_that_of_statsmodels_and_of_the_sum(above: int, below: int) -> None:
+def test_mcnemar_equals_statsmodels_and_the_sum_of_probabilities(above: int, below: int) -> None:
     differences = np.concatenate([np.ones(above), -np.ones(below), np.zeros(11)])
     found = mcnemar(differences)
     n, least = above + below, min(above, below)
@@ -84,13 +84,13 @@ def test_mcnemar_is_the_sign_flip_test_of_one_answer_per_question() -> None:
     assert mcnemar(differences)["p"] == pytest.approx(sign_flip(torch.from_numpy(differences)), rel=1e-12)
 
 
-def test_holm_is_that_of_statsmodels() -> None:
+def test_holm_equals_statsmodels() -> None:
     p_values = np.random.default_rng(0).uniform(size=15) ** 3
     expected = multipletests(p_values, method="holm")[1]
     np.testing.assert_allclose(holm(torch.from_numpy(p_values)), expected, rtol=1e-8)
 
 
-def test_the_sample_size_is_that_of_statsmodels() -> None:
+def test_the_sample_size_equals_that_of_statsmodels() -> None:
     expected = normal_sample_size_one_tail(0.02, 0.8, 0.025, std_null=0.4, std_alternative=0.4)
     assert n_needed(0.4 / np.sqrt(150), 150, 0.02) == np.ceil(expected)
 
@@ -110,7 +110,7 @@ def test_the_sign_of_the_difference_follows_the_order_of_the_systems() -> None:
     assert (record["p"], record["error"]) == pytest.approx((swapped["p"], swapped["error"]))
 
 
-def test_the_test_depends_on_the_differences_and_on_clusters() -> None:
+def test_the_choice_of_test_depends_on_the_differences_and_clusters() -> None:
     differences, cluster = np.array([1.0, -1, 0, 1, 0, 1]), np.array([0, 0, 1, 1, 2, 2])
     records = (
         paired_record(differences, 100, 0),
@@ -165,7 +165,7 @@ def test_mcnemar_rejects_a_true_null_in_at_most_5_percent_of_draws() -> None:
 
 
 @pytest.mark.slow
-def test_correlated_clusters_reject_a_true_null_too_often_only_without_clusters() -> None:
+def test_correlated_questions_need_clusters_to_keep_the_error_rate() -> None:
     rng, cluster = np.random.default_rng(0), np.arange(60) % 15
     rejected = np.zeros(2)
     for draw in range(200):

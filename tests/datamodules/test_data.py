@@ -20,7 +20,7 @@ IDS = [f"q{i}" for i in range(200)]
 GROUPS = ["abc"[i % 3] if i < 150 else "d" for i in range(200)]
 
 
-def test_parts_have_the_asked_sizes_in_every_group() -> None:
+def test_splits_have_the_requested_sizes_in_every_group() -> None:
     parts = split_questions(IDS, GROUPS, (0.6, 0.2, 0.2), seed=1)
     assert Counter(parts) == {0: 120, 1: 40, 2: 40}
     for group in "abcd":
@@ -68,7 +68,7 @@ def test_unknown_grades_are_left_out_and_counted(tmp_path: Path, small_store: Pa
         load_table(store)
 
 
-def test_the_table_counts_what_the_grades_say(small_store: Path) -> None:
+def test_the_counts_of_the_table_are_those_of_the_grades(small_store: Path) -> None:
     store = Store.open(small_store)
     table, grades = load_table(store), store.grades.read("planted").to_pandas()
     by_question = grades.groupby("question_id")["right"].sum()
@@ -78,13 +78,13 @@ def test_the_table_counts_what_the_grades_say(small_store: Path) -> None:
     assert [odd[i] for i in table.ids] == table.held_right.tolist()
 
 
-def test_the_modal_share_keeps_empty_answers_apart() -> None:
+def test_empty_answers_are_never_equal_in_the_modal_share() -> None:
     assert modal_share(["a", "a", "b", "c"]) == 0.5
     assert modal_share(["", "", ""]) == pytest.approx(1 / 3)
     assert np.isnan(modal_share([]))
 
 
-def test_batches_hold_each_question_once(small_store: Path) -> None:
+def test_batches_contain_each_question_once(small_store: Path) -> None:
     data = FeatureDataModule(str(small_store), batch_size=32)
     data.setup()
     loader = data.train_dataloader()
@@ -95,7 +95,7 @@ def test_batches_hold_each_question_once(small_store: Path) -> None:
     assert sorted(every.tolist()) == list(range(120))
 
 
-def test_only_the_asked_layers_are_read(small_store: Path) -> None:
+def test_only_the_requested_layers_are_read(small_store: Path) -> None:
     data = FeatureDataModule(str(small_store), layers=[1, 3])
     data.setup()
     assert data.feature_names == ["1/last_prompt", "3/last_prompt"]
@@ -116,7 +116,7 @@ def test_only_the_asked_layers_are_read(small_store: Path) -> None:
         ({"test_fraction": 0.9}, "sum to 1"),
     ],
 )
-def test_what_the_store_lacks_is_refused(small_store: Path, options: dict[str, object], message: str) -> None:
+def test_data_that_the_store_lacks_are_refused(small_store: Path, options: dict[str, object], message: str) -> None:
     data = FeatureDataModule(str(small_store), **options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=message):
         data.setup()

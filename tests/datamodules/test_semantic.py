@@ -17,14 +17,14 @@ from datamodules.semantic import (
 from extract.errors import InputError
 
 
-def test_the_discrete_entropy_is_that_of_the_shares_of_clusters() -> None:
+def test_the_discrete_entropy_is_computed_from_the_fractions_of_clusters() -> None:
     assert discrete_entropy(["a", "b", "a", "c"]) == pytest.approx(1.5 * log(2))
     assert discrete_entropy(list(range(10))) == pytest.approx(log(10))
     assert discrete_entropy(["a"] * 10) == 0
     assert np.isnan(discrete_entropy([]))
 
 
-def test_answers_that_nothing_could_be_read_from_are_each_a_cluster_of_their_own() -> None:
+def test_each_unparsed_answer_is_a_separate_cluster() -> None:
     assert discrete_entropy(clusters_of([None, None, "", ""])) == pytest.approx(log(4))
     assert discrete_entropy(clusters_of([None, "paris", None, "paris"])) == pytest.approx(1.5 * log(2))
 
@@ -67,7 +67,7 @@ def test_seu_is_the_mean_cosine_distance_of_pairs(n: int) -> None:
     assert seu(with_empty.astype(np.float32)) == pytest.approx(np.mean(pairs), abs=1e-6)
 
 
-def test_seu_of_equal_opposite_and_single_answers() -> None:
+def test_seu_has_known_values_for_equal_opposite_and_single_answers() -> None:
     e = np.random.default_rng(0).normal(size=(1, 8))
     e /= np.linalg.norm(e)
     assert 0 <= seu(np.repeat(e, 7, axis=0)) < 1e-12
@@ -77,7 +77,7 @@ def test_seu_of_equal_opposite_and_single_answers() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_threshold_has_the_least_squares_of_a_hundred(seed: int) -> None:
+def test_the_threshold_minimises_the_squares_over_a_hundred_candidates(seed: int) -> None:
     rng = np.random.default_rng(seed)
     h = np.where(rng.random(80) < 0.6, 0.0, rng.uniform(0, 2.3, 80).round(2))
     best = (np.inf, 0.0)
@@ -91,7 +91,7 @@ def test_the_threshold_has_the_least_squares_of_a_hundred(seed: int) -> None:
     assert (h >= found).any()
 
 
-def test_entropies_that_do_not_differ_have_no_threshold() -> None:
+def test_identical_entropies_have_no_threshold() -> None:
     for same in (np.zeros(5), np.full(5, 1.2), np.full(5, nan), np.zeros(0)):
         with pytest.raises(InputError, match="different semantic entropies"):
             entropy_threshold(same)

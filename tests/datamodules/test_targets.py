@@ -73,7 +73,7 @@ def test_an_answer_without_a_state_is_in_no_split(full_store: Path, tmp_path: Pa
     assert 5 not in torch.cat(list(data.split_rows.values()))
 
 
-def test_low_semantic_entropy_is_the_high_label_and_its_threshold_is_that_of_the_training_split(
+def test_low_semantic_entropy_is_the_positive_label_and_the_threshold_comes_from_the_training_split(
     full_store: Path,
 ) -> None:
     data = data_of(full_store, "semantic_entropy")
@@ -100,7 +100,7 @@ def test_seu_is_the_mean_cosine_of_two_answers(full_store: Path) -> None:
         assert target == pytest.approx(float(np.clip(np.mean(cosines), 0, 1)), abs=1e-6)
 
 
-def test_every_baseline_is_a_confidence_and_knows_something_of_made_answers(full_store: Path) -> None:
+def test_every_baseline_is_a_confidence_that_is_informative_about_synthetic_answers(full_store: Path) -> None:
     data = data_of(full_store, "capability")
     missing = [name for name in baselines_of("question") if not available(name, data)]
     assert missing == ["likelihood", "likelihood_isotonic", "semantic_entropy_nli"]
@@ -118,7 +118,7 @@ def test_every_baseline_is_a_confidence_and_knows_something_of_made_answers(full
             assert float(capability_auroc(given[kept], right[kept], known[kept])) > least, name
 
 
-def test_too_few_questions_for_isotonic_mask_the_method_and_say_so(
+def test_methods_with_too_few_questions_for_isotonic_are_left_out_with_the_reason(
     full_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration, "LEAST_ISOTONIC_ROWS", 100)
@@ -142,7 +142,7 @@ def test_a_baseline_is_calibrated_on_all_questions_outside_the_test_split(full_s
     assert (b < a).all()
 
 
-def test_a_baseline_never_looks_at_grades_of_the_test_split(full_store: Path) -> None:
+def test_baselines_do_not_use_grades_of_the_test_split(full_store: Path) -> None:
     data, other = data_of(full_store, "capability"), data_of(full_store, "capability")
     test = other.question_rows["test"].numpy()
     of_test = np.isin(other.table.answers.question, test)
@@ -169,7 +169,7 @@ def test_baselines_in_the_tables_of_the_documentation_are_in_the_registry() -> N
     assert set(BASELINES) <= {*names, "answer_length", "p_true_answer"}
 
 
-def test_a_new_baseline_is_one_entry(full_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_baseline_needs_one_registry_entry(full_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def words(data: FeatureDataModule, rows: object) -> torch.Tensor:
         return torch.tensor([float(len(text.split())) for text in data.table.texts])
 
@@ -182,7 +182,7 @@ def test_a_new_baseline_is_one_entry(full_store: Path, monkeypatch: pytest.Monke
     assert report.figures_of["words"]["brier"]["value"] > 0
 
 
-def test_a_comparison_with_everything_has_every_method(full_store: Path) -> None:
+def test_a_comparison_with_all_data_contains_every_method(full_store: Path) -> None:
     out = Comparison(str(full_store), probes=["logistic", "sep", "seu_ridge"], n_folds=2).run()
     record = comparison_record(out, 2, 100, 0)
     assert {"sep", "seu_ridge", "text_embedding", "verbalized", "p_true", "seu", "mean_entropy"} < set(
@@ -193,7 +193,7 @@ def test_a_comparison_with_everything_has_every_method(full_store: Path) -> None
     assert record["methods"]["verbalized"]["n_masked"] > 0
 
 
-def test_a_question_whose_answers_say_nothing_has_no_agreement_and_is_in_no_split(tmp_path: Path) -> None:
+def test_a_question_without_embeddings_has_no_agreement_and_is_in_no_split(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", *planted(), k=6)
     add_answer_signals(store)
     part = store.samples.ranges()[0]
@@ -208,7 +208,7 @@ def test_a_question_whose_answers_say_nothing_has_no_agreement_and_is_in_no_spli
     assert all(data.batch(split).target.isfinite().all() for split in ("train", "val", "test"))
 
 
-def test_what_is_asked_in_part_is_as_if_it_was_not_asked(tmp_path: Path) -> None:
+def test_incomplete_baselines_are_ignored(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store", *planted(), k=6)
     add_answer_signals(store)
     for suffix in (".parquet", ".json"):
@@ -219,7 +219,7 @@ def test_what_is_asked_in_part_is_as_if_it_was_not_asked(tmp_path: Path) -> None
     assert "--baselines '[verbalized]'" in masked["verbalized"]
 
 
-def test_a_probe_that_can_not_be_fitted_is_in_no_table(tmp_path: Path) -> None:
+def test_a_probe_that_cannot_be_fitted_is_left_out(tmp_path: Path) -> None:
     features, accuracy = planted()
     make_store(tmp_path / "constant", np.ones_like(features), accuracy)
     with pytest.raises(InputError, match="to fit at least one probe.*features to vary within"):
@@ -229,7 +229,7 @@ def test_a_probe_that_can_not_be_fitted_is_in_no_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["semantic_entropy", "seu", "response"])
-def test_a_run_with_another_target_is_whole_and_its_probe_says_what_it_was_taught(
+def test_a_run_with_another_target_is_complete_and_its_probe_states_the_target(
     full_store: Path, tmp_path: Path, target: str
 ) -> None:
     folder = train.run(
@@ -254,7 +254,7 @@ def test_a_run_with_another_target_is_whole_and_its_probe_says_what_it_was_taugh
     assert target != "response" or own < set(record["splits"]["test"]["response"])
 
 
-def test_what_can_not_be_predicted_is_refused(full_store: Path, small_store: Path) -> None:
+def test_targets_that_cannot_be_predicted_are_refused(full_store: Path, small_store: Path) -> None:
     with pytest.raises(InputError, match="Did you mean .response"):
         FeatureDataModule(target="responses")
     with pytest.raises(InputError, match="--scope sample"):

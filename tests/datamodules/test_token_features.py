@@ -45,7 +45,7 @@ def tokens_of(store: Path, signal: str, key: str) -> list[np.ndarray]:
     return [row.double().numpy() for row in Store.open(store).signals.read_ragged(signal, key).rows()]
 
 
-def test_a_token_signal_is_one_feature_of_all_its_keys_each_pooled_in_every_way(made_store: Path) -> None:
+def test_a_token_signal_gives_one_feature_with_every_pooling_of_every_key(made_store: Path) -> None:
     data = data_of(made_store, signal="entropy_profile")
     assert data.feature_names == ["entropy_profile"]
     assert data.pooled is not None
@@ -71,7 +71,7 @@ def test_positions_and_layers_choose_keys(made_store: Path) -> None:
     assert data.pooled == TokenFeatures(("entropy_profile/1/entropy", "entropy_profile/3/entropy"), ("mean",))
 
 
-def test_an_answer_without_tokens_or_with_a_nan_is_in_no_split_and_counted(made_store: Path, tmp_path: Path) -> None:
+def test_answers_without_tokens_or_with_nan_are_left_out_and_counted(made_store: Path, tmp_path: Path) -> None:
     lengths = Store.open(made_store).signals.read_ragged("tokens", "3/entropy").lengths
     n_empty = int((lengths == 0).sum())
     assert n_empty > 0
@@ -97,7 +97,7 @@ def test_an_answer_without_tokens_or_with_a_nan_is_in_no_split_and_counted(made_
     assert row not in torch.cat(list(data.split_rows.values()))
 
 
-def test_what_is_joined_stands_behind_every_layers_hidden_state(made_store: Path) -> None:
+def test_joined_signals_come_after_the_hidden_state_of_every_layer(made_store: Path) -> None:
     positions = ["last_answer", "mean_answer"]
     alone, joined = (
         data_of(made_store, positions=positions, join=join) for join in (None, ["tokens/entropy", "entropy_profile"])
@@ -116,7 +116,7 @@ def test_what_is_joined_stands_behind_every_layers_hidden_state(made_store: Path
         torch.testing.assert_close(second.features[:, feature, 8].double(), mean)
 
 
-def test_questions_have_one_number_of_each_key(made_store: Path) -> None:
+def test_questions_have_one_value_per_key(made_store: Path) -> None:
     data = data_of(made_store, target="capability", signal="entropy_profile")
     batch, store = data.every(), data.store
     assert data.pooled == TokenFeatures(tuple(f"entropy_profile/{layer}/entropy" for layer in (1, 2, 3)))
@@ -149,7 +149,7 @@ def test_tokens_are_weighted_by_entropies_probabilities_and_influences(
         assert float(features[1]) == pytest.approx(u[w > 0].max(), rel=1e-6)
 
 
-def test_the_shape_of_the_entropy_curve_and_windows_are_poolings_too(made_store: Path) -> None:
+def test_the_shape_of_the_entropy_curve_and_windows_are_poolings(made_store: Path) -> None:
     options: dict[str, Any] = {"signal": "tokens", "positions": ["entropy"]}
     data = data_of(made_store, **options, pooling=["distribution", "windows_4"])
     assert data.pooled is not None
@@ -176,7 +176,7 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings_too(made_store:
         ({"join": ["tokens/entrpy"]}, "`join` to be among entropy, .*Did you mean `entropy`"),
         ({"join": ["tokens"], "target": "capability", "pooling": ["mean"]}, "`pooling` to be omitted"),
         ({"join": ["rollout"], "target": "capability"}, "token signals of questions .*but got 'rollout'"),
-        ({"signal": "rollout", "target": "capability"}, "'rollout', a signal of answers. Pass --data.target=response"),
+        ({"signal": "rollout", "target": "capability"}, "'rollout' is a signal of answers. Pass --data.target=response"),
         ({"pooling": ["mean"]}, "`pooling` to be omitted, but got .*Only token signals of answers"),
         ({"weights": "entropy"}, "`weights` to be omitted, but got .*Only token signals of answers"),
         ({"signal": "tokens", "pooling": ["meen"]}, "`pooling` to be one of mean, .*Did you mean `mean`"),
@@ -194,15 +194,13 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings_too(made_store:
         ({"signal": "tokens", "positions": ["entropyy"]}, "`positions` to be among entropy, .*Did you mean"),
     ],
 )  # fmt: skip
-def test_what_can_not_be_read_or_pooled_is_refused_in_one_line(
-    made_store: Path, options: dict[str, Any], message: str
-) -> None:
+def test_impossible_features_give_a_one_line_error(made_store: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as refused:
         data_of(made_store, **options)
     assert "\n" not in str(refused.value)
 
 
-def test_all_signals_that_are_asked_for_are_made(made_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_requested_signals_are_read(made_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr("extract.commands.make_store", lambda *arguments: asked.append(arguments[3:]))
     options: dict[str, Any] = {"target": "response", "recipe": StoreRecipe(), "join": ["tokens/nll", "entropy_profile"]}
@@ -227,7 +225,7 @@ def run(store: Path, tmp_path: Path, *options: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["entropy_features", "entropy_profile", "joined"])
-def test_the_configs_of_token_signals_make_whole_runs(made_store: Path, tmp_path: Path, name: str) -> None:
+def test_the_configs_for_token_signals_give_complete_runs(made_store: Path, tmp_path: Path, name: str) -> None:
     positions = ["--data.positions=[mean_answer,last_answer]"] if name == "joined" else []
     folder = run(made_store, tmp_path, f"--config={Path(__file__).parents[2] / 'configs' / name}.yaml", *positions)
     record, probe = json.loads((folder / "report.json").read_text()), load_probe(folder / "probe")
@@ -272,7 +270,7 @@ SHAPE = ["--data.signal=tokens", "--data.positions=[entropy]", "--data.pooling=[
 
 
 @pytest.mark.parametrize("options", [PROFILE, JOINED, SHAPE], ids=["alone", "joined", "shape"])
-def test_a_saved_probe_gives_an_answer_the_confidence_of_its_run(
+def test_a_saved_probe_gives_answers_the_confidences_of_its_run(
     read_store: Path, tiny_folder: Path, tmp_path: Path, options: list[str]
 ) -> None:
     folder = run(read_store, tmp_path, "--model=Logistic", "--data.target=response", "--data.grader=sure", *options)
@@ -305,7 +303,7 @@ def test_a_saved_probe_gives_an_answer_the_confidence_of_its_run(
 
 @pytest.mark.parametrize("probe_class", ["Logistic", "LayerAverage"])
 @pytest.mark.parametrize("options", [PROFILE, JOINED], ids=["alone", "joined"])
-def test_a_saved_probe_gives_a_question_the_confidence_of_its_run(
+def test_a_saved_probe_gives_questions_the_confidences_of_its_run(
     read_store: Path, tiny_folder: Path, tmp_path: Path, options: list[str], probe_class: str
 ) -> None:
     folder = run(read_store, tmp_path, f"--model={probe_class}", *options)
@@ -360,7 +358,7 @@ def saved(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("target", "capability", "`pooled.pooling`"),
     ],
 )
-def test_a_config_that_names_what_can_not_be_read_is_refused(
+def test_a_config_with_unreadable_features_is_refused(
     saved: Path, tmp_path: Path, field: str, value: object, message: str
 ) -> None:
     probe = Path(shutil.copytree(saved, tmp_path / "probe"))
@@ -389,7 +387,7 @@ def test_a_probe_of_an_earlier_format_gives_the_same_confidences(
     target = ["--data.target=response"] if options else []
     folder = run(made_store, tmp_path, "--model=Logistic", *target, *options) / "probe"
     config, probe = json.loads((folder / "config.json").read_text()), load_probe(folder)
-    assert config["format_version"] == 5
+    assert config["format_version"] == 6
     assert ("pooled" in config) == bool(options)
     layers = config.pop("layers")
     earlier = {**config, "format_version": version, "layer": layers[0] if layers else None}
@@ -399,7 +397,7 @@ def test_a_probe_of_an_earlier_format_gives_the_same_confidences(
     assert torch.equal(same.confidences(features).confidence, probe.confidences(features).confidence)
 
 
-def test_a_comparison_goes_on_beside_token_signals(made_store: Path) -> None:
+def test_a_comparison_works_with_token_signals_in_the_store(made_store: Path) -> None:
     out = Comparison(str(made_store), probes=["logistic"], n_folds=2).run()
     assert {"mean_entropy", "max_entropy"} < set(out.confidence)
 

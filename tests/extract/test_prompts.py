@@ -36,7 +36,7 @@ def asked(recipe: StoreRecipe) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_named_template_is_its_text_in_the_identity(name: str) -> None:
+def test_the_identity_contains_the_text_of_a_named_template(name: str) -> None:
     prompt = PromptTemplate(name)
     assert prompt == PromptTemplate(TEMPLATES[name])
     assert prompt.record() == {"template": TEMPLATES[name], "system": None, "chat": True}
@@ -58,7 +58,7 @@ def test_examples_are_turns_of_a_chat() -> None:
     ]
 
 
-def test_plain_facts_stand_on_a_line_each_and_longer_examples_apart() -> None:
+def test_short_plain_examples_have_one_line_each_and_longer_ones_are_separated() -> None:
     line = PromptTemplate("cloze", chat=False, examples=SHOWN)
     assert line.text("The capital of Chad is") == (
         "The capital of Peru is Lima\nThe capital of Norway is Oslo\nThe capital of Chad is"
@@ -80,14 +80,14 @@ def test_a_prompt_is_encoded_as_it_is_written(tokenizer: Any) -> None:
     )
 
 
-def test_a_chat_of_messages_stays_as_it_is_and_is_no_plain_text(tokenizer: Any) -> None:
+def test_messages_are_unchanged_in_a_chat_and_refused_in_a_plain_text(tokenizer: Any) -> None:
     messages = ({"role": "user", "content": "Why?"},)
     assert PromptTemplate("Q: {question}", system="Be brief.").messages(messages) == list(messages)
     with pytest.raises(InputError, match="but got chat messages. Set `prompt.chat` to true"):
         PromptTemplate(chat=False).text(messages)
 
 
-def test_thinking_goes_to_a_chat_template_that_knows_it(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thinking_is_passed_to_chat_templates_that_support_it(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="option enable_thinking.*Remove `prompt.thinking`"):
         PromptTemplate(thinking=False).encode(tokenizer, "Why?")
     monkeypatch.setattr(tokenizer, "chat_template", THINKS)
@@ -98,7 +98,7 @@ def test_thinking_goes_to_a_chat_template_that_knows_it(tokenizer: Any, monkeypa
         PromptTemplate(chat=False, thinking=True)
 
 
-def test_what_is_not_asked_for_is_not_in_the_identity() -> None:
+def test_unused_options_are_not_in_the_identity() -> None:
     assert PromptTemplate().record() == {"template": "{question}", "system": None, "chat": True}
     several = (PromptTemplate(), PromptTemplate(thinking=True), PromptTemplate(examples=SHOWN), PromptTemplate("qa"))
     assert len({sha256_json(one.record()) for one in several}) == 4
@@ -106,7 +106,7 @@ def test_what_is_not_asked_for_is_not_in_the_identity() -> None:
         assert PromptTemplate(**one.record()) == one
 
 
-def test_shots_are_examples_before_anything_is_asked() -> None:
+def test_shots_must_be_chosen_before_a_prompt_is_used() -> None:
     for use in (lambda one: one.record(), lambda one: one.messages("Why?"), lambda one: one.text("Why?")):
         with pytest.raises(InputError, match="2 worked examples.*not been chosen yet.*StoreRecipe.load"):
             use(PromptTemplate(shots=2))
@@ -138,7 +138,7 @@ def test_examples_of_a_set_without_a_train_split_are_never_asked(tmp_path: Path)
         StoreRecipe(questions=path, policy=Decoding(prompt=PromptTemplate(shots=40))).load()
 
 
-def test_a_copy_of_an_example_is_not_asked_either(tmp_path: Path) -> None:
+def test_copies_of_examples_are_never_asked(tmp_path: Path) -> None:
     rows = [{"id": f"{i}{copy}", "text": text, "references": "a"} for i in range(9) for copy, text in (("a", f"Is {i}?"), ("b", f"is  {i}?"))]  # fmt: skip
     path = tmp_path / "mine.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows))
@@ -165,7 +165,7 @@ def gsm8k_folder(folder: Path) -> Path:
     return folder
 
 
-def test_examples_come_worked_from_the_train_split_and_none_is_asked(tmp_path: Path) -> None:
+def test_worked_examples_come_from_the_train_split_and_are_never_asked(tmp_path: Path) -> None:
     recipe = StoreRecipe(
         questions=f"gsm8k={gsm8k_folder(tmp_path)}", policy=Decoding(prompt=PromptTemplate("qa", shots=8))
     )
@@ -183,7 +183,7 @@ def test_examples_come_worked_from_the_train_split_and_none_is_asked(tmp_path: P
     assert (len(own), len(own & examples)) == (7, 0)
 
 
-def test_the_letter_is_the_answer_of_an_example_of_options(tmp_path: Path) -> None:
+def test_the_answer_of_a_choice_example_is_the_letter(tmp_path: Path) -> None:
     path = mine(tmp_path / "mine.jsonl", 6, kind="choice", choices=["yes", "no"])
     questions, decoding = StoreRecipe(
         questions=str(path), policy=Decoding(prompt=PromptTemplate("qa", chat=False, shots=2))
@@ -196,7 +196,7 @@ def test_the_letter_is_the_answer_of_an_example_of_options(tmp_path: Path) -> No
     assert text.endswith("A. yes\nB. no\nAnswer:")
 
 
-def test_options_stand_under_the_question_whoever_asks(tokenizer: Any) -> None:
+def test_options_are_below_the_question_in_every_prompt(tokenizer: Any) -> None:
     question = Question("1", "mine", "Which is odd?", references=("B", "3"), kind="choice", choices=("2", "3"))
     assert question.prompt == "Which is odd?\nA. 2\nB. 3"
     (ids,) = encode_questions(tokenizer, PromptTemplate(chat=False), [question])
@@ -214,7 +214,7 @@ def test_chats_and_private_questions_have_no_shots(tmp_path: Path) -> None:
         StoreRecipe(questions=str(private), policy=policy).load()
 
 
-def test_a_store_keeps_its_examples_and_is_gone_on_with(tmp_path: Path, tiny_folder: Path) -> None:
+def test_a_store_keeps_its_examples_and_can_be_continued(tmp_path: Path, tiny_folder: Path) -> None:
     path, prompt = str(mine(tmp_path / "mine.jsonl", 12)), PromptTemplate("cloze", chat=False, shots=3)
     policy = Decoding(max_new_tokens=4, prompt=prompt)
     recipe = StoreRecipe(questions=path, n_questions=4, model=str(tiny_folder), k=2, policy=policy)
@@ -240,7 +240,7 @@ def test_a_store_keeps_its_examples_and_is_gone_on_with(tmp_path: Path, tiny_fol
         (PromptTemplate("cloze", chat=False), (), None),
     ],
 )
-def test_an_answer_that_nothing_ends_is_spoken_of_when_it_is_sampled(
+def test_sampling_warns_if_nothing_ends_the_answers(
     prompt: PromptTemplate, stop: tuple[str, ...], said: str | None, tmp_path: Path, tiny_folder: Path, capsys: Any
 ) -> None:
     policy = Decoding(max_new_tokens=2, stop=stop, prompt=prompt)
@@ -254,7 +254,7 @@ def test_an_answer_that_nothing_ends_is_spoken_of_when_it_is_sampled(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "qa_wikidata.json").is_file(), reason="shared/data is not beside the project")
-def test_cloze_facts_few_shot_from_the_real_file() -> None:
+def test_cloze_facts_are_few_shot_prompts_from_the_real_file() -> None:
     policy = Decoding(prompt=PromptTemplate("cloze", chat=False, shots=8))
     recipe = StoreRecipe(
         questions=f"qa_wikidata={DATA / 'qa_wikidata.json'}", n_questions=400, stratify_by="group", policy=policy
@@ -281,7 +281,7 @@ def test_the_preset_of_the_facts_makes_the_store_of_the_default_config() -> None
     assert configured("sets/facts.yaml", lambda config: config) == configured("default.yaml")
 
 
-def test_the_worked_examples_of_the_default_config_give_no_answer_away() -> None:
+def test_the_worked_examples_of_the_default_config_reveal_no_answer() -> None:
     questions, decoding = configured("default.yaml").load()
     assert len(decoding.prompt.examples) == 6
     assert len(questions) == len(load_questions("facts")), "no question is a worked example"

@@ -1,4 +1,4 @@
-"""Named alterations of a store by damage or by a malicious sender, with the original or with forged checksums."""
+"""Alterations of a store by name: damage with the original checksums, and malicious changes with forged checksums."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def set_field(name: str, *values: Any) -> Callable[[dict[str, Any], random.Rando
 
 
 def bad_json_contents() -> dict[str, bytes]:
-    """Return named contents that are not a single JSON object."""
+    """Return file contents that are not a single JSON object, by name."""
     return {
         "empty": b"",
         "half an object": b"{",

@@ -114,7 +114,7 @@ def shares_by_hand(h: Array, o: Array) -> dict[str, Array]:
 
 
 def with_field(mean: Array, field: str) -> Array:
-    """Return Ã [T, T], computed from the mean attention over heads."""
+    """Return the attention matrix Ã [T, T] of a rollout with this field, given the mean attention over heads."""
     T = len(mean)
     out = np.zeros_like(mean)
     for i in range(T):
@@ -170,7 +170,7 @@ def macs_by_hand(model: Any, answer: Answer) -> dict[str, Array]:
 
 
 def read_rows(model: Any, answers: list[Answer], signal: str, **options: Any) -> list[dict[str, np.ndarray]]:
-    """Return a dict from each key of a signal to its values, for each answer."""
+    """Return the values of a signal by key, for each answer."""
     read = read_answers(model, answers, [signal], **options)[signal]
     rows = {key: [one.numpy() for one in ragged.rows()] for key, ragged in read.items()}
     return [{key: of_rows[i] for key, of_rows in rows.items()} for i in range(len(answers))]

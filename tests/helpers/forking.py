@@ -1,4 +1,4 @@
-"""Processes that run `python -m extract`, forked from one that has already imported the package.
+"""Run `python -m extract` in processes that are forked from a process that has already imported the package.
 
 Importing torch and transformers takes several times as long as most commands of the tests.
 """
@@ -31,7 +31,7 @@ def run_program(options: Sequence[str], said: str) -> None:
 
 
 class Forked:
-    """A process like that of `subprocess.Popen`, with text as its standard error."""
+    """A forked process with the methods of `subprocess.Popen`. Its standard error is text."""
 
     def __init__(self, options: Sequence[str]) -> None:
         descriptor, self.said = tempfile.mkstemp()

@@ -52,9 +52,9 @@ class LiveBytes(TorchDispatchMode):
 
 
 def peak_bytes(action: Callable[[], object]) -> int:
-    """Return the peak bytes beyond those allocated before.
+    """Return the peak number of bytes that an action allocates.
 
-    They are counted by the allocator on a GPU, and by `LiveBytes` on a CPU.
+    On a GPU, they are counted by the allocator. On a CPU, they are counted by `LiveBytes`.
     """
     if torch.cuda.is_available():
         torch.cuda.synchronize()

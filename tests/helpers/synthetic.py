@@ -167,7 +167,7 @@ def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _said(question: str, accuracy: float, rng: np.random.Generator) -> dict[str, Any]:
-    """Return a noisy number, which is unparsable in one of ten cases."""
+    """Return a row of a baseline at question scope: the accuracy with noise, or null in one of ten cases."""
     value = float(np.clip(accuracy + 0.3 * rng.normal(), 0, 1)) if rng.random() < 0.9 else None
     told = {"text": "", "mass": None, "prompt_tokens": 30, "completion_tokens": 5, "attempts": 1}
     return {"question_id": question, "value": value, **told}

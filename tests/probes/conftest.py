@@ -21,7 +21,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(store: Path) -> FeatureDataModule:
-    """Return the questions of the store with their hidden states, split."""
+    """Return a datamodule with the hidden states of the store's questions."""
     data = FeatureDataModule(str(store))
     data.setup()
     return data

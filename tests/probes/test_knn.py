@@ -38,7 +38,7 @@ def problem(d: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def by_hand(query: np.ndarray, points: np.ndarray, labels: np.ndarray, k: int) -> float:
-    """Compute the same in a loop. Points at the same distance share the remaining places."""
+    """Compute the score of a query in a loop. Points at the same distance share the remaining places."""
     distances = [math.dist(query, point) for point in points]
     edge = sorted(distances)[k - 1]
     n_nearer, n_tied = sum(one < edge for one in distances), sum(one == edge for one in distances)
@@ -49,7 +49,7 @@ def by_hand(query: np.ndarray, points: np.ndarray, labels: np.ndarray, k: int) -
 
 
 @pytest.mark.parametrize("d", [1, 6, 200])
-def test_soft_labels_give_what_scikit_learns_regressor_gives(d: int) -> None:
+def test_soft_labels_give_the_values_of_scikit_learns_regressor(d: int) -> None:
     queries, points, labels = problem(d)
     distances = (
         torch.cdist(queries.double(), points.double(), compute_mode="donot_use_mm_for_euclid_dist").sort(1).values
@@ -64,7 +64,7 @@ def test_soft_labels_give_what_scikit_learns_regressor_gives(d: int) -> None:
         np.testing.assert_allclose(ours[sure], expected[sure.numpy()], atol=1e-6)
 
 
-def test_labels_of_0_and_1_give_what_scikit_learns_classifier_gives() -> None:
+def test_labels_of_0_and_1_give_the_values_of_scikit_learns_classifier() -> None:
     queries, points, labels = problem()
     points, hard = points[:70], (labels[:70] > 0.5).long()
     head = KNNHead(6, 70, 25).filled(points=points, labels=hard)
@@ -73,7 +73,7 @@ def test_labels_of_0_and_1_give_what_scikit_learns_classifier_gives() -> None:
     np.testing.assert_allclose(head(queries), expected, atol=1e-6)
 
 
-def test_a_row_that_is_a_training_row_gets_its_label_and_one_that_is_several_their_mean() -> None:
+def test_a_training_row_gets_its_label_and_duplicates_get_their_mean() -> None:
     _, points, labels = problem(200)
     at_points = neighbour_means(points, points, labels, [2, 25])
     twice = (labels[:10] + labels[70:]) / 2
@@ -81,7 +81,7 @@ def test_a_row_that_is_a_training_row_gets_its_label_and_one_that_is_several_the
     torch.testing.assert_close(at_points, expected.expand(2, 80), atol=1e-7, rtol=0)
 
 
-def test_points_at_the_same_distance_share_the_places_that_are_left_whatever_their_order() -> None:
+def test_points_at_the_same_distance_share_the_remaining_places_in_any_order() -> None:
     generator = torch.Generator().manual_seed(0)
     points = torch.randint(-2, 3, (60, 2), generator=generator).float()  # on a grid: nearly all are tied
     labels = torch.rand(60, generator=generator)
@@ -94,7 +94,7 @@ def test_points_at_the_same_distance_share_the_places_that_are_left_whatever_the
         torch.testing.assert_close(neighbour_means(queries, points[order], labels[order], [k])[0], ours)
 
 
-def test_chunks_and_several_numbers_of_neighbours_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_and_several_numbers_of_neighbours_do_not_change_values(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, points, labels = problem()
     whole = neighbour_means(queries, points, labels, [1, 3, 25])
     alone = torch.cat([neighbour_means(queries, points, labels, [k]) for k in [1, 3, 25]])
@@ -103,7 +103,7 @@ def test_chunks_and_several_numbers_of_neighbours_at_once_change_nothing(monkeyp
     torch.testing.assert_close(neighbour_means(queries, points, labels, [1, 3, 25]), whole)
 
 
-def test_a_head_takes_any_leading_axes_and_floats_and_leaves_missing_rows_missing() -> None:
+def test_a_head_accepts_any_leading_axes_and_dtypes_and_keeps_missing_rows_missing() -> None:
     queries, points, labels = problem()
     head = KNNHead(6, 80, 3).filled(points=points, labels=labels, mean=torch.ones(6), scale=torch.full((6,), 2.0))
     head.scale[2] = torch.inf
@@ -126,7 +126,7 @@ def fitted(data: FeatureDataModule, **options: Any) -> KNN:
 
 
 @pytest.mark.slow
-def test_every_candidate_is_scikit_learns_on_the_standardised_training_split(data: FeatureDataModule) -> None:
+def test_every_candidate_equals_scikit_learn_on_the_standardised_training_split(data: FeatureDataModule) -> None:
     module = fitted(data, n_neighbors=[5, 25])
     train, val = data.batch("train"), data.batch("val")
     scores = module.candidate_scores(module.standardised(val.features))
@@ -155,9 +155,7 @@ def test_validation_chooses_layer_and_number_of_neighbours(data: FeatureDataModu
 
 
 @pytest.mark.slow
-def test_entropy_profiles_tell_right_answers_from_wrong_ones_and_the_saved_probe_says_the_same(
-    store: Path, tmp_path: Path
-) -> None:
+def test_entropy_profiles_predict_correctness_and_the_saved_probe_agrees(store: Path, tmp_path: Path) -> None:
     data = FeatureDataModule(str(store), target="response", signal="entropy_profile", pooling=["mean"])
     data.setup()
     report = Report(fitted(data, n_neighbors=[5, 25, 75]), data, seed=0, n_resamples=100)
@@ -174,7 +172,7 @@ def test_entropy_profiles_tell_right_answers_from_wrong_ones_and_the_saved_probe
 
 
 @pytest.mark.parametrize("calibrator", ["platt", "isotonic"])
-def test_it_is_calibrated_as_every_probe_is(store: Path, calibrator: str) -> None:
+def test_the_probe_is_calibrated_like_every_other_probe(store: Path, calibrator: str) -> None:
     data = FeatureDataModule(str(store), target="response", signal="entropy_profile")
     data.setup()
     module = fitted(data, calibrator=calibrator)
@@ -184,7 +182,7 @@ def test_it_is_calibrated_as_every_probe_is(store: Path, calibrator: str) -> Non
     assert float(confidence.mean()) == pytest.approx(float(batch.target.mean()), abs=0.1)
 
 
-def test_a_checkpoint_brings_the_training_rows_back(data: FeatureDataModule, tmp_path: Path) -> None:
+def test_a_checkpoint_restores_the_training_rows(data: FeatureDataModule, tmp_path: Path) -> None:
     module = KNN(n_neighbors=[5, 25])
     descend(module, data, epochs=1, every=1)
     module.trainer.save_checkpoint(tmp_path / "one.ckpt")
@@ -195,12 +193,12 @@ def test_a_checkpoint_brings_the_training_rows_back(data: FeatureDataModule, tmp
 
 
 @pytest.mark.parametrize("n_neighbors", [0, [], [5, 0], -3])
-def test_numbers_of_neighbours_that_are_none_are_refused(n_neighbors: Any) -> None:
+def test_invalid_numbers_of_neighbours_are_refused(n_neighbors: Any) -> None:
     with pytest.raises(InputError, match="`n_neighbors` to be one or more positive integers"):
         KNN(n_neighbors=n_neighbors)
 
 
-def test_what_can_not_be_fitted_is_refused(data: FeatureDataModule) -> None:
+def test_impossible_fits_are_refused(data: FeatureDataModule) -> None:
     with pytest.raises(InputError, match="`n_neighbors` to be at most 72, but got 75. There are only 72 training rows"):
         fitted(data, n_neighbors=[5, 75])
     with pytest.raises(InputError, match="`calibrator` of KNN to be one of platt, isotonic, but got 'temperature'"):
@@ -259,7 +257,7 @@ def test_an_altered_saved_head_is_refused(
     assert str(refused.value).isprintable()
 
 
-def test_a_trainer_fits_and_tests_it_without_a_warning(data: FeatureDataModule) -> None:
+def test_a_trainer_fits_and_tests_the_probe_without_a_warning(data: FeatureDataModule) -> None:
     trainer = L.Trainer(
         max_epochs=1,
         logger=False,

@@ -1,4 +1,4 @@
-"""Tests of the latent probe: likelihood and score against loops, planted spreads, reported collapses, and a fit."""
+"""Tests of the latent probe: its likelihood and score against loops, planted spreads, collapses, and training."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def answers() -> Tensor:
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.7])
-def test_the_loss_is_the_likelihood_of_answers_that_share_what_the_mean_does_not_tell(
-    answers: Tensor, shared: float
-) -> None:
+def test_the_loss_is_the_likelihood_of_answers_with_a_shared_component(answers: Tensor, shared: float) -> None:
     predicted = Gaussian(drawn(5, 3, seed=1), 0.3 + drawn(5, 3, seed=2).abs())
     total, number = 0.0, 0
     for question in range(5):
@@ -80,7 +78,7 @@ def test_the_order_of_the_answers_does_not_matter(answers: Tensor) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_identical_answers_leave_loss_and_gradients_finite() -> None:
+def test_identical_answers_give_a_finite_loss_and_finite_gradients() -> None:
     torch.manual_seed(0)
     weights = {name: one[0].requires_grad_() for name, one in initial_weights(1, 8, 16, 4).items()}
     log_shared = torch.zeros(1, 4, requires_grad=True)
@@ -155,7 +153,7 @@ def test_the_score_finds_a_planted_spread(told: bool) -> None:
 
 
 @pytest.mark.slow
-def test_without_the_shared_part_the_deviation_holds_what_the_mean_misses() -> None:
+def test_without_the_shared_component_the_deviation_includes_the_error_of_the_mean() -> None:
     data = simulate(told=False, seed=0)
     plain, whole = fit(data, hierarchical=False), fit(data)
     assert plain.rank(data) < whole.rank(data) - 0.1
@@ -165,7 +163,7 @@ def test_without_the_shared_part_the_deviation_holds_what_the_mean_misses() -> N
     assert held[0] > 3 * seu
 
 
-def test_centring_gives_a_question_near_the_centre_a_score_that_its_deviation_has_no_part_in() -> None:
+def test_centring_makes_scores_near_the_centre_independent_of_the_deviation() -> None:
     data = simulate(told=True, seed=0)
     fitted = fit(data, hierarchical=False)
     centre = data.embeddings[TRAIN].mean((0, 1)) @ principal_axes(data.embeddings[TRAIN], 64).T
@@ -182,7 +180,7 @@ def test_rank_correlations_leave_out_questions_without_agreement_and_a_constant_
 
 
 @pytest.mark.slow
-def test_every_forced_collapse_is_said_in_a_sentence() -> None:
+def test_every_forced_collapse_is_reported() -> None:
     said = {name: fitted.collapsed for name, fitted in forced(simulate(told=False, seed=0)).items()}
     for sentence in said.values():
         assert sentence is not None
@@ -193,7 +191,7 @@ def test_every_forced_collapse_is_said_in_a_sentence() -> None:
     assert "the same for all 100 validation questions" in str(said["penalised"])
 
 
-def test_a_collapse_to_the_floor_or_to_flat_scores_is_said() -> None:
+def test_a_collapse_to_the_floor_or_to_flat_scores_is_reported() -> None:
     agreement, deviation = torch.linspace(0, 1, 50), torch.rand(50, 8) + 0.1
     assert "at their lower bound" in str(collapse(agreement, agreement, torch.full((50, 8), FLOOR * 1.001)))
     assert "varies only 1.0% as much" in str(collapse(0.01 * agreement, agreement, deviation))
@@ -240,7 +238,7 @@ def fitted(data: FeatureDataModule) -> Latent:
 
 
 @pytest.mark.slow
-def test_it_finds_the_planted_layer_without_grades_and_says_no_collapse(
+def test_the_probe_finds_the_planted_layer_without_grades_and_reports_no_collapse(
     data: FeatureDataModule, fitted: Latent
 ) -> None:
     assert fitted.choice is not None
@@ -250,9 +248,7 @@ def test_it_finds_the_planted_layer_without_grades_and_says_no_collapse(
     assert figures["auroc"]["low"] > 0.5
 
 
-def test_the_best_weights_of_every_candidate_are_the_ones_that_are_kept(
-    data: FeatureDataModule, fitted: Latent
-) -> None:
+def test_the_best_weights_of_every_candidate_are_kept(data: FeatureDataModule, fitted: Latent) -> None:
     batch = data.batch("val")
     with torch.no_grad():
         scores = fitted.candidate_scores(fitted.standardised(batch.features))
@@ -263,7 +259,7 @@ def test_the_best_weights_of_every_candidate_are_the_ones_that_are_kept(
     assert fitted.val_figures["val/spearman_agreement"] == pytest.approx(float(fitted.best_rank[0, 2]), abs=1e-6)
 
 
-def test_grades_have_no_part_in_training(store: Path, fitted: Latent) -> None:
+def test_grades_are_not_used_in_training(store: Path, fitted: Latent) -> None:
     other = FeatureDataModule(str(store))
     other.setup()
     train = other.batch("train")
@@ -303,7 +299,7 @@ def test_a_checkpoint_gives_the_scores_of_its_epoch(data: FeatureDataModule, tmp
     torch.testing.assert_close(loaded.candidate_scores(features), module.candidate_scores(features))
 
 
-def test_a_probe_that_learnt_nothing_says_so(tmp_path: Path) -> None:
+def test_a_probe_that_learnt_nothing_reports_this(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     accuracy = rng.random(120)
     add_answer_signals(make_store(tmp_path / "store", rng.normal(size=(120, 1, 8)).astype(np.float32), accuracy, k=6))
@@ -337,12 +333,12 @@ def test_more_components_than_embeddings_have_are_refused(data: FeatureDataModul
         trained(data, components=9)
 
 
-def test_single_answers_have_no_scatter_to_predict(store: Path) -> None:
+def test_targets_of_single_answers_are_refused(store: Path) -> None:
     with pytest.raises(InputError, match="`target` to be question-level"):
         trained(FeatureDataModule(str(store), target="response"))
 
 
-def test_a_store_without_embeddings_is_told_how_to_get_them(tmp_path: Path) -> None:
+def test_a_store_without_embeddings_names_the_command_that_computes_them(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     make_store(tmp_path / "store", rng.normal(size=(60, 1, 4)).astype(np.float32), rng.random(60))
     with pytest.raises(InputError, match=r"ask --store .* --baselines '\[text_embedding\]'"):
@@ -356,7 +352,7 @@ def test_a_head_whose_shared_variance_is_negative_is_named() -> None:
     assert head.problem() == "`shared` is -1.0, below 0"
 
 
-def test_a_question_without_answers_leaves_the_gradients_finite(answers: Tensor) -> None:
+def test_a_question_without_answers_gives_finite_gradients(answers: Tensor) -> None:
     predicted = Gaussian(*(drawn(5, 3, seed=seed).abs().add(0.3).requires_grad_() for seed in (1, 2)))
     shared = torch.full((1, 3), 0.7, dtype=torch.float64, requires_grad=True)
     answer_loss(predicted, shared, summarise(answers, torch.eye(3, dtype=torch.float64))).backward()

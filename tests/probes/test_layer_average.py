@@ -72,7 +72,7 @@ def test_only_the_average_can_be_chosen(data: FeatureDataModule, module: LayerAv
 @pytest.mark.parametrize(
     ("layers", "averaged"), [([6], [6]), ([1, 6], [6]), ([1, 2, 6], [2, 6]), ([6, 0, 3, 1], [3, 6])]
 )
-def test_the_upper_half_is_that_of_the_layers_that_are_read(
+def test_the_upper_half_refers_to_the_layers_that_are_read(
     data: FeatureDataModule, layers: list[int], averaged: list[int]
 ) -> None:
     some = FeatureDataModule(data.store_path, layers=layers)
@@ -92,7 +92,7 @@ def test_each_position_is_a_candidate(data: FeatureDataModule) -> None:
     assert module.choice.position == "last_answer"  # where the answer's grade is planted
 
 
-def test_a_token_signal_is_its_only_input(data: FeatureDataModule) -> None:
+def test_a_token_signal_can_be_the_only_input(data: FeatureDataModule) -> None:
     tokens = FeatureDataModule(data.store_path, target="response", signal="tokens")
     tokens.setup()
     module = fitted(tokens)
@@ -109,7 +109,7 @@ def test_a_saved_probe_gives_the_confidences_of_predict(
     report = Report(module, data, seed=0, n_resamples=20)
     probe = load_probe(report.probe().save(tmp_path / "probe", "card"))
     assert probe.layers == [3, 4, 5, 6]
-    assert probe.config["format_version"] == 5
+    assert probe.config["format_version"] == 6
     states = {key: data.store.signals.read("hidden", key) for key in data.store.signals.keys("hidden")}
     features = probe.features({"hidden": states})
     assert features.shape == (120, 32)

@@ -48,7 +48,7 @@ def test_the_linear_probe_equals_a_penalised_logistic_regression(data: FeatureDa
     np.testing.assert_allclose(module.weight[0, 2].detach().numpy(), reference.coef_[0], atol=5e-3)
 
 
-def test_it_finds_the_planted_layer_and_direction(data: FeatureDataModule, fitted: Linear) -> None:
+def test_the_probe_finds_the_planted_layer_and_direction(data: FeatureDataModule, fitted: Linear) -> None:
     report = Report(fitted, data, seed=0, n_resamples=200)
     figures = report.record["splits"]["test"]["capability"]
     assert figures["linear"]["auroc"]["low"] > 0.5
@@ -56,7 +56,7 @@ def test_it_finds_the_planted_layer_and_direction(data: FeatureDataModule, fitte
     assert figures["linear"]["brier_skill"]["value"] > 0
 
 
-def test_a_constant_feature_is_left_out_and_not_blown_up() -> None:
+def test_a_constant_feature_is_left_out_and_not_amplified() -> None:
     features = torch.randn(50, 1, 4)
     features[:, 0, 1] = 1000.0
     features[:, 0, 2] = 1000.0 + 1e-4 * torch.randn(50)  # rounding noise of a constant
@@ -75,7 +75,9 @@ def test_a_feature_whose_mean_overflows_is_left_out() -> None:
     assert torch.equal(z[:, 0, 1], torch.zeros(50))
 
 
-def test_choice_and_calibrator_come_from_validation_alone(data: FeatureDataModule, small_store: Path) -> None:
+def test_the_choice_and_the_calibrator_depend_only_on_validation_data(
+    data: FeatureDataModule, small_store: Path
+) -> None:
     other = FeatureDataModule(str(small_store))
     other.setup()
     other.batch("test").right[:] = 0  # regardless of the test split
@@ -120,7 +122,7 @@ def test_a_checkpoint_gives_the_same_confidences(data: FeatureDataModule, tmp_pa
     )
 
 
-def test_baselines_are_confidences_from_train_and_validation_alone(data: FeatureDataModule) -> None:
+def test_baselines_are_confidences_from_training_and_validation_data_only(data: FeatureDataModule) -> None:
     for name in baselines_of("question"):
         if available(name, data):
             given = confidence(name, data, data.split_rows)
@@ -140,7 +142,7 @@ def test_a_pair_on_different_answers_is_refused(data: FeatureDataModule, fitted:
         compare("linear", "consistency", report.methods["linear"], report.methods["consistency"])
 
 
-def test_the_report_is_whole_and_its_pictures_are_pictures(
+def test_the_report_is_complete_and_its_pictures_are_valid(
     data: FeatureDataModule, fitted: Linear, tmp_path: Path
 ) -> None:
     report = Report(fitted, data, seed=0, n_resamples=100)

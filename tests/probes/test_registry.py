@@ -54,6 +54,6 @@ def test_the_names_on_pages_are_of_registered_methods() -> None:
     assert macros.method("of_a_plugin") == "of a plugin (`of_a_plugin`)"
 
 
-def test_an_earlier_name_of_a_probe_is_refused_with_the_present_one() -> None:
+def test_an_earlier_name_of_a_probe_is_refused_with_the_current_one() -> None:
     with pytest.raises(InputError, match="but got 'aseu'. It was renamed to `latent`."):
         PROBES["aseu"]

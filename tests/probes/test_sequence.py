@@ -207,7 +207,7 @@ def test_answers_without_tokens_or_with_nan_are_not_used(tmp_path: Path) -> None
         ("attention", {"positions": ["last_answer"]}, "`positions` to be among answer_tokens"),
     ],
 )
-def test_options_that_do_not_fit_give_one_line(
+def test_invalid_options_give_a_one_line_error(
     method: str, options: dict[str, Any], message: str, data: FeatureDataModule
 ) -> None:
     from tests.helpers.synthetic import add_answer_signals

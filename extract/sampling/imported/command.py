@@ -25,8 +25,9 @@ SOURCES: Registry[Callable[[Path, Kind | None], Log]] = Registry(
 def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> Store:
     """Make a store from answers and scores in the log of lm-evaluation-harness or Inspect, or in a JSON Lines file.
 
-    Each score becomes a grader: 1 means right, 0 means wrong, and all other values mean unknown. If the log contains
-    references, you can also use `grade`. Settings that the log does not contain are stored as unknown.
+    Scores become grades: 1 means right, 0 means wrong, and all other values mean unknown. Different scores are stored
+    under different graders. If the log contains references, you can also use `grade`. Settings that the log does not
+    contain are stored as unknown.
 
     Args:
         store: Folder of the store.
@@ -34,8 +35,8 @@ def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> 
             .eval or .json file of Inspect, or a .jsonl file with one answer per line.
         source: Format of the file: one of {sources}.
         kind: Kind of the questions: short, number, math, choice or cloze. It determines the default
-            grader and how references are read. By default, short, or choice if the log contains the options of a
-            question.
+            grader and how references are read. By default, choice for questions with answer options in the log, and
+            short for other questions.
 
     Returns:
         The store.

@@ -39,10 +39,10 @@ _ROLES = ("system", "user", "assistant")
 
 
 def read_inspect(path: Path, kind: Kind | None) -> Log:
-    """Read a log. The epochs of a sample are the answers to a question.
+    """Read a log. In Inspect, a sample is a question, and each epoch of a sample is an answer.
 
     Raises:
-        InputError: If the file is damaged or has another version, an epoch occurs twice, or the epochs of a sample have
+        InputError: If the file is damaged or has another version, an epoch occurs twice, the epochs of a sample have
             different prompts, or a prompt is not a chat of text messages.
     """
     with readable(path, f"a log of Inspect with version {VERSION}"):
@@ -92,7 +92,7 @@ def _log(
     questions: dict[str, Question] = {}
     answers: dict[tuple[str, int], Answer] = {}
     epochs: set[tuple[str, object]] = set()
-    for sample in sorted(samples, key=_has_failed):  # failed ones last, because their messages can be incomplete
+    for sample in sorted(samples, key=_has_failed):  # failed last: their messages can be incomplete
         key = (str(sample["id"]), sample["epoch"])
         where = f"epoch {sample['epoch']} of sample {key[0]!r}"
         if not _EPOCH.holds(sample["epoch"]):

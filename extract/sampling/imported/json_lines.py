@@ -76,7 +76,7 @@ def _values(record: Record, where: str) -> dict[str, Any]:
 
 
 def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> None:
-    """Check that a line has the policy of the first line, and a sample index if and only if the first line has one."""
+    """Check that a line has the policy of the first line, and that both lines or neither have a sample index."""
     for name in _POLICY:
         if values[name] != first[name]:
             raise InputError(
@@ -91,7 +91,7 @@ def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> N
 
 
 def _question(record: Record, dataset: str, where: str) -> Question:
-    """Return the question of a line. Without an id, its id is a hash of its prompt."""
+    """Return the question of a line. If the line has no question id, the id is a hash of the prompt."""
     if unknown := [name for name in record if name not in (*FIELDS, *COLUMNS)]:
         raise InputError(
             f"Expected the fields of {where} to be among {', '.join((*FIELDS, *COLUMNS))}, but got {unknown[0]!r}."

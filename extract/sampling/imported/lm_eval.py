@@ -32,12 +32,12 @@ _KEYS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "fil
 def read_lm_eval(path: Path, kind: Kind | None) -> Log:
     """Read a file samples_TASK_DATE.jsonl, and results_DATE.json if it is in the same folder.
 
-    The file has one line for each question and filter. Scores become grades of the first answer to the question. Scores
-    of filters that combine several answers are left out.
+    The samples file has one line for each question and filter. Scores become grades of the first answer to the
+    question. Scores of filters that combine several answers are left out.
 
     Raises:
-        InputError: If a line is damaged or from an unknown version, a line occurs twice, or the answers were not
-            generated.
+        InputError: If a line is damaged or from an unknown version, a line occurs twice, or the task does not generate
+            answers.
     """
     with readable(path, "a samples file of lm-evaluation-harness 0.4"):
         task, _, date = path.stem.removeprefix("samples_").rpartition("_")
@@ -85,7 +85,10 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
 
 
 def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> list[tuple[str, Grade]]:
-    """Return the grades of the first answer, with their graders. Scores of several answers and errors are left out."""
+    """Return the grader name and the grade for each score of the first answer.
+
+    Scores that combine several answers are left out, as are metrics for which lower is better.
+    """
     if len(row["resps"][0]) > 1 and not _takes_first(config, row["filter"]):
         return []
     found, suffix = row["filtered_resps"][0], [] if row["filter"] == "none" else [row["filter"]]

@@ -37,7 +37,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Log:
-    """Content of a log. Readers take only these fields from it, because logs can contain API keys and paths.
+    """Content of a log. Readers extract only these fields, because logs can contain API keys and paths.
 
     Attributes:
         origin: Name and version of the tool, and name of the task; None if unknown.
@@ -119,7 +119,7 @@ def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Pa
 
     Args:
         questions: Questions.
-        kind: Kind of the questions that are not of kind `choice`. By default, it does not change.
+        kind: New kind of all questions except those of kind `choice`. By default, the kinds do not change.
         path: Path of the log, for error messages.
 
     Raises:
@@ -139,7 +139,7 @@ def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Pa
 
 
 def check_same(earlier: Question | None, question: Question, where: str) -> Question:
-    """Check that two answers with the same question id have the same question, and return the question.
+    """Check that a question equals an earlier question with the same id, and return it.
 
     Raises:
         InputError: If the questions differ. In logs of agents, for example, each answer has its own prompt.
@@ -149,8 +149,8 @@ def check_same(earlier: Question | None, question: Question, where: str) -> Ques
         different = ", ".join(name for name in names if getattr(earlier, name) != getattr(question, name))
         raise InputError(
             f"Expected all answers to question {question.id!r} to have the same prompt and references, but {where} "
-            f"differs from an earlier answer in {different}. Logs of agents, or with prompts that change, can't be "
-            "imported."
+            f"differs from an earlier answer in {different}. Logs of agents and logs with varying prompts "
+            "can't be imported."
         )
     return question
 
@@ -168,13 +168,14 @@ def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], w
     """
     if key in earlier:
         raise InputError(
-            f"Expected ids to be unique, but {where} repeats {key[1]!r} of question {key[0]!r}. Remove one of them."
+            f"Expected ids to be unique, but {where} repeats the id {key[1]!r} of "
+            f"question {key[0]!r}. Remove one of the two entries."
         )
 
 
 @contextmanager
 def readable(path: Path, form: str) -> Iterator[None]:
-    """Convert exceptions that a damaged file or an unknown format raises to an `InputError`.
+    """Raise an `InputError` instead of the exceptions that a damaged file or an unknown format causes.
 
     Args:
         path: The file.

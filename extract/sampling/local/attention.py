@@ -47,7 +47,7 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
         queries: [..., query, d_head].
         keys: [..., token, d_head]. `values` has the same shape.
         scaling: Factor by which the scores are multiplied.
-        bias: [..., query, token] float32, added to the scores. −inf hides a token. Each query must see at least one.
+        bias: [..., query, token] float32, added to the scores. −inf hides a token. Each query needs a visible token.
     """
     scores = (queries * scaling @ keys.mT).float()
     if bias is not None:
@@ -58,7 +58,7 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
 
 
 def merge(parts: Sequence[Part]) -> Tensor:
-    """Merge attention to several parts. Returns normalised attention [..., query, d_head] float32 to all tokens."""
+    """Merge the attention to several parts into normalised attention to all tokens, [..., query, d_head] float32."""
     top = torch.stack([part.top for part in parts]).amax(0)
     shares = [(part.top - top).exp_() for part in parts]
     values = sum(part.values * share for part, share in zip(parts, shares, strict=True))

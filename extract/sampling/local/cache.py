@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from extract.errors import InputError
 
-#: Attention arguments of architectures that compute more than softmax(q·k)·v. Their prompts are not shared.
+#: Attention arguments of architectures that compute more than softmax(q·k)·v. These models do not share prompts.
 _SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
 #: Initial capacity for answers, in tokens. The capacity is doubled whenever it is exhausted.
 _FIRST_TOKENS = 32
@@ -60,7 +60,7 @@ class AnswerLayer(DynamicLayer):
         return sum(part[0].shape[2] for part in parts if part is not None and part[0].numel())
 
     def start_answers(self, n_samples: int, shared: bool) -> None:
-        """Create `n_samples` rows per question, one per answer. If `shared`, they use one copy of its prompt."""
+        """Create `n_samples` rows per question, one per answer. If `shared`, these rows use one copy of the prompt."""
         self.handed_out = None
         if shared:
             self.prompts = (self.keys, self.values)
@@ -151,10 +151,10 @@ class AnswerCache(DynamicCache):
 
     @property
     def may_be_prefix(self) -> bool:
-        """Whether padding may follow the cached tokens.
+        """Whether the cached tokens can be the prefix of padded prompts.
 
-        This requires that all layers use only the mask and the position ids. Architectures that bypass transformers'
-        attention registry may use indices in the cache instead.
+        Padding then follows the cached tokens, so all layers must rely on the mask and the position ids alone.
+        Architectures that bypass transformers' attention registry may use indices in the cache instead.
         """
         return self._called == set(range(len(self.layers)))
 

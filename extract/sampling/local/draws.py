@@ -1,6 +1,7 @@
-"""Draw tokens by inverting the cumulative softmax at uniform numbers keyed by (seed, question, sample, step).
+"""Draw tokens by inverting the cumulative softmax at uniform random numbers.
 
-A draw depends only on its key and its own row of logits, not on the batch or the order of work.
+Each random number is a hash of (seed, question, sample, step). A draw depends only on this number and on the row of
+logits, not on the batch or the order of work.
 """
 
 import hashlib
@@ -115,6 +116,6 @@ def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Find the index [row, 1] of the first sum in `ends` above the target, or else of the last increase in `ends`."""
+    """Find the index [row, 1] of the first sum in `ends` above the target, or of the last increase if there is none."""
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

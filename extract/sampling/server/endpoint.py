@@ -221,7 +221,7 @@ def import_package(name: str) -> ModuleType:
 
 
 def _clients(server: Server, url: str, key: str) -> list[Any]:
-    """Create clients for one address, each with its own connection pool. They ignore openai's environment variables."""
+    """Create clients for one address, with one connection pool each. They ignore openai's environment variables."""
     openai = import_package("openai")
     # httpx or httpx2, depending on the version of openai
     http = import_module(type(openai.DEFAULT_CONNECTION_LIMITS).__module__.partition(".")[0])
@@ -241,7 +241,7 @@ def _clients(server: Server, url: str, key: str) -> list[Any]:
             )
         except (ImportError, ValueError, http.InvalidURL) as error:  # the error's text can contain a proxy password
             raise InputError(
-                f"Expected {url} and its proxy to be valid addresses, but one can't be used ({type(error).__name__}). "
+                f"Expected {url} and its proxy to be valid addresses, but one of them is not ({type(error).__name__}). "
                 "Check `server.url`, ALL_PROXY, HTTP_PROXY and HTTPS_PROXY. For a SOCKS proxy, run: pip install socksio"
             ) from None
         api.organization = api.project = api.admin_api_key = None

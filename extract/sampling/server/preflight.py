@@ -90,9 +90,9 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
 async def try_server(
     server: Server, model: str, spending: Spending, requests: Mapping[tuple[str, int], Request]
 ) -> Preflight:
-    """Send each address one of the run's own requests.
+    """Send one of the run's requests to each address.
 
-    Above temperature 0, also send each address four short requests. Their answers must vary.
+    Above temperature 0, also send four short requests to each address. Their answers must vary.
 
     Args:
         requests: Requests of the run, one per address, by question id and first sample index.

@@ -18,7 +18,7 @@ def aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = N
     2017). For an uninformative score, the expected area is the mean risk of all questions.
 
     For tied scores, the area is averaged over all orders of the tied questions. If W questions with total risk E
-    precede a tie of m questions with mean risk ē, the tie adds
+    precede a tie of m questions with mean risk ē, the contribution of the tie to the sum over k is
 
     .. math:: \sum_{t=1}^m \frac{E + t \bar e}{W + t} = m \bar e + (E - W \bar e) [\psi(W+m+1) - \psi(W+1)]
 

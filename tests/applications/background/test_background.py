@@ -63,7 +63,7 @@ def test_the_temperature_of_a_system_is_recovered_within_one_grid_step(temperatu
     assert found.mean_temperature(rule="ks_temperature")[0] == pytest.approx(temperature, abs=0.1)
 
 
-def test_an_interval_reaches_as_far_as_that_of_a_mean_by_students_t() -> None:
+def test_the_interval_of_a_mean_is_as_wide_as_the_t_interval() -> None:
     values, n = np.random.default_rng(0).normal(size=200_001), 10
     reach = student_t.ppf(0.975, n - 1) * (n / (n - 1)) ** 0.5
     found = interval(values, n)
@@ -79,7 +79,7 @@ def test_the_interval_covers_the_temperature_with_the_stated_probability() -> No
         systems = SoftmaxSystem(seed, n_tokens=4, n_vocab=12).systems(temperature, 12, 12, GRID[::2])
         found = interval(estimate_temperature(systems, 200, 0).mean_temperature(), 30)
         hits += found["low"] <= temperature <= found["high"]
-    assert hits >= 20  # by chance, it is lower with a probability of 1 % if the coverage is 94 %
+    assert hits >= 20  # with a coverage of 94 %, the probability of fewer hits is 1 %
 
 
 @pytest.mark.slow
@@ -119,8 +119,8 @@ def test_few_identical_outputs_give_a_higher_limit_than_many(system: SoftmaxSyst
     assert not record["references"]["grid"]["recovery"]  # two outputs cannot be divided
 
 
-def test_it_is_stated_if_no_temperature_fits(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
-    half = len(system.prompts) // 2  # half of the prompts vary completely, the others not at all
+def test_the_page_says_if_no_temperature_fits(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
+    half = len(system.prompts) // 2  # only the outputs to half of the prompts vary
     outputs = {p: [[i * j] for j in range(20)] for i, p in enumerate(system.prompts)}
     split = {p: one if i < half else [[1]] * 20 for i, (p, one) in enumerate(outputs.items())}
     wide = {f"{p}{copy}": one for copy in range(4) for p, one in split.items()}
@@ -240,7 +240,7 @@ def test_the_command_line_prints_the_estimate(
         ({"model": replace(MODEL, tokenizer="d" * 64, fingerprint="e" * 64)}, None),
     ],
 )
-def test_references_with_another_prompt_are_refused_and_with_another_tokenizer_compared_as_words(
+def test_different_prompts_are_refused_and_different_tokenizers_are_compared_as_words(
     system: SoftmaxSystem, grid: Path, tmp_path: Path, change: dict, message: str | None
 ) -> None:
     store = system.make_store(tmp_path / "s", 0.3, seed=1, **change)
@@ -258,7 +258,7 @@ def test_references_with_another_prompt_are_refused_and_with_another_tokenizer_c
     )
 
 
-def test_unequal_prompts_are_counted_and_the_shared_ones_used_on_request(
+def test_unequal_prompts_are_refused_unless_only_shared_ones_are_requested(
     system: SoftmaxSystem, grid: Path, tmp_path: Path
 ) -> None:
     drawn = dict(zip([*system.prompts[2:], "Another?"], system.draw(0.3, 6)[1:].tolist(), strict=True))
@@ -269,7 +269,9 @@ def test_unequal_prompts_are_counted_and_the_shared_ones_used_on_request(
     assert (record["n_prompts"], record["n_prompts_left_out"]) == (10, 3)
 
 
-def test_the_random_numbers_of_a_reference_are_refused(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
+def test_a_tested_store_with_the_random_numbers_of_a_reference_is_refused(
+    system: SoftmaxSystem, grid: Path, tmp_path: Path
+) -> None:
     store = system.make_store(tmp_path / "s", 0.3)
     with pytest.raises(InputError, match="both have seed 0 and thus the same random numbers"):
         estimate(tmp_path, store.path, grid)
@@ -298,11 +300,11 @@ def test_a_reference_that_is_greedy_at_all_temperatures_is_refused(
     greedy = dict(zip(system.prompts, system.draw(0, 8).tolist(), strict=True))
     for t in (0.0, 0.5, 1.0):
         make_output_store(tmp_path / "grid" / f"t{t}", greedy, t)
-    with pytest.raises(InputError, match="MEMF of the reference 'grid' to fall .* 1.000 at 0 and 1.000 at 1"):
+    with pytest.raises(InputError, match=r"\(MEMF\) of the reference 'grid' to fall .* 1.000 at 0 and 1.000 at 1"):
         estimate(tmp_path, tested, tmp_path / "grid")
 
 
-def test_references_with_the_same_name_and_none_at_all_are_refused(tested: Path, grid: Path, tmp_path: Path) -> None:
+def test_repeated_names_and_missing_references_are_refused(tested: Path, grid: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="distinct names, but got grid, grid"):
         estimate(tmp_path, tested, grid, grid)
     with pytest.raises(InputError, match="distinct names, but got none"):
@@ -316,7 +318,7 @@ def test_references_with_the_same_name_and_none_at_all_are_refused(tested: Path,
         ({f"Say {i}.": [[1]] for i in range(12)}, "at least 2 outputs .* 12 of 12 prompts have fewer"),
         ({f"Say {i}.": [[1], []] for i in range(12)}, None),
         ({f"Say {i}.": [[], []] for i in range(12)}, None),
-        ({f"Say {i}.": [[1] * 9, [2]] for i in range(12)}, "at most 8 tokens, .* but one has 9"),
+        ({f"Say {i}.": [[1] * 9, [2]] for i in range(12)}, "at most 8 tokens, .* but one output has 9"),
         ({f"Say {i}.": [["a"], [2]] for i in range(12)}, "to have outputs for each prompt"),
         ({f"Say {i}.": [] for i in range(12)}, "to have outputs for each prompt"),
         ({}, "to have outputs for each prompt"),
@@ -333,7 +335,9 @@ def test_outputs_in_a_file_are_checked(grid: Path, tmp_path: Path, outputs: obje
         estimate(tmp_path, file, grid, unit="tokens", shared=True)
 
 
-def test_token_ids_of_an_unknown_tokenizer_need_a_decision(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
+def test_token_ids_of_an_unknown_tokenizer_require_the_option_unit(
+    system: SoftmaxSystem, grid: Path, tmp_path: Path
+) -> None:
     file = write_json(tmp_path / "ids.json", {prompt: [[1], [2]] for prompt in system.prompts})
     with pytest.raises(InputError, match="outputs as words, but .* has only tokens. To compare token ids without"):
         estimate(tmp_path, file, grid)
@@ -345,11 +349,11 @@ def test_token_ids_of_an_unknown_tokenizer_need_a_decision(system: SoftmaxSystem
         ("missing.json", None, "reading it failed"),
         ("bad.json", "{", "to be a JSON file"),
         ("bad.csv", "question,output\na,b\n", "to have a column 'prompt'"),
-        ("references.json", '{"a": {"hot": {}}}', "outputs by model, distinct temperature and prompt"),
+        ("references.json", '{"a": {"hot": {}}}', "outputs by model, temperature and prompt"),
         ("repeated.json", '{"a": ["x"], "a": ["y"]}', "a key occurs twice"),
-        ("references.json", '{"a": {"nan": {"p": ["x"]}}}', "outputs by model, distinct temperature and prompt"),
-        ("references.json", '{"a": {"0.6": {"p": ["x"]}, "0.60": {"p": ["x"]}}}', "distinct temperature"),
-        ("references.json", "[1]", "outputs by model, distinct temperature and prompt"),
+        ("references.json", '{"a": {"nan": {"p": ["x"]}}}', "outputs by model, temperature and prompt"),
+        ("references.json", '{"a": {"0.6": {"p": ["x"]}, "0.60": {"p": ["x"]}}}', "repeats a temperature"),
+        ("references.json", "[1]", "outputs by model, temperature and prompt"),
     ],
 )
 def test_unreadable_files_are_refused(

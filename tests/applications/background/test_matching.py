@@ -19,7 +19,7 @@ T = np.array([0.0, 0.1, 0.2, 0.5])
 ONCE = np.full((1, 30), 1 / 30)
 
 
-def test_ks_distances_equal_those_of_scipy_also_with_ties_and_for_resampled_prompts() -> None:
+def test_ks_distances_equal_those_of_scipy_with_ties_and_resampled_prompts() -> None:
     rng = np.random.default_rng(0)
     tested, reference = rng.integers(0, 9, 30) / 8, rng.integers(0, 9, (4, 30)) / 8
     counts = rng.multinomial(30, ONCE[0], size=5)
@@ -29,7 +29,7 @@ def test_ks_distances_equal_those_of_scipy_also_with_ties_and_for_resampled_prom
         np.testing.assert_allclose(row, expected, atol=1e-12)
 
 
-def test_the_authors_temperature_is_the_mean_of_all_best_ones() -> None:
+def test_the_authors_temperature_is_the_mean_of_all_best_temperatures() -> None:
     distances = np.array([[0.3, 0.1, 0.1 + 1e-15, 0.2], [0.0, 0.1, 0.1, 0.0]])
     np.testing.assert_allclose(ks_temperatures(distances, T), [0.15, 0.25])
 
@@ -40,7 +40,7 @@ def test_curves_never_decrease_and_average_violations() -> None:
     np.testing.assert_allclose(curve, [0, 0.2, 0.2, 0.4])
 
 
-def test_a_curve_is_inverted_between_its_points_and_flat_parts_count_at_their_centre() -> None:
+def test_curves_are_inverted_linearly_and_flat_parts_count_at_their_centre() -> None:
     curves = np.array([[0.0, 0.2, 0.2, 0.4]])
     values = np.array([[0.0, 0.1, 0.2, 0.3, 0.4, 0.9]])
     np.testing.assert_allclose(invert(curves, values, T), [[0, 0.075, 0.15, 0.325, 0.5, 0.5]])

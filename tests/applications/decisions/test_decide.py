@@ -80,7 +80,7 @@ def test_the_command_writes_a_page_a_record_a_table_and_pictures(folder: Path, t
     assert {path.name for path in (tmp_path / "out/plots").iterdir()} == {"risk_coverage.png", "routing.png"}
 
 
-def test_an_unattained_risk_is_compared_with_the_lowest_of_the_tested_thresholds(
+def test_an_unattained_risk_is_compared_with_the_lowest_measured_risk(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options: dict[str, Any] = {"risk": [0.2], "out": str(tmp_path / "out"), **QUICK}
@@ -115,7 +115,7 @@ def test_questions_without_a_confidence_are_left_out_and_counted(folder: Path, t
     assert (record["n_questions"], record["n_without_confidence"]) == (N - 7, 7)
 
 
-def test_halves_are_certified_on_one_half_and_measured_on_the_other() -> None:
+def test_thresholds_are_certified_on_one_half_and_measured_on_the_other() -> None:
     losses = np.where(CONFIDENCE > 0.5, 0.0, 1.0)
     found = split_record(CONFIDENCE, losses, 0.2, 0.9, 0)
     assert found["certified"] == 1
@@ -209,7 +209,7 @@ def test_a_probe_that_was_trained_on_the_questions_is_refused(folder: Path, tmp_
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_bad_options_are_one_line(folder: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_bad_options_give_a_one_line_error(folder: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     if "strong" in options:
         options = {"strong": str(folder / options["strong"])}
     with pytest.raises(InputError, match=message) as raised:

@@ -38,7 +38,7 @@ def questions(n: int, rng: np.random.Generator, k: int = 5, kept: float = 6) -> 
 # P-values
 
 
-def test_the_wealth_equals_a_loop_over_one_threshold() -> None:
+def test_betting_p_values_equal_a_loop_for_one_threshold() -> None:
     losses, risk, level = np.random.default_rng(0).beta(1, 4, 40), 0.3, 0.9
     kept = np.random.default_rng(1).random((40, 3)) < [0.3, 0.6, 1.0]
     expected = []
@@ -85,7 +85,7 @@ def test_hoeffdings_p_value_equals_the_formula() -> None:
     np.testing.assert_allclose(hoeffding_p_values(losses, kept, 0.4), [np.exp(-2 * 4 * mean**2), 1])
 
 
-def test_one_early_loss_can_be_made_up_for_and_many_cannot() -> None:
+def test_the_test_recovers_from_one_early_loss_but_not_from_many() -> None:
     assert p_value(np.append(1.0, np.zeros(60)), 0.2) == pytest.approx(0.1)
     assert p_value(np.ones(60), 0.2) == 1.0
     assert p_value(np.zeros(10), 0.2) > 0.1  # 0.8¹⁰ = 0.107
@@ -106,7 +106,7 @@ def test_the_number_of_questions_needed_is_the_smallest_that_certifies_without_a
     assert (found[0] is None, found[1] is None) == (True, False)
 
 
-def test_necessary_abstention_is_reached_by_perfect_knowledge_and_never_beaten() -> None:
+def test_an_oracle_reaches_the_necessary_abstention_and_no_rule_beats_it() -> None:
     losses = np.repeat([0.0, 1.0], [60, 40])
     assert necessary_abstention(0.4, 0.25) == pytest.approx(0.2)
     assert oracle_coverage(losses, 0.25) == pytest.approx(0.8)
@@ -136,7 +136,7 @@ def test_a_lower_risk_has_a_higher_threshold_and_more_questions_certify_more() -
     assert 0 < coverage[80] < coverage[320]
 
 
-def test_a_certified_threshold_keeps_the_stated_questions_on_the_grid() -> None:
+def test_a_certified_threshold_is_on_the_grid_and_keeps_the_stated_questions() -> None:
     f, _, losses = questions(300, np.random.default_rng(1))
     found = certify(f, losses, 0.3)
     assert found.threshold in THRESHOLDS
@@ -144,13 +144,13 @@ def test_a_certified_threshold_keeps_the_stated_questions_on_the_grid() -> None:
     assert losses[f >= found.threshold].mean() < 0.3
 
 
-def test_all_right_answers_everything_and_all_wrong_nothing() -> None:
+def test_everything_is_answered_if_all_answers_are_right_and_nothing_if_all_are_wrong() -> None:
     f = np.random.default_rng(0).random(200)
     assert certify(f, np.zeros(200), 0.1).n_kept == 200
     assert certify(f, np.ones(200), 0.9).threshold is None
 
 
-def test_tied_confidences_are_kept_together_and_missing_ones_never() -> None:
+def test_tied_confidences_are_kept_together_and_missing_ones_are_never_kept() -> None:
     rng = np.random.default_rng(0)
     f = np.where(rng.random(300) < 0.5, 0.9, 0.2)
     losses = rng.binomial(1, np.where(f > 0.5, 0.05, 0.9)).astype(float)
@@ -159,7 +159,7 @@ def test_tied_confidences_are_kept_together_and_missing_ones_never() -> None:
     assert certify(f, losses, 0.2).n_kept == (f > 0.5).sum()
 
 
-def test_an_easy_set_is_answered_completely_although_the_confidence_says_nothing() -> None:
+def test_an_easy_set_is_answered_completely_even_with_an_uninformative_confidence() -> None:
     rng = np.random.default_rng(0)
     found = certify(rng.random(400), 1 - rng.binomial(5, 0.88, 400) / 5, 0.2)
     assert found.n_kept == 400
@@ -175,7 +175,7 @@ def true_risk(threshold: float | None, f: np.ndarray, p: np.ndarray) -> float:
     return 0.0 if threshold is None else float(1 - p[f >= threshold].mean())
 
 
-def test_answers_tested_as_if_they_were_independent_break_the_guarantee_and_questions_keep_it() -> None:
+def test_the_guarantee_holds_with_questions_but_not_with_answers_as_the_unit() -> None:
     rng, risk, n_sets = np.random.default_rng(0), 0.3, 60
     f_all, p_all, _ = questions(200_000, rng, kept=0.5)  # answers to a question are nearly all right or all wrong
     ours, naive, found = 0, 0, 0
@@ -191,7 +191,7 @@ def test_answers_tested_as_if_they_were_independent_break_the_guarantee_and_ques
     assert naive / n_sets > 0.2
 
 
-def test_a_routed_system_keeps_its_risk_and_needs_a_strong_model_that_has_it() -> None:
+def test_a_routed_system_keeps_its_risk_if_the_strong_model_has_it() -> None:
     rng = np.random.default_rng(0)
     f, p, losses = questions(400, rng)
     strong = 1 - rng.binomial(5, 0.1 + 0 * p) / 5

@@ -43,7 +43,7 @@ def test_the_largest_number_with_nine_tenths_of_the_best_stability_is_chosen() -
     assert choose_number({2: np.array([-0.1]), 3: np.array([-0.2])}) == 2
 
 
-def test_the_distance_is_that_to_the_centre_and_the_result_does_not_depend_on_the_order() -> None:
+def test_distances_are_to_the_centre_and_the_order_does_not_matter() -> None:
     points, _ = blobs()
     found, order = cluster_questions(points, 4), np.random.default_rng(1).permutation(len(points))
     shuffled = cluster_questions(points[order], 4)
@@ -76,7 +76,7 @@ def test_too_few_questions_are_refused(n: int, n_clusters: int | None, message: 
         cluster_questions(blobs()[0][:n], n_clusters)
 
 
-def test_only_identical_questions_are_refused() -> None:
+def test_a_set_of_identical_questions_is_refused() -> None:
     with pytest.raises(InputError, match="the number of distinct questions, 1, but got 2"):
         cluster_questions(np.ones((50, 8)), 2)
 

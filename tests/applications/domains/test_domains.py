@@ -120,7 +120,7 @@ def test_questions_without_a_confidence_are_left_out_of_its_gap(store: Path, tmp
 
 
 @pytest.mark.parametrize("name", ["probe_v1.0", "0", "accuracy", "text"])
-def test_any_name_of_a_confidence_leaves_the_figures_as_they_are(store: Path, tmp_path: Path, name: str) -> None:
+def test_the_name_of_a_confidence_does_not_change_the_figures(store: Path, tmp_path: Path, name: str) -> None:
     columns = {name: np.full(N, 0.67)}
     out = domains(str(store), confidences(tmp_path, **columns), clusters=3, out=str(tmp_path / "out"))
     question = record_of(out)["clusters"][2]["questions"][0]
@@ -189,7 +189,7 @@ def test_a_store_without_embeddings_is_refused_with_the_command_that_computes_th
         ({"grader": "nobody"}, "nobody"),
     ],
 )
-def test_bad_options_are_one_line_and_leave_no_folder(
+def test_bad_options_give_a_one_line_error_and_leave_no_folder(
     store: Path, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as raised:

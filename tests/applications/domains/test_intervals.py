@@ -27,7 +27,7 @@ def pooled_half_width(values: np.ndarray, share: float) -> float:
     return float(stats.t.ppf(1 - 0.05 / 8, freedom) * math.sqrt(squares / freedom * share))
 
 
-def test_the_interval_of_a_mean_is_the_wider_one_of_two_t_intervals() -> None:
+def test_the_interval_of_a_mean_is_the_wider_of_two_t_intervals() -> None:
     values = uneven()
     found = cluster_means(values, CLUSTER, 4)
     for c, n in enumerate(SIZES):
@@ -37,7 +37,7 @@ def test_the_interval_of_a_mean_is_the_wider_one_of_two_t_intervals() -> None:
         np.testing.assert_allclose([column[c] for column in found], expected, atol=1e-10)
 
 
-def test_the_interval_of_a_difference_is_the_wider_one_of_welchs_and_the_pooled_interval() -> None:
+def test_the_interval_of_a_difference_is_the_wider_of_welchs_and_the_pooled_interval() -> None:
     values = uneven()
     found = minus_the_rest(values, CLUSTER, 4)
     for c, n in enumerate(SIZES):
@@ -50,7 +50,7 @@ def test_the_interval_of_a_difference_is_the_wider_one_of_welchs_and_the_pooled_
 
 @pytest.mark.parametrize("k", [1, 10])
 @pytest.mark.parametrize(("alpha", "beta"), [(0.3, 1.5), (1.6, 1.6)])
-def test_all_intervals_cover_at_once_in_95_percent_of_the_simulations(k: int, alpha: float, beta: float) -> None:
+def test_all_intervals_cover_simultaneously_in_95_percent_of_the_simulations(k: int, alpha: float, beta: float) -> None:
     rng, n_simulations, missed = np.random.default_rng(0), 1000, np.zeros(2)
     for _ in range(n_simulations):
         accuracy = rng.binomial(k, rng.beta(alpha, beta, len(CLUSTER))) / k

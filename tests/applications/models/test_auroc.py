@@ -96,7 +96,7 @@ def test_a_score_does_not_differ_from_itself_or_from_a_monotone_transform() -> N
     assert auroc_difference(*found) == {"value": 0, "low": None, "high": None, "p": None}
 
 
-def test_a_perfect_separation_has_no_interval_and_too_few_right_answers_no_value() -> None:
+def test_perfect_separation_gives_no_interval_and_too_few_right_answers_give_no_value() -> None:
     right = np.repeat([0, 1], 10)
     assert auroc_estimate(auroc_of_counts(np.arange(20.0), right, np.ones(20, int))) == {
         "value": 1,

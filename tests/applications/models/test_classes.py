@@ -114,7 +114,7 @@ def graded(folder: Path, questions: list[Question], said: list[tuple[str, bool]]
     return load_table(made, "said")
 
 
-def test_a_wrong_answer_that_names_its_own_class_is_not_a_hit(tmp_path: Path) -> None:
+def test_a_wrong_answer_that_names_its_own_class_is_not_counted_in_it(tmp_path: Path) -> None:
     questions = [Question(f"q{i}", "made", f"{i}?", references=(("yes", "no")[i % 3 > 0],)) for i in range(9)]
     table = graded(tmp_path / "s", questions, [("yes", False), ("yes, of course", True), ("no", False)])
     classes = find_classes(questions)
@@ -141,12 +141,12 @@ def test_options_that_are_never_right_are_classes() -> None:
     assert set(classes.truth) == {0, 2}
 
 
-def test_answers_without_a_small_set_of_references_are_no_classes() -> None:
+def test_answers_with_many_distinct_references_are_not_classes() -> None:
     assert find_classes([Question(str(i), "made", f"{i}?", references=(str(i),)) for i in range(10)]) is None
     assert find_classes([Question(str(i), "made", f"{i}?", references=("x",)) for i in range(10)]) is None
 
 
-def test_the_answers_to_private_questions_are_no_classes_but_the_letters_of_their_options_are() -> None:
+def test_private_answers_are_not_classes_but_option_letters_are() -> None:
     private = {"private": True}
     of_words = [Question(str(i), "made", f"{i}?", references=(("yes", "no")[i % 2],), meta=private) for i in range(9)]
     assert find_classes(of_words) is None

@@ -83,7 +83,7 @@ def test_the_same_id_is_not_the_same_question(make: Make, change: dict[str, Any]
     assert 0 not in panel.rows
 
 
-def test_other_questions_are_refused_with_their_number_and_the_option_that_uses_the_shared_ones(make: Make) -> None:
+def test_different_questions_are_refused_with_their_number_and_the_option_shared(make: Make) -> None:
     stores = [str(make("a", 0.5)), str(make("b", 1.0, questions=QUESTIONS[:25]))]
     with pytest.raises(InputError, match=r"25 questions are shared, out of 40 of .* and 25 of .* Pass --shared true"):
         read_panel(stores, shared=False, grader=None)
@@ -153,7 +153,7 @@ def test_clusters_that_do_not_exist_are_refused(column: str, message: str) -> No
         clusters_of(QUESTIONS, column)
 
 
-def test_missing_values_are_no_cluster() -> None:
+def test_missing_values_do_not_form_a_cluster() -> None:
     questions = [replace(QUESTIONS[0], meta={"book": None}), *QUESTIONS[1:]]
     with pytest.raises(InputError, match=r"'meta.book', which 1 of 40 questions lack"):
         clusters_of(questions, "meta.book")
@@ -298,7 +298,7 @@ def test_the_number_of_questions_is_computed_for_the_given_difference(make: Make
         ({"confidences": ["x:y"] * 3}, "one source, or one for each of the 2 stores in the same order, but got 3"),
     ],
 )
-def test_bad_options_are_one_line(make: Make, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_bad_options_give_a_one_line_error(make: Make, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     stores = [str(make(name, t)) for name, t in (("a", 0.5), ("b", 1.0))]
     with pytest.raises(InputError, match=message) as raised:
         models(stores, **options, out=str(tmp_path / "out"))
@@ -313,12 +313,12 @@ def test_one_store_or_the_same_store_twice_is_refused(make: Make) -> None:
 
 
 @pytest.mark.parametrize("stores", [[], "stores/a"])
-def test_stores_that_are_no_list_are_refused(stores: Any) -> None:
+def test_stores_that_are_not_a_list_are_refused(stores: Any) -> None:
     with pytest.raises(InputError, match="at least two different stores, but got"):
         models(stores)
 
 
-def test_one_graded_question_is_refused(make: Make) -> None:
+def test_a_single_graded_question_is_refused(make: Make) -> None:
     stores = [str(make(name, t, questions=QUESTIONS[:1])) for name, t in (("a", 0.5), ("b", 1.0))]
     with pytest.raises(InputError, match="at least two questions with a known grade by 'made' in every store"):
         read_panel(stores, shared=False, grader=None)

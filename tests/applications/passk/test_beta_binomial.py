@@ -123,7 +123,7 @@ def test_weights_are_repeated_questions() -> None:
     np.testing.assert_allclose(fit(*repeated, zero_inflated=True), fit(right, known, weights, True), rtol=1e-3)
 
 
-def test_the_moments_are_without_sampling_noise() -> None:
+def test_the_moments_exclude_sampling_noise() -> None:
     right, known, weights = simulate(BetaBinomial(0.4, 1.2), 200_000, 3)
     np.testing.assert_allclose(moments(right, known, weights), (0.4, 1.2), rtol=0.03)
 

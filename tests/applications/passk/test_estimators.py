@@ -57,7 +57,7 @@ def test_questions_with_different_numbers_of_answers_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("k", [0, 4])
-def test_more_answers_than_were_graded_are_an_error_also_if_none_is_right(k: int) -> None:
+def test_more_answers_than_were_graded_are_refused_even_if_none_is_right(k: int) -> None:
     with pytest.raises(InputError, match=rf"`k` to be between 1 and 3, the smallest .* but got {k}\."):
         pass_at_k(np.array([0, 0]), np.array([5, 3]), [1, k])
 

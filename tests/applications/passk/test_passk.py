@@ -176,13 +176,13 @@ def test_confidences_from_half_of_the_answers_are_scored_on_the_other_half(tmp_p
     assert found["consistency", True]["squared_error"][1] is None  # half of 4 answers are fewer than 4
 
 
-def test_groups_count_the_same_however_many_questions_they_have() -> None:
+def test_groups_have_equal_weights_whatever_their_sizes() -> None:
     metric = mean_over_groups(np.array([1.0, 0.0, 0.0, 0.0]), torch.tensor([0, 1, 1, 1]))
     weights = torch.tensor([[1.0, 1, 1, 1], [2.0, 0, 0, 0], [0.0, 4, 0, 0]]).double()
     assert metric(weights).tolist() == [0.5, 1.0, 0.0]
 
 
-def test_differences_to_the_base_rate_are_paired() -> None:
+def test_differences_from_the_base_rate_are_paired() -> None:
     counts = {False: (np.array([0, 4, 1, 3]), np.full(4, 4))}
     found = error_records({"mine": np.array([0.1, 0.9, 0.2, 0.8])}, counts, [1], 100, 0)
     own, base = found[-1], found[0]
@@ -205,7 +205,7 @@ def test_unknown_grades_are_masked_and_counted(make: Make) -> None:
     assert (figures["n_answers"], figures["n_unknown"], figures["fewest"]) == (7, 2, 2)
 
 
-def test_more_answers_than_known_grades_are_an_error(make: Make) -> None:
+def test_more_answers_than_known_grades_are_refused(make: Make) -> None:
     store = make([[R, None, W], [W, W, W]])
     with pytest.raises(InputError, match=r"`k` to be between 1 and 2, the smallest number of graded .* got 3"):
         record_of(store, k=[1, 3])
@@ -214,7 +214,7 @@ def test_more_answers_than_known_grades_are_an_error(make: Make) -> None:
         record_of(store, k=[])
 
 
-def test_without_a_known_grade_there_is_one_clear_line(make: Make) -> None:
+def test_a_store_without_known_grades_gives_a_one_line_error(make: Make) -> None:
     with pytest.raises(InputError, match="a question with a known grade, but none of the 2 questions has one"):
         record_of(make([[None, None], [None, None]]))
 

@@ -79,7 +79,7 @@ def test_questions_without_a_fact_a_form_or_a_grade_are_left_out(make: Make) -> 
 
 
 @pytest.mark.parametrize(("key", "value"), [("pair", None), ("form", None), ("pair", ["fact 0"])])
-def test_facts_and_forms_that_are_no_strings_or_numbers_are_left_out(make: Make, key: str, value: Any) -> None:
+def test_facts_and_forms_that_are_neither_strings_nor_numbers_are_left_out(make: Make, key: str, value: Any) -> None:
     questions = ask(n=5)
     questions[:3] = [replace(question, meta=question.meta | {key: value}) for question in questions[:3]]
     cells = read_cells(load_table(make(questions, {})), questions)
@@ -172,7 +172,7 @@ def test_three_forms_give_three_tests_on_the_facts_that_both_forms_have(make: Ma
         ),
     ],
 )
-def test_questions_without_pairs_are_one_line(
+def test_questions_without_pairs_give_a_one_line_error(
     make: Make, tmp_path: Path, questions: list[Question], message: str
 ) -> None:
     store: Any = make(questions, {})

@@ -54,7 +54,7 @@ def one_question(classes: list[int], right: list[bool]) -> Ballots:
 # Reading
 
 
-def test_a_grid_gives_rounds_of_one_answer_per_temperature_and_a_single_one_at_zero(grid: Path) -> None:
+def test_a_grid_gives_rounds_with_one_answer_per_temperature_and_a_single_answer_at_zero(grid: Path) -> None:
     poll = read_poll(str(grid))
     assert list(poll.stores) == [0.0, 0.5, 1.0]
     assert poll.ballots[0].temperatures.tolist() == [0.0, 0.5, 1.0] + [0.5, 1.0] * 5
@@ -97,7 +97,7 @@ def test_replays_are_unbiased() -> None:
     assert 0 < found.exits[index] < 1
 
 
-def test_answers_are_exchanged_only_within_a_temperature() -> None:
+def test_answers_are_permuted_only_within_a_temperature() -> None:
     temperatures = np.array([0.0, 0.5, 1.0, 0.5, 1.0])
     order = shuffled(temperatures, 500, np.random.default_rng(0))
     assert (temperatures[order] == temperatures).all()
@@ -190,7 +190,7 @@ def test_a_grid_is_compared_with_the_best_temperature_of_the_other_half(grid: Pa
         ({"confidences": "gaps"}, "every question with votes, but 1 of 40 questions have none"),
     ],
 )
-def test_bad_options_are_one_line(store: Path, tmp_path: Path, options: dict, message: str) -> None:
+def test_bad_options_give_a_one_line_error(store: Path, tmp_path: Path, options: dict, message: str) -> None:
     if "confidences" in options:
         options = {"confidences": [confidences(tmp_path, np.where(np.arange(N) == 3, np.nan, ACCURACY))]}
     with pytest.raises(InputError, match=message) as raised:
@@ -199,13 +199,13 @@ def test_bad_options_are_one_line(store: Path, tmp_path: Path, options: dict, me
 
 
 @pytest.mark.parametrize(("n", "k", "message"), [(1, 4, "at least 20 questions"), (25, 1, "two graded answers")])
-def test_too_few_questions_or_answers_are_one_line(tmp_path: Path, n: int, k: int, message: str) -> None:
+def test_too_few_questions_or_answers_give_a_one_line_error(tmp_path: Path, n: int, k: int, message: str) -> None:
     path = make_store(tmp_path / "s", np.zeros((n, 1, 2), np.float32), np.full(n, 0.5), k=k).path
     with pytest.raises(InputError, match=message):
         vote(str(path), out=str(tmp_path / "out"))
 
 
-def test_stores_that_differ_in_more_than_the_temperature_are_no_grid(tmp_path: Path) -> None:
+def test_stores_that_differ_in_more_than_the_temperature_are_not_a_grid(tmp_path: Path) -> None:
     for name, temperature, longest in (("a", 0.5, 1), ("b", 1.0, 9)):
         states = np.zeros((20, 1, 2), np.float32)
         make_store(tmp_path / "g" / name, states, np.full(20, 0.5), k=2, temperature=temperature, longest=longest)
@@ -213,7 +213,7 @@ def test_stores_that_differ_in_more_than_the_temperature_are_no_grid(tmp_path: P
         read_poll(str(tmp_path / "g"))
 
 
-def test_a_temperature_without_answers_is_one_line(tmp_path: Path) -> None:
+def test_a_temperature_without_answers_gives_a_one_line_error(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "grid", ACCURACY, (0.5, 1.0))
     for part in ("samples", "grades"):
         shutil.rmtree(grid / "t1.0" / part)
@@ -222,7 +222,7 @@ def test_a_temperature_without_answers_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_a_store_without_right_answers_is_one_line(tmp_path: Path) -> None:
+def test_a_store_without_right_answers_gives_a_one_line_error(tmp_path: Path) -> None:
     path = make_store(tmp_path / "s", np.zeros((25, 1, 2), np.float32), np.zeros(25), k=4).path
     with pytest.raises(InputError, match="at least one right answer, but all answers are wrong"):
         vote(str(path), out=str(tmp_path / "out"))

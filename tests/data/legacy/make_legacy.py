@@ -126,7 +126,7 @@ def recipe(questions: str, k: int) -> Any:
 
 
 def with_references(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return questions whose references are some of the model's answers, more often for certain hidden states.
+    """Return questions whose references are some of the model's answers. Hidden states determine how many are right.
 
     Some references are whole answers and others are single words, which the graders short and exact treat differently.
     """

@@ -107,11 +107,11 @@ def last_logits(model: Any, prompt: list[int]) -> torch.Tensor:
         ("", None),
     ],
 )
-def test_a_reply_states_a_probability_or_none(text: str, value: float | None) -> None:
+def test_probabilities_are_parsed_from_replies(text: str, value: float | None) -> None:
     assert parse_confidence(text) == value
 
 
-def test_a_bare_number_that_was_cut_off_is_none_but_a_closed_box_counts() -> None:
+def test_a_truncated_bare_number_is_not_parsed_but_a_closed_box_is() -> None:
     assert parse_confidence("0.1", ended=False) is None
     assert parse_confidence(r"\boxed{0.1} and", ended=False) == 0.1
 
@@ -122,7 +122,7 @@ def test_the_prompt_shows_ten_steps_and_the_form_of_the_reply() -> None:
     assert r"\boxed{" in TEMPLATE
 
 
-def test_a_question_is_asked_again_until_a_reply_parses_and_every_attempt_costs(
+def test_a_question_is_asked_until_a_reply_can_be_parsed_and_every_attempt_is_counted(
     asking: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[range, list[str]]] = []
@@ -148,7 +148,7 @@ def test_a_question_is_asked_again_until_a_reply_parses_and_every_attempt_costs(
     assert [(attempts, len(ids)) for attempts, ids in asked if "q5" in ids] == [(range(1), 16), (range(1, 3), 15)]
 
 
-def test_replies_that_do_not_parse_are_null_and_counted(
+def test_unparsed_replies_are_null_and_counted(
     asking: Callable[..., Store], capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = asking("verbalized").asked.read("verbalized").to_pylist()
@@ -171,7 +171,7 @@ def test_without_a_temperature_there_is_one_attempt(tmp_path: Path, yes_no_folde
 # P(True)
 
 
-def test_yes_is_weighed_against_no_over_all_their_forms() -> None:
+def test_p_true_compares_all_forms_of_yes_with_all_forms_of_no() -> None:
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0)) * 5
     value, mass = yes_against_no(logits, ([1, 4, 5], [2, 8]))
     for row in range(4):
@@ -189,7 +189,7 @@ def test_forms_of_yes_and_no_are_found_by_decoding_the_vocabulary(yes_no_folder:
         surface_forms(tokenizer, 258)  # logits for bytes only
 
 
-def test_batches_and_a_shared_beginning_change_nothing(yes_no_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_and_a_shared_prefix_do_not_change_values(yes_no_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = load_model(str(yes_no_folder))
     reader = YesNoReader(model, tokenizer)
     prompts = [tokenizer("What all of the prompts begin with: " + "word " * i)["input_ids"] for i in (3, 0, 7, 1)]
@@ -223,7 +223,7 @@ def test_p_true_asks_about_the_question_in_the_chat_template(
     assert len(set(values)) > 10
 
 
-def test_a_yes_and_no_that_the_model_would_not_say_are_no_value(
+def test_improbable_yes_and_no_give_no_value(
     asking: Callable[..., Store], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(p_true, "LEAST_MASS", 2.0)
@@ -233,7 +233,7 @@ def test_a_yes_and_no_that_the_model_would_not_say_are_no_value(
     assert "computed 20 values of p_true, 20 of them unusable" in capsys.readouterr().err
 
 
-def test_equal_answers_are_asked_about_once_and_each_has_the_cost(
+def test_equal_answers_are_asked_about_once_and_have_the_same_cost(
     asking: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(p_true, "LEAST_MASS", 0.0)
@@ -261,7 +261,7 @@ def test_equal_answers_are_asked_about_once_and_each_has_the_cost(
 # The command
 
 
-def test_a_plain_policy_is_asked_in_the_chat_template_where_there_is_one() -> None:
+def test_the_chat_template_is_used_if_it_exists_even_for_a_plain_policy() -> None:
     model = {"chat_template": "5" * 64}
     plain = {"model": model, "decoding": {"prompt": {"template": "{question}", "system": None, "chat": False}}}
     assert asking_prompt(plain, "Sure? {question}").chat
@@ -271,7 +271,7 @@ def test_a_plain_policy_is_asked_in_the_chat_template_where_there_is_one() -> No
     assert not asking_prompt(none, "Sure? {question}").chat
 
 
-def test_what_is_there_is_left_alone_and_loads_no_model(
+def test_complete_results_are_kept_without_loading_a_model(
     asking: Callable[..., Store], store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asking("verbalized", "p_true", "p_true_answer")
@@ -282,7 +282,7 @@ def test_what_is_there_is_left_alone_and_loads_no_model(
     assert "p_true_answer already exists for every sample" in capsys.readouterr().err
 
 
-def test_an_interrupted_or_damaged_run_goes_on_to_the_same_bytes(
+def test_interrupted_and_damaged_runs_continue_to_the_same_bytes(
     asking: Callable[..., Store], store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asking("verbalized", "p_true", "p_true_answer")
@@ -296,7 +296,7 @@ def test_an_interrupted_or_damaged_run_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_two_workers_write_the_bytes_of_one(
+def test_two_workers_write_the_same_bytes_as_one(
     asking: Callable[..., Store], store: Path, sampled: Path, tmp_path: Path, yes_no_folder: Path
 ) -> None:
     asking("verbalized", "p_true_answer")
@@ -335,7 +335,7 @@ def test_settings_are_stored_in_the_table(asking: Callable[..., Store]) -> None:
         ({"max_new_tokens": 0}, "Expected `max_new_tokens` to be at least 1, but got 0"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_in_one_line(
+def test_impossible_requests_give_a_one_line_error(
     asking: Callable[..., Store], store: Path, yes_no_folder: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError) as error:
@@ -345,7 +345,7 @@ def test_what_cannot_be_asked_is_refused_in_one_line(
     assert not (store / "asked").exists()
 
 
-def test_another_model_than_the_stores_is_refused(store: Path, tmp_path: Path, yes_no_folder: Path) -> None:
+def test_a_model_other_than_the_stores_is_refused(store: Path, tmp_path: Path, yes_no_folder: Path) -> None:
     other = tmp_path / "yesno"
     shutil.copytree(yes_no_folder, other)
     tiny_model(seed=1, vocab_size=263, max_position_embeddings=1024).save_pretrained(other)
@@ -353,20 +353,20 @@ def test_another_model_than_the_stores_is_refused(store: Path, tmp_path: Path, y
         ask(str(store), ["p_true"], model=str(other))
 
 
-def test_answers_are_needed_to_ask_about_them(store: Path, yes_no_folder: Path) -> None:
+def test_a_store_without_answers_is_refused(store: Path, yes_no_folder: Path) -> None:
     shutil.rmtree(store / "samples")
     with pytest.raises(InputError, match="to contain answers, but it has none"):
         ask(str(store), ["p_true_answer"], model=str(yes_no_folder))
 
 
-def test_the_command_line_asks(store: Path, yes_no_folder: Path) -> None:
+def test_the_command_line_asks_questions(store: Path, yes_no_folder: Path) -> None:
     arguments = ["ask", "--store", str(store), "--baselines", "[p_true]", "--model", str(yes_no_folder)]
     assert run(COMMANDS, "python -m extract", arguments) == 0
     assert Store.open(store).asked.names() == ["p_true"]
 
 
 @pytest.mark.real_model
-def test_the_embedded_model_weighs_yes_against_no_and_knows_some_questions_from_others() -> None:
+def test_p_true_of_the_embedded_model_differs_between_questions() -> None:
     model, tokenizer = load_model()
     reader = YesNoReader(model, tokenizer)
     forms = {tokenizer.decode([i]) for form in reader._forms for i in form}

@@ -87,7 +87,7 @@ def test_pooling_is_the_mean_over_tokens_scaled_to_length_1() -> None:
         np.testing.assert_allclose(pooled[row].numpy(), mean / np.linalg.norm(mean), rtol=1e-5)
 
 
-def test_neither_batch_nor_order_nor_company_changes_an_embedding(encoder_folder: Path) -> None:
+def test_an_embedding_does_not_depend_on_the_batch_or_the_order(encoder_folder: Path) -> None:
     encoder = Encoder(str(encoder_folder))
     texts = ["one", "a longer text of several words", "one", "two"]
     together = encoder.embed(texts)
@@ -98,20 +98,20 @@ def test_neither_batch_nor_order_nor_company_changes_an_embedding(encoder_folder
     assert torch.equal(together[0], together[2])
 
 
-def test_equal_texts_are_read_once(encoder_folder: Path) -> None:
+def test_equal_texts_are_embedded_once(encoder_folder: Path) -> None:
     read: list[tuple[int, int]] = []
     Encoder(str(encoder_folder)).embed(["abc", "abc", "de"], lambda items, tokens: read.append((items, tokens)))
     assert (sum(items for items, _ in read), sum(tokens for _, tokens in read)) == (3, 5)
 
 
-def test_a_text_is_cut_where_the_encoders_positions_end(encoder_folder: Path) -> None:
+def test_texts_are_truncated_at_the_encoders_maximum_length(encoder_folder: Path) -> None:
     encoder = Encoder(str(encoder_folder))
     long = encoder.embed(["x" * 64, "x" * 64 + " and more", "x" * 63])
     assert torch.equal(long[0], long[1])
     assert not torch.equal(long[0], long[2])
 
 
-def test_questions_and_answers_are_embedded_into_the_store(
+def test_embeddings_of_questions_and_answers_are_written_to_the_store(
     store: Path, encoder_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers_of_store = TextEmbedding.answers
@@ -140,7 +140,7 @@ def test_questions_and_answers_are_embedded_into_the_store(
     torch.testing.assert_close(answers[~empty], expected[~empty], atol=1e-5, rtol=1e-4)
 
 
-def test_another_encoder_is_refused_and_a_lost_file_is_made_again(
+def test_another_encoder_is_refused_and_a_lost_file_is_recreated(
     store: Path, encoder_folder: Path, tmp_path: Path
 ) -> None:
     ask(str(store), ["text_embedding"], embedding_model=str(encoder_folder))
@@ -154,7 +154,9 @@ def test_another_encoder_is_refused_and_a_lost_file_is_made_again(
         ask(str(store), ["text_embedding"], embedding_model=str(other))
 
 
-def test_a_missing_package_is_said_with_what_installs_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name.startswith("gt_") else find(name, *rest)
@@ -181,7 +183,7 @@ def test_a_missing_package_is_said_with_what_installs_it(store: Path, monkeypatc
     ],
     ids=["nowhere", "causal", "pickle", "broken", "part", "decoder"],
 )
-def test_what_is_no_encoder_is_refused_in_one_line(
+def test_models_that_are_not_encoders_give_a_one_line_error(
     make: Callable[[Path, Path], Path], reason: str, tmp_path: Path, tiny_folder: Path
 ) -> None:
     with pytest.raises(InputError) as error:
@@ -212,7 +214,7 @@ def without_a_layer(folder: Path) -> Path:
     return folder
 
 
-def test_a_model_trained_on_words_in_gaps_is_an_encoder_and_loads_in_silence(
+def test_a_masked_language_model_is_an_encoder_and_loads_silently(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_tiny(tmp_path / "masked", head="ForMaskedLM")  # one head too many, and no pooler
@@ -222,7 +224,7 @@ def test_a_model_trained_on_words_in_gaps_is_an_encoder_and_loads_in_silence(
 
 
 @pytest.mark.real_model
-def test_the_embedded_encoder_puts_texts_of_one_meaning_close_together(capfd: pytest.CaptureFixture[str]) -> None:
+def test_texts_with_the_same_meaning_have_similar_embeddings(capfd: pytest.CaptureFixture[str]) -> None:
     encoder = Encoder(EMBEDDED_ENCODER)
     texts = ["What is the capital of France?", "Name France's capital city.", "How do I bake bread?"]
     embedded = encoder.embed(texts)
@@ -242,7 +244,7 @@ def answers_of(rng: np.random.Generator, n: int, n_forms: int) -> list[Answer]:
 
 
 def planted(rng: np.random.Generator, n_forms: int) -> Callable[[Any], list[tuple[bool, int]]]:
-    """An arbitrary relation between texts, neither symmetric nor transitive, which records its inputs."""
+    """Return an arbitrary relation between texts that records its inputs. It is neither symmetric nor transitive."""
     relation = rng.random((n_forms, n_forms)) < 0.6
 
     def entails(pairs: Any) -> list[tuple[bool, int]]:
@@ -273,7 +275,7 @@ def plain_clusters(answers: list[Answer], relation: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_clusters_are_those_of_one_answer_after_another_and_no_pair_is_read_twice(seed: int) -> None:
+def test_clusters_equal_a_plain_loop_and_no_pair_is_read_twice(seed: int) -> None:
     rng = np.random.default_rng(seed)
     entails = planted(rng, 6)
     questions = [(Clusters(), answers_of(rng, n, 6)) for n in (12, 1, 7, 0)]
@@ -288,7 +290,7 @@ def test_clusters_are_those_of_one_answer_after_another_and_no_pair_is_read_twic
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_answers_that_come_later_join_the_clusters_that_there_are(seed: int) -> None:
+def test_later_answers_join_existing_clusters(seed: int) -> None:
     rng = np.random.default_rng(seed)
     entails, answers = planted(rng, 8), answers_of(rng, 20, 8)
     at_once, in_two = Clusters(), Clusters()
@@ -326,14 +328,14 @@ def test_the_label_of_entailment_is_taken_from_the_config(family: str, tmp_path:
         ("Model", NLI_LABELS, "its weights lack 'classifier.bias'"),
     ],
 )
-def test_a_classifier_of_other_labels_or_without_its_head_is_refused(
+def test_a_classifier_with_other_labels_or_without_a_head_is_refused(
     head: str, labels: dict[int, str], reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=reason):
         Classifier(str(save_tiny(tmp_path / "nli", head=head, id2label=labels)))
 
 
-def test_answers_of_a_store_are_clustered_and_more_of_them_join(
+def test_answers_in_a_store_are_clustered_and_new_ones_join(
     store: Path, nli_folder: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
@@ -368,7 +370,7 @@ def test_answers_of_a_store_are_clustered_and_more_of_them_join(
             assert number[key] == seen[form[key]]
 
 
-def test_a_store_without_grades_is_told_to_grade(store: Path, nli_folder: Path) -> None:
+def test_a_store_without_grades_names_the_command_grade(store: Path, nli_folder: Path) -> None:
     shutil.rmtree(store / "grades")
     with pytest.raises(InputError, match="Run `python -m extract grade"):
         ask(str(store), ["entailment"], nli_model=str(nli_folder))
@@ -383,7 +385,7 @@ def test_another_classifier_is_refused(store: Path, nli_folder: Path, tmp_path: 
         ask(str(store), ["entailment"], nli_model=str(other))
 
 
-def test_a_reader_says_what_it_is_and_no_path(encoder_folder: Path) -> None:
+def test_the_identity_of_a_reader_contains_no_path(encoder_folder: Path) -> None:
     settings = Encoder(str(encoder_folder)).settings
     assert (settings["model"], settings["most_tokens"], len(settings["weights"])) == ("encoder", 64, 64)
     assert str(encoder_folder) not in str(settings)

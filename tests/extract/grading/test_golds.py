@@ -27,12 +27,12 @@ there = pytest.mark.skipif(not DATA.is_dir(), reason="shared/data is not beside 
         ("52_8", None),
     ],
 )
-def test_the_values_that_perturbations_are_checked_by(latex: str, expected: list[float] | None) -> None:
+def test_latex_is_converted_to_values(latex: str, expected: list[float] | None) -> None:
     found = values(latex)
     assert found == (None if expected is None else pytest.approx(expected, abs=1e-8))
 
 
-def test_a_perturbation_that_keeps_the_value_is_no_wrong_one() -> None:
+def test_modifications_that_keep_the_value_are_not_wrong() -> None:
     wrong = [one.text for one in written_latex("0", ["0", "x=0", "1"]) if not one.right]
     assert wrong
     assert all(values(text.removeprefix(r"\boxed{")[:-1]) != [0] for text in wrong)
@@ -40,7 +40,7 @@ def test_a_perturbation_that_keeps_the_value_is_no_wrong_one() -> None:
 
 
 @pytest.mark.slow
-def test_hand_written_golds_are_right_in_all_spellings_and_wrong_with_other_values() -> None:
+def test_hand_written_references_are_right_in_all_spellings_and_wrong_with_other_values() -> None:
     latex = [r"\frac{14}{3}", "(3,4]", "1,-2", "2k+2", "52_8", r"3\sqrt{13}", "90^\\circ", r"\text{east}", "12"]
     check("math", cases_of("mine", latex, written_latex), {})
     check("number", cases_of("mine", ["18", "1250", "0", "2.5", "-7"], written_numbers), {"other numbers after it"})
@@ -52,7 +52,7 @@ def test_hand_written_golds_are_right_in_all_spellings_and_wrong_with_other_valu
     ("name", "misses"),
     [("GSM8K", {"other numbers after it"}), ("SVAMP", {"other numbers after it"}), ("MATH-500", set())],
 )
-def test_real_golds_are_right_in_all_spellings_and_wrong_with_other_values(name: str, misses: set[str]) -> None:
+def test_real_references_are_right_in_all_spellings_and_wrong_with_other_values(name: str, misses: set[str]) -> None:
     grader, references, written = golds()[name]
     check(grader, cases_of(name, references, written, every=12), misses)
 
@@ -69,7 +69,7 @@ def check(grader: str, cases: list[tuple[Question, Written]], misses: set[str]) 
 @pytest.mark.parametrize(
     "source", ["gsm8k=gsm8k_test.jsonl", "svamp=svamp.json", "math-500=math500.jsonl", "mmlu=mmlu_miscellaneous.csv"]
 )
-def test_every_gold_of_a_set_is_right_by_the_grader_of_its_kind(source: str) -> None:
+def test_every_reference_of_a_set_is_graded_right(source: str) -> None:
     name, _, file = source.partition("=")
     questions = load_questions(f"{name}={DATA / file}")
     grader = grader_of_kinds(question.kind for question in questions)

@@ -89,7 +89,7 @@ LIST = "A. Paris\nB. Rome\nC. Berlin\nD. New Rome\n"
         ("I doubt it is B", "B"),  # a known error
     ],
 )
-def test_the_option_that_an_answer_takes(text: str, letter: str) -> None:
+def test_the_chosen_option_is_recognised(text: str, letter: str) -> None:
     grade = load_grader("choice").grade(CITIES, text)
     assert grade.answer == letter
     assert grade.right is (letter == "B")
@@ -163,7 +163,7 @@ def test_the_option_that_an_answer_takes(text: str, letter: str) -> None:
         "",
     ],
 )
-def test_none_several_or_denied_options_are_wrong_and_unparsed(text: str) -> None:
+def test_missing_several_and_denied_options_are_wrong_and_unparsed(text: str) -> None:
     assert load_grader("choice").grade(CITIES, text) == (False, None)
 
 
@@ -182,7 +182,7 @@ def test_a_question_without_lettered_options_is_refused(references: tuple[str, .
         load_grader("choice").grade(question, "B")
 
 
-def test_an_option_whose_text_holds_letters_or_signs_is_taken_by_its_text() -> None:
+def test_an_option_with_letters_or_signs_is_recognised_by_its_text() -> None:
     series = Question(
         "q", "t", "?", references=("B", "M*A*S*H"), choices=("6'", "M*A*S*H", "6''", "A or B"), kind="choice"
     )
@@ -196,7 +196,7 @@ def test_an_option_whose_text_holds_letters_or_signs_is_taken_by_its_text() -> N
     ]
 
 
-def test_the_letter_decides_however_the_options_are_ordered() -> None:
+def test_the_letter_decides_in_any_order_of_the_options() -> None:
     for letter, choices in (("A", ("Rome", "Paris")), ("B", ("Paris", "Rome"))):
         question = Question("q", "t", "?", references=(letter, "Rome"), choices=choices, kind="choice")
         grade = load_grader("choice").grade
@@ -214,7 +214,7 @@ def take(choices: tuple[str, ...], text: str) -> str | None:
 @pytest.mark.parametrize(
     "text", ["1/3", "1,3", "3,000", "x^3", "−3", "-3", "3 million", "3 000", "5 - 3", "not 3", "30", "2.3", "3%"]
 )
-def test_an_option_that_is_a_number_is_not_taken_out_of_another_one(text: str) -> None:
+def test_an_option_that_is_a_number_is_not_found_within_another_number(text: str) -> None:
     assert take(("3.5", "3", "5", "4"), text) is None
 
 
@@ -246,11 +246,11 @@ def test_an_option_that_is_a_number_is_not_taken_out_of_another_one(text: str) -
         (("none of these", "all of these"), "The answer is none of these", "A"),
     ],
 )
-def test_an_option_is_taken_by_its_whole_text(choices: tuple[str, ...], text: str, letter: str | None) -> None:
+def test_an_option_is_recognised_by_its_whole_text(choices: tuple[str, ...], text: str, letter: str | None) -> None:
     assert take(choices, text) == letter
 
 
-def test_an_option_of_a_private_question_is_in_no_message() -> None:
+def test_messages_do_not_contain_options_of_private_questions() -> None:
     question = Question("q", "t", "?", references=("Secret",), kind="choice", meta={"private": True})
     with pytest.raises(InputError, match="`choices` and the right letter") as caught:
         load_grader("choice").grade(question, "A")

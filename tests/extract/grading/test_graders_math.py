@@ -74,7 +74,7 @@ def equal(gold: str, answer: str, algebra: Algebra) -> object:
         (r"2\sqrt{113}", r"\sqrt{452}"),
     ],
 )
-def test_the_same_is_right_however_it_is_written(gold: str, answer: str, algebra: Algebra) -> None:
+def test_equal_values_are_right_in_any_form(gold: str, answer: str, algebra: Algebra) -> None:
     assert equal(gold, answer, algebra) is True
 
 
@@ -108,7 +108,7 @@ def test_the_same_is_right_however_it_is_written(gold: str, answer: str, algebra
         ("x=5", "y=5"),
     ],
 )
-def test_another_value_is_wrong(gold: str, answer: str, algebra: Algebra) -> None:
+def test_different_values_are_wrong(gold: str, answer: str, algebra: Algebra) -> None:
     assert equal(gold, answer, algebra) is False
 
 
@@ -142,7 +142,7 @@ def test_another_value_is_wrong(gold: str, answer: str, algebra: Algebra) -> Non
         (r"2\boxed{4}", "4"),  # a known error
     ],
 )
-def test_what_an_answer_states(text: str, answer: str | None) -> None:
+def test_the_stated_answer_is_parsed(text: str, answer: str | None) -> None:
     assert stated_answer(text) == answer
 
 
@@ -179,11 +179,11 @@ def test_what_an_answer_states(text: str, answer: str | None) -> None:
         r"It is not $\boxed{20}$",
     ],
 )
-def test_a_part_of_what_is_said_and_one_of_several_numbers_are_no_answer(text: str) -> None:
+def test_parts_of_an_expression_and_one_of_several_numbers_are_not_parsed(text: str) -> None:
     assert load_grader("math").grade(Question("m", "t", "?", references=("20",), kind="math"), text) == (False, None)
 
 
-def test_what_is_no_expression_is_wrong_and_unparsed() -> None:
+def test_texts_that_are_not_expressions_are_wrong_and_unparsed() -> None:
     question = Question("m", "t", "?", references=(r"\sqrt{2}",), kind="math")
     assert load_grader("math").grade(question, r"\boxed{{{}") == Grade(False, None)
 
@@ -232,7 +232,7 @@ def test_threads_share_one_process_and_get_their_own_answers(algebra: Algebra) -
     assert verdicts == [n % 3 == n % 2 for n in range(24)]
 
 
-def test_what_takes_too_long_is_unknown_and_the_next_answer_is_graded() -> None:
+def test_an_answer_that_takes_too_long_is_unknown_and_the_next_one_is_graded() -> None:
     with Algebra(seconds=1) as impatient:
         assert impatient.equal([r"2x"], "1000000000!") is None
         assert impatient.equal(["2x"], "x+x") is True
@@ -247,7 +247,7 @@ def test_a_killed_process_leaves_one_answer_unknown(algebra: Algebra) -> None:
     assert algebra.equal(["2x"], "x+x") is True
 
 
-def test_an_unknown_grade_is_no_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_grade_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Algebra, "equal", lambda *given: None)
     question = Question("m", "t", "?", references=("2x",), kind="math")
     assert load_grader("math").grade(question, r"\boxed{x+x}") == Grade(None, "x+x")
@@ -267,7 +267,7 @@ def test_an_error_of_math_verify_is_unknown_unless_another_gold_is_equal(monkeyp
     assert equal(["3x"], "2x") is False
 
 
-def test_the_process_ends_with_whoever_started_it(tmp_path: Path) -> None:
+def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     script = (
         "import os, sys\n"
         "from extract.grading.math import Algebra\n"
@@ -296,12 +296,12 @@ def _alive(pid: int) -> bool:
     return state != "Z"
 
 
-def test_without_math_verify_the_grader_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_math_verify_the_grader_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mathematics, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'confidence-probes\[math\]'"):
         load_grader("math").grade(Question("m", "t", "?", references=("1",), kind="math"), "1")
 
 
-def test_importing_the_graders_imports_no_math_verify() -> None:
+def test_importing_the_graders_does_not_import_math_verify() -> None:
     code = "import sys, extract.grading; sys.exit('math_verify' in sys.modules or 'openai' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -64,7 +64,7 @@ def right(grader: str, reference: str, text: str) -> bool | None:
         ("3.0", "3"),
     ],
 )
-def test_the_same_value_is_right_however_it_is_written(reference: str, text: str) -> None:
+def test_the_same_value_is_right_in_any_form(reference: str, text: str) -> None:
     assert right("number", reference, text)
 
 
@@ -88,7 +88,7 @@ def test_the_same_value_is_right_however_it_is_written(reference: str, text: str
         ("5", "5/0"),
     ],
 )
-def test_another_value_is_wrong(reference: str, text: str) -> None:
+def test_different_values_are_wrong(reference: str, text: str) -> None:
     assert right("number", reference, text) is False
 
 
@@ -122,11 +122,11 @@ def test_another_value_is_wrong(reference: str, text: str) -> None:
     ],
 )
 @pytest.mark.parametrize("reference", ["0", "5", "7"])
-def test_a_part_of_a_number_a_step_and_one_of_several_are_no_answer(reference: str, text: str) -> None:
+def test_parts_of_numbers_steps_and_one_of_several_numbers_are_not_answers(reference: str, text: str) -> None:
     assert right("number", reference, text) is False
 
 
-def test_a_gold_answer_of_a_private_question_is_in_no_message() -> None:
+def test_messages_do_not_contain_references_of_private_questions() -> None:
     question = Question("q", "t", "?", references=("Secret",), kind="number", meta={"private": True})
     with pytest.raises(InputError, match="to be a single number") as caught:
         load_grader("number").grade(question, "1")
@@ -134,7 +134,7 @@ def test_a_gold_answer_of_a_private_question_is_in_no_message() -> None:
 
 
 @given(st.fractions(max_denominator=1000), st.integers(0, 3))
-def test_a_number_is_read_as_it_was_written(value: Fraction, places: int) -> None:
+def test_numbers_are_parsed_exactly(value: Fraction, places: int) -> None:
     assert numbers(f"it is {value}.") == [value]
     whole = round(value * 10**6)
     assert numbers(f"USD {whole:,}.{'0' * places}") == [whole]
@@ -198,7 +198,7 @@ def test_denied_numbers_are_skipped(text: str) -> None:
         r"-\boxed{4}",
     ],
 )
-def test_a_number_with_an_operator_or_a_letter_is_no_answer(text: str) -> None:
+def test_a_number_with_an_operator_or_a_letter_is_not_an_answer(text: str) -> None:
     assert right("number", "4", text) is False
 
 
@@ -229,7 +229,7 @@ def test_a_number_with_an_operator_or_a_letter_is_no_answer(text: str) -> None:
         r"\boxed{4}, not \boxed{5}",
     ],
 )
-def test_what_only_looks_like_a_denial_or_an_operator_changes_no_number(text: str) -> None:
+def test_text_that_only_looks_like_a_denial_or_an_operator_does_not_change_the_number(text: str) -> None:
     assert right("number", "4", text)
 
 
@@ -249,7 +249,7 @@ def test_what_only_looks_like_a_denial_or_an_operator_changes_no_number(text: st
         r"\boxed{4}x",
     ],
 )
-def test_known_errors_that_the_page_lists(text: str) -> None:
+def test_the_known_errors_on_the_page_still_occur(text: str) -> None:
     assert right("number", "4", text)
 
 
@@ -269,14 +269,14 @@ def test_known_errors_that_the_page_lists(text: str) -> None:
         ("#### ,", False),
     ],
 )
-def test_strictly_only_hashes_with_a_bare_number_count(text: str, expected: bool) -> None:
+def test_the_strict_grader_accepts_only_hashes_with_a_bare_number(text: str, expected: bool) -> None:
     assert right("number-strict", "18", text) is expected
 
 
 @given(st.sampled_from(["", "-"]), st.text("#0123456789.\n$", max_size=30))
 @example("", "0.$1")
 @example("-", "0.$1")
-def test_what_is_taken_strictly_is_never_another_number_flexibly(sign: str, text: str) -> None:
+def test_the_strict_and_the_flexible_grader_never_read_different_numbers(sign: str, text: str) -> None:
     question = Question("q", "t", "?", references=("1",))
     strict, flexible = (load_grader(name).grade(question, f"#### {sign}{text}") for name in ("number-strict", "number"))
     assert None in (strict.answer, flexible.answer) or strict.answer == flexible.answer
@@ -322,11 +322,11 @@ def test_a_boxed_integer_is_a_whole_number_of_at_most_three_digits(text: str, ex
         (r"\boxed{}", ""),
     ],
 )
-def test_the_last_closed_box_is_taken(text: str, expected: str | None) -> None:
+def test_the_last_closed_box_is_used(text: str, expected: str | None) -> None:
     assert last_boxed(text) == expected
 
 
 @pytest.mark.parametrize("grader", ["number", "number-strict", "boxed-integer"])
-def test_questions_whose_answers_are_no_numbers_are_refused(grader: str) -> None:
+def test_questions_whose_references_are_not_numbers_are_refused(grader: str) -> None:
     with pytest.raises(InputError, match="each reference of question 'q' to be a single number.* but got 'Lima'"):
         right(grader, "Lima", "Lima")

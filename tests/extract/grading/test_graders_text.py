@@ -49,34 +49,34 @@ EASY = {
         ("f1", "Quito", False),
     ],
 )
-def test_texts_are_compared_after_the_normalisation_of_squad(grader: str, text: str, right: bool) -> None:
+def test_texts_are_compared_after_squad_normalisation(grader: str, text: str, right: bool) -> None:
     assert load_grader(grader).grade(LIMA, text).right is right
 
 
-def test_f1_is_that_of_a_count_by_hand() -> None:
+def test_f1_equals_a_count_by_hand() -> None:
     # shared: "of", "kings", once "city"; 3 of 4 words and 3 of 5
     assert token_f1("city of old kings", "city city of all kings") == pytest.approx(2 * 3 / (4 + 5))
     assert token_f1("a", "b") == token_f1("", "b") == 0
 
 
-def test_an_article_alone_is_kept_where_nothing_else_is_there() -> None:
+def test_an_article_is_kept_if_it_is_the_whole_answer() -> None:
     band = Question("q", "t", "?", references=("The The",))
     assert load_grader("exact").grade(band, "the the").right
     assert not load_grader("exact").grade(band, "").right
 
 
-def test_every_grader_with_an_easy_question_here_is_in_the_registry() -> None:
+def test_every_grader_tested_here_is_in_the_registry() -> None:
     assert {*EASY, "judge"} <= set(GRADERS)
 
 
-def test_the_table_of_the_page_about_grading_has_the_graders_of_the_registry() -> None:
+def test_the_table_in_the_docs_lists_graders_in_the_order_of_the_registry() -> None:
     page = (Path(__file__).parents[3] / "docs" / "grading.md").read_text(encoding="utf-8")
     rows = page.partition("| grader | compares | right if |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `([\w-]+)` \|", rows, re.MULTILINE) == [name for name in GRADERS if f"| `{name}` |" in rows]
 
 
 @pytest.mark.parametrize("grader", EASY)
-def test_an_easy_answer_is_right_also_after_reasoning_and_not_before_its_end(grader: str) -> None:
+def test_an_answer_is_right_after_reasoning_but_not_before_its_end(grader: str) -> None:
     question, text = EASY[grader]
     with load_grader(grader).running() as grade_all:
         answers = [text, f"<think>{text}? no</think>\n\n{text}", f"<think>It is {text}", f"{text}</think> Rome 7"]
@@ -87,7 +87,7 @@ def test_an_easy_answer_is_right_also_after_reasoning_and_not_before_its_end(gra
 
 @pytest.mark.parametrize("grader", EASY)
 @pytest.mark.parametrize("text", ["", "  \n ", "<think>", "</think>", "...", "\u200b\u0301"])
-def test_an_answer_without_an_answer_is_wrong_and_unparsed(grader: str, text: str) -> None:
+def test_texts_without_an_answer_are_wrong_and_unparsed(grader: str, text: str) -> None:
     assert load_grader(grader).grade(EASY[grader][0], text) == Grade(False, None)
 
 
@@ -120,7 +120,7 @@ HOSTILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_an_answer_of_100_kb_is_graded_by_every_grader(text: str) -> None:
+def test_every_grader_grades_an_answer_of_100_kb(text: str) -> None:
     for grader, (question, _) in EASY.items():
         if grader == "math":
             stated_answer(text)  # it passes on at most 2,000 characters, and has a time limit
@@ -153,7 +153,7 @@ def test_grades_change_with_the_value_and_not_with_case_and_spacing(number: int,
             assert grade(question, form.format(number)).answer == str(number)
 
 
-def test_case_and_spacing_change_no_text_grade_and_another_word_does() -> None:
+def test_case_and_spacing_do_not_change_text_grades_but_another_word_does() -> None:
     for grader in ("short", "exact", "f1", "contains"):
         grade = load_grader(grader).grade
         grades = {
@@ -164,12 +164,12 @@ def test_case_and_spacing_change_no_text_grade_and_another_word_does() -> None:
         assert not grade(LIMA, "the town with no queens").right
 
 
-def test_only_what_stands_before_the_last_end_of_thinking_is_reasoning() -> None:
+def test_only_text_before_the_last_end_of_thinking_is_reasoning() -> None:
     assert without_reasoning("a</think>b</think>c") == "c"
     assert without_reasoning("no thinking <think>") == "no thinking <think>"
 
 
-def test_the_grader_is_that_of_the_kind_and_several_are_refused() -> None:
+def test_the_grader_depends_on_the_kind_and_several_kinds_are_refused() -> None:
     assert grader_of_kinds(["short", "cloze", "short"]) == "short"
     assert [grader_of_kinds([kind]) for kind in ("number", "math", "choice")] == ["number", "math", "choice"]
     with pytest.raises(InputError, match="got math and short, whose default graders are math and short. Pass --grader"):

@@ -34,7 +34,7 @@ def test_the_grader_agrees_with_a_hundred_answers_graded_by_hand() -> None:
         ("  ", ""),
     ],
 )
-def test_normalisation(text: str, expected: str) -> None:
+def test_texts_are_normalised(text: str, expected: str) -> None:
     assert normalize(text) == expected
 
 
@@ -50,7 +50,7 @@ def test_normalisation(text: str, expected: str) -> None:
         ("\n\nLima", True),
     ],
 )
-def test_whole_words_of_the_first_line_count(text: str, right: bool) -> None:
+def test_only_whole_words_of_the_first_line_count(text: str, right: bool) -> None:
     question = Question(id="a", dataset="t", text="?", references=("Lima",))
     assert load_grader("short").grade(question, text)[0] is right
 
@@ -85,7 +85,7 @@ def test_a_symbol_that_is_a_word_of_the_sentence_does_not_count(symbol: str, tex
     assert load_grader("short").grade(question, text).right is right
 
 
-def test_the_first_of_references_and_rivals_decides() -> None:
+def test_the_first_reference_or_rival_decides() -> None:
     def right(text: str) -> bool:
         return contains_answer(text, ["Africa"], rivals=["South Africa", "Asia"])
 
@@ -110,5 +110,5 @@ def test_an_unknown_grader_is_refused() -> None:
         ("1939-1945", "1945", True),
     ],
 )
-def test_numbers_keep_their_point_and_their_sign(text: str, reference: str, right: bool) -> None:
+def test_numbers_keep_their_decimal_point_and_sign(text: str, reference: str, right: bool) -> None:
     assert contains_answer(text, [reference]) is right

@@ -105,7 +105,7 @@ def test_the_command_prints_the_accuracy_under_each_normalisation(
         assert f"{right(rows, name).mean():.3f} [" in line
 
 
-def test_a_finished_store_is_left_alone_and_another_form_is_refused(store: str, tiny_folder: Path) -> None:
+def test_a_complete_store_is_unchanged_and_another_form_is_refused(store: str, tiny_folder: Path) -> None:
     score_store(store, model=str(tiny_folder))
     before = {path: path.read_bytes() for path in Path(store, "asked").rglob("*.parquet")}
     score_store(store, model=str(tiny_folder))
@@ -114,7 +114,7 @@ def test_a_finished_store_is_left_alone_and_another_form_is_refused(store: str, 
         score_store(store, "texts", str(tiny_folder))
 
 
-def test_two_workers_and_ask_write_the_bytes_of_one(choices: Path, tmp_path: Path, tiny_folder: Path) -> None:
+def test_two_workers_and_the_command_ask_write_the_same_bytes(choices: Path, tmp_path: Path, tiny_folder: Path) -> None:
     stores = [shutil.copytree(choices, tmp_path / name) for name in "abc"]
     score_store(str(stores[0]), model=str(tiny_folder))
     for rank in range(2):
@@ -125,7 +125,7 @@ def test_two_workers_and_ask_write_the_bytes_of_one(choices: Path, tmp_path: Pat
     assert len(files[0]) == 2
 
 
-def test_it_is_a_baseline_of_comparisons(make_choices: Callable[..., Path], tiny_folder: Path) -> None:
+def test_the_likelihood_is_a_baseline_in_comparisons(make_choices: Callable[..., Path], tiny_folder: Path) -> None:
     store = make_choices(k=4)
     read(str(store), model=str(tiny_folder))
     plant_grades(Store.open(store), 0)
@@ -147,7 +147,7 @@ def test_a_question_without_options_has_no_accuracy(
     score_store(str(store), model=str(tiny_folder))
     row = Store.open(store).asked.read_shard("likelihood", Block(1)).to_pylist()[0]
     assert (row["continuations"], row["target"], row["value"]) == (["ash"], 0, None)
-    assert "40 questions scored, without an accuracy" in capsys.readouterr().out
+    assert "40 questions scored. Their accuracy is unknown." in capsys.readouterr().out
 
 
 def test_an_empty_option_is_refused_with_its_question(tmp_path: Path, tiny_folder: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_damaged_table_is_written_again(store: str, tiny_folder: Path) -> None
         ({"texts": "nowhere.txt", "continuations": "letters"}, "`continuations` only with --store, but got --texts"),
     ],
 )
-def test_what_cannot_be_computed_is_refused(options: dict[str, Any], message: str, tiny_folder: Path) -> None:
+def test_impossible_requests_are_refused(options: dict[str, Any], message: str, tiny_folder: Path) -> None:
     with pytest.raises(InputError, match=message):
         likelihood(**options, model=str(tiny_folder))
 
@@ -221,7 +221,7 @@ def test_options_without_a_reference_have_no_target(
     (row,) = Store.open(store).asked.read("likelihood").to_pylist()
     assert (len(row["logprobs"]), row["target"]) == (2, None)
     printed = capsys.readouterr().out
-    assert "without an accuracy. 1 question has only one continuation, or no known right one.\n" in printed
+    assert "Their accuracy is unknown. 1 question has only one continuation or no known right answer.\n" in printed
 
 
 def test_a_question_that_is_too_long_is_named(make_choices: Callable[..., Path], tiny_folder: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_question_that_is_too_long_is_named(make_choices: Callable[..., Path],
         score_store(str(store), model=str(tiny_folder))
 
 
-def test_the_name_of_a_model_is_not_enough(store: str) -> None:
+def test_a_store_whose_model_was_a_folder_requires_the_option_model(store: str) -> None:
     with pytest.raises(InputError, match="Stores do not record paths. Pass --model PATH"):
         likelihood(store)
 

@@ -118,9 +118,9 @@ def test_texts_are_read_from_every_format(tmp_path: Path, suffix: str) -> None:
     [
         ("absent.txt", None, "does not exist"),
         ("texts.doc", "a", "different suffix"),
-        ("empty.txt", "", "row 1 has none"),
+        ("empty.txt", "", "row 1 has no valid text"),
         ("empty.jsonl", "", "the file has no rows"),
-        ("other.jsonl", '{"text": "a"}\n{"body": "b"}', "row 2 has none.*column name `text`"),
+        ("other.jsonl", '{"text": "a"}\n{"body": "b"}', "row 2 has no valid text.*column name `text`"),
     ],
 )
 def test_files_without_texts_are_refused(tmp_path: Path, name: str, content: str | None, message: str) -> None:

@@ -47,7 +47,7 @@ def test_both_attention_implementations_obey_the_mask(attention: str) -> None:
     assert_equal(score(model, ITEMS), [by_hand(model, *item) for item in ITEMS])
 
 
-def test_a_sliding_window_is_read_without_a_tree() -> None:
+def test_models_with_a_sliding_window_are_read_without_a_tree() -> None:
     model = tiny_model("mistral", sliding_window=8)
     assert not supports_trees(model)
     assert_equal(score(model, ITEMS), [by_hand(model, *item) for item in ITEMS])
@@ -97,7 +97,7 @@ def test_a_tokenizer_without_a_first_token_is_refused() -> None:
         first_token(tokenizer)
 
 
-def test_a_model_that_ignores_the_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_ignores_the_mask_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     forward = model.model.forward
     monkeypatch.setattr(model.model, "forward", lambda attention_mask=None, **options: forward(**options))
@@ -105,7 +105,7 @@ def test_a_model_that_ignores_the_mask_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert_equal(score(model, ITEMS), [by_hand(model, *item) for item in ITEMS])
 
 
-def test_half_precision_is_within_its_rounding() -> None:
+def test_half_precision_differs_only_by_rounding() -> None:
     model = tiny_model().to(torch.bfloat16)
     assert supports_trees(model)
     exact = tiny_model().to(torch.bfloat16).double()
@@ -139,7 +139,7 @@ def test_progress_counts_every_item_once(changes: dict[str, Any]) -> None:
         (Item([2], [[999]]), "token ids from 0 to 257"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(item: Item, message: str) -> None:
+def test_invalid_items_are_refused(item: Item, message: str) -> None:
     with pytest.raises(InputError, match=message):
         score(tiny_model(), [item])
 

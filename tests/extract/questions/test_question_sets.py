@@ -145,7 +145,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_set_of_the_hub_is_read_from_its_real_columns(name: str, tmp_path: Path) -> None:
+def test_a_hub_set_is_read_from_its_real_columns(name: str, tmp_path: Path) -> None:
     row, expected = EXPECTED[name]
     of, suffix = SETS[name], ".csv" if SETS[name].in_csv else ".jsonl" if name in ("math-500", "aime25") else ".parquet"
     folder = hub_folder(tmp_path, of.config or "default", **{of.split: write(tmp_path / f"data/1{suffix}", row)})
@@ -161,7 +161,7 @@ def test_every_set_on_the_hub_has_a_commit_and_a_config_file() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_the_config_file_of_a_set_is_what_the_command_takes(path: Path) -> None:
+def test_the_command_accepts_the_config_file_of_a_set(path: Path) -> None:
     given: list[StoreRecipe] = []
 
     def sample(store: str, recipe: StoreRecipe) -> None:
@@ -174,7 +174,7 @@ def test_the_config_file_of_a_set_is_what_the_command_takes(path: Path) -> None:
     assert given[0].policy.prompt.chat or not given[0].policy.prompt.shots or given[0].policy.stop, "it would run on"
 
 
-def test_choices_of_gpqa_are_shuffled_by_record_and_seed_alone(tmp_path: Path) -> None:
+def test_the_order_of_gpqa_options_depends_only_on_record_and_seed(tmp_path: Path) -> None:
     rows = [{**GPQA, "Record ID": f"rec{i}"} for i in range(60)]
     path = write(tmp_path / "gpqa.csv", *rows)
     first, again = (load_questions(f"gpqa={path}", seed=1) for _ in range(2))
@@ -190,7 +190,7 @@ def test_choices_of_gpqa_are_shuffled_by_record_and_seed_alone(tmp_path: Path) -
     assert any(other[one.id].choices != one.choices for one in first)
 
 
-def test_texts_of_gpqa_are_shown_to_nobody(tmp_path: Path) -> None:
+def test_texts_of_gpqa_are_hidden(tmp_path: Path) -> None:
     (question,) = load_questions(f"gpqa={write(tmp_path / 'gpqa.csv', GPQA)}")
     assert question.private
     assert question.public_prompt == HIDDEN == question.public("as the question says …")
@@ -212,7 +212,7 @@ def test_a_gated_set_without_a_token_says_where_to_get_one(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("questions", ["gsm8k", "somebody/a-dataset:main"])
-def test_a_hub_that_is_out_of_reach_is_one_line(questions: str) -> None:
+def test_an_unreachable_hub_gives_a_one_line_error(questions: str) -> None:
     fields = None if questions == "gsm8k" else {"text": "question", "references": "answer"}
     with pytest.raises(InputError, match="Hub to be reachable.*--questions (gsm8k=)?PATH") as info:
         load_questions(questions, fields=fields)
@@ -241,13 +241,13 @@ def test_an_unknown_set_is_refused_with_the_nearest_name() -> None:
         ("mine.csv", {"fields": {"text": "q", "references": "a", "kind": "essay"}}, "`fields.kind` to be one of"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(questions: str, options: dict[str, Any], message: str) -> None:
+def test_incompatible_options_are_refused(questions: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_questions(questions, **options)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-def test_a_dataset_without_the_mapped_column_names_those_that_it_has(suffix: str, tmp_path: Path) -> None:
+def test_the_error_for_a_missing_mapped_column_names_the_existing_ones(suffix: str, tmp_path: Path) -> None:
     path = write(tmp_path / f"mine{suffix}", {"problem": "1 + 1?", "solution": "2", "about": "sums"})
     with pytest.raises(InputError, match=r"row 1 of 'mine' to have the column 'problm'.* problem, solution, about.*Did you mean `problem`"):  # fmt: skip
         load_questions(str(path), fields={"text": "problm", "references": "solution"})
@@ -257,7 +257,7 @@ def test_a_dataset_without_the_mapped_column_names_those_that_it_has(suffix: str
         load_questions(f"svamp={path}", fields={"text": "question", "references": "solution"})
 
 
-def test_a_named_set_without_its_column_names_those_that_there_are(tmp_path: Path) -> None:
+def test_the_error_for_a_named_set_without_its_column_names_the_existing_ones(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", {"problem": "1 + 1?", "solution": "2"})
     with pytest.raises(
         InputError, match="row 1 of 'gsm8k' to have the column 'answer', but its columns are problem, sol"
@@ -274,7 +274,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
-def test_columns_of_any_file_make_questions(suffix: str, tmp_path: Path) -> None:
+def test_questions_are_read_from_the_columns_of_any_file(suffix: str, tmp_path: Path) -> None:
     row = {"body": "Peru.", "ask": "Its capital?", "answer": {"value": "Lima", "aliases": ["Ciudad", "Lima"]}, "about": "x", "n": 3}  # fmt: skip
     path = write(tmp_path / f"mine{suffix}", row, {**row, "ask": "Its coast?"})
     questions = load_questions(str(path), fields=FIELDS)
@@ -285,7 +285,7 @@ def test_columns_of_any_file_make_questions(suffix: str, tmp_path: Path) -> None
     assert {one.id for one in again} < {one.id for one in questions}, "the id is of what is asked, not of where"
 
 
-def test_the_command_line_takes_fields(tmp_path: Path) -> None:
+def test_the_command_line_accepts_fields(tmp_path: Path) -> None:
     given: list[StoreRecipe] = []
 
     def sample(recipe: StoreRecipe) -> None:
@@ -298,7 +298,7 @@ def test_the_command_line_takes_fields(tmp_path: Path) -> None:
     assert [(one.text, one.references, one.kind) for one in questions] == [("One. Two?", ("3",), "number")]
 
 
-def test_a_csv_file_keeps_every_text_as_it_stands(tmp_path: Path) -> None:
+def test_texts_in_a_csv_file_are_unchanged(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.csv", *({"q": f"{a}?", "a": a} for a in ("007", "NA", "None", "1.0", "a,b\nc")))
     questions = load_questions(str(path), fields={"text": "q", "references": "a"})
     assert {one.references[0] for one in questions} == {"007", "NA", "None", "1.0", "a,b\nc"}
@@ -319,9 +319,7 @@ MAPPED = {"text": "q", "references": "a"}
         ("q,a\n", "at least one question"),
     ],
 )
-def test_a_table_whose_fields_are_not_under_their_columns_is_refused(
-    content: str, message: str, tmp_path: Path
-) -> None:
+def test_a_table_with_misaligned_fields_is_refused(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(content)
     with pytest.raises(InputError, match=message) as info:
@@ -329,7 +327,7 @@ def test_a_table_whose_fields_are_not_under_their_columns_is_refused(
     assert str(info.value).isprintable()
 
 
-def test_a_folder_with_such_a_table_is_refused_too(tmp_path: Path) -> None:
+def test_a_folder_with_a_misaligned_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("q,a\nWho, really?,y\nz?, really,w\n")
     with pytest.raises(InputError, match="to be a readable dataset.*Length of header") as info:
         load_questions(str(tmp_path), fields=MAPPED)
@@ -338,19 +336,19 @@ def test_a_folder_with_such_a_table_is_refused_too(tmp_path: Path) -> None:
     assert load_questions(str(tmp_path), fields=MAPPED)[0].references == ("NA",)
 
 
-def test_a_field_of_a_table_may_hold_a_whole_document(tmp_path: Path) -> None:
+def test_a_field_of_a_table_can_contain_a_whole_document(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.csv", {"q": "word " * 40_000 + "?", "a": "y"})
     assert len(load_questions(str(path), fields=MAPPED)[0].text) == 200_001
 
 
-def test_line_ends_of_a_table_saved_on_windows_are_those_of_other_files(tmp_path: Path) -> None:
+def test_windows_line_ends_are_converted(tmp_path: Path) -> None:
     table, rows = tmp_path / "mine.csv", write(tmp_path / "mine.json", {"q": "Who\nis it?", "a": "y"})
     table.write_bytes(b'\xef\xbb\xbfq,a\r\n"Who\r\nis it?",y\r\n')
     first, second = (load_questions(str(path), fields=MAPPED) for path in (table, rows))
     assert first == second
 
 
-def test_what_is_no_finite_number_is_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_that_are_not_finite_are_not_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"q": "1?", "a": 1.5, "n": float("nan")}] + [
         {"q": f"{x}?", "a": float(x), "n": 2.5} for x in ("nan", "inf")
     ]
@@ -363,7 +361,7 @@ def test_what_is_no_finite_number_is_no_answer(tmp_path: Path, capsys: pytest.Ca
     assert [one.text for one in load_questions(str(write(tmp_path / "o.json", *options)), fields=fields)] == ["1?"]
 
 
-def test_meta_of_a_table_is_plain(tmp_path: Path) -> None:
+def test_meta_of_a_table_contains_plain_values(tmp_path: Path) -> None:
     day = datetime(2020, 1, 31)
     meta = {"at": [{"day": day, "time": day.replace(hour=7)}], "price": Decimal("1.50"), "n": 3, "ok": True}
     path = write(tmp_path / "mine.parquet", {"q": "1?", "a": "y", **meta})
@@ -399,7 +397,7 @@ def test_meta_of_a_table_is_plain(tmp_path: Path) -> None:
         ("-0.0", "0"),
     ],
 )
-def test_a_gold_number_is_exact_or_refused(given: str, plain: str | None) -> None:
+def test_a_reference_number_is_exact_or_refused(given: str, plain: str | None) -> None:
     if plain is not None:
         assert gold_number(given, "row 1") == plain
     else:
@@ -408,7 +406,7 @@ def test_a_gold_number_is_exact_or_refused(given: str, plain: str | None) -> Non
         assert len(str(info.value)) < 300
 
 
-def test_text_that_no_file_can_hold_is_refused_with_its_row(tmp_path: Path) -> None:
+def test_text_that_cannot_be_encoded_is_refused_with_its_row(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"q": "x\\ud800?", "a": "y"}')
     with pytest.raises(InputError, match="row 1 of 'mine' to contain text") as info:
@@ -416,14 +414,14 @@ def test_text_that_no_file_can_hold_is_refused_with_its_row(tmp_path: Path) -> N
     assert str(info.value).isprintable()
 
 
-def test_a_table_without_rows_has_no_question(tmp_path: Path) -> None:
+def test_a_table_without_rows_has_no_questions(tmp_path: Path) -> None:
     path = tmp_path / "mine.parquet"
     pq.write_table(pa.table({"q": pa.array([], pa.string()), "a": pa.array([], pa.string())}), path)
     with pytest.raises(InputError, match="'mine' to contain at least one question"):
         load_questions(str(path), fields=MAPPED)
 
 
-def test_our_own_form_is_read_from_other_files_too(tmp_path: Path) -> None:
+def test_the_packages_own_fields_are_read_from_other_formats(tmp_path: Path) -> None:
     row = {
         "id": "a",
         "text": "Which?",
@@ -440,7 +438,7 @@ def test_our_own_form_is_read_from_other_files_too(tmp_path: Path) -> None:
         load_questions(str(write(tmp_path / "q.jsonl", {**row, "references": ["Rome"]})))
 
 
-def test_the_right_option_is_said_by_letter_text_or_place(tmp_path: Path) -> None:
+def test_the_right_option_is_given_by_letter_text_or_index(tmp_path: Path) -> None:
     rows = [
         {"q": f"{i}?", "options": ["Oslo", "Lima", "Rome"], "a": answer} for i, answer in enumerate(("C", "Rome", "2"))
     ]
@@ -463,7 +461,7 @@ def test_an_answer_that_is_the_text_of_two_options_is_refused(tmp_path: Path) ->
         load_questions(str(truth), fields=fields)
 
 
-def test_rows_that_ask_the_same_are_one_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_duplicate_rows_are_one_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [TRIVIA, TRIVIA, {**TRIVIA, "question_id": "tc_2", "answer": {"value": "?", "aliases": ["…"]}}]
     (question,) = load_questions(f"triviaqa={write(tmp_path / 't.jsonl', *rows)}")
     assert question.references == ("Cow", "Cattle")
@@ -504,14 +502,14 @@ def test_a_fact_of_qa_wikidata_is_grouped_by_its_relation(text: str, relation: s
         (b"[]", "at least one question"),
     ],
 )
-def test_a_bad_json_file_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_bad_json_file_gives_a_one_line_error(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "bad.json").write_bytes(content)
     with pytest.raises(InputError, match=message) as info:
         load_questions(str(tmp_path / "bad.json"), fields={"text": "b", "references": "d"})
     assert str(info.value).isprintable()
 
 
-def test_other_bad_files_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_bad_files_give_a_one_line_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
     (tmp_path / "bad.csv").write_bytes(b'q,a\n"1,2\n')
     (tmp_path / "bad.txt").write_bytes(b"?")
@@ -529,7 +527,7 @@ def test_other_bad_files_are_one_line(tmp_path: Path, capfd: pytest.CaptureFixtu
         load_questions(f"mmlu={tmp_path / 'mmlu.csv'}")
 
 
-def test_a_wrong_split_or_configuration_says_which_there_are(tmp_path: Path) -> None:
+def test_the_error_for_a_wrong_split_or_configuration_names_the_existing_ones(tmp_path: Path) -> None:
     folder = hub_folder(tmp_path, "main", test=write(tmp_path / "t.parquet", GSM))
     with pytest.raises(InputError, match="tset.*test"):
         load_questions(f"gsm8k={folder}", split="tset")
@@ -544,7 +542,7 @@ def stratified(sizes: dict[str, int], n: int | None) -> list[Question]:
     return subset(every, n, 0, "group", "s")
 
 
-def test_a_stratified_subset_gives_equal_shares_as_far_as_there_are_questions() -> None:
+def test_a_stratified_subset_has_equal_shares_if_there_are_enough_questions() -> None:
     sizes = {"few": 3, "some": 10, "many": 500}
     assert Counter(one.group for one in stratified(sizes, 9)) == {"few": 3, "some": 3, "many": 3}
     assert Counter(one.group for one in stratified(sizes, 21)) == {"few": 3, "some": 9, "many": 9}
@@ -563,7 +561,7 @@ def test_a_larger_stratified_subset_begins_with_the_smaller_one() -> None:
     assert len(with_more & set(longest[:6])) >= 5, "another question moves at most itself in"
 
 
-def test_a_key_of_meta_is_a_stratum_too(tmp_path: Path) -> None:
+def test_a_key_of_meta_can_define_the_strata(tmp_path: Path) -> None:
     rows = [{**MATH, "unique_id": str(i), "problem": f"{i}?", "level": 1 + (i > 2)} for i in range(30)]
     questions = load_questions(f"math-500={write(tmp_path / 'm.jsonl', *rows)}", 6, stratify_by="level")
     assert Counter(one.meta["level"] for one in questions) == {1: 3, 2: 3}
@@ -589,7 +587,7 @@ def real(request: pytest.FixtureRequest) -> tuple[str, list[Question]]:
 
 
 @pytest.mark.slow
-def test_the_real_files_are_read_whole(real: tuple[str, list[Question]]) -> None:
+def test_the_real_files_are_read_completely(real: tuple[str, list[Question]]) -> None:
     name, questions = real
     assert len(questions) == REAL[name][1]
     assert {one.kind for one in questions} == {REAL[name][2]}
@@ -611,7 +609,7 @@ def test_the_real_files_are_read_whole(real: tuple[str, list[Question]]) -> None
         assert set(few.values()) == {5}, "every relation has at least five facts"
 
 
-def test_tables_and_pages_hold_nothing_of_private_questions(tmp_path: Path, tiny_folder: Path) -> None:
+def test_tables_and_pages_contain_no_private_text(tmp_path: Path, tiny_folder: Path) -> None:
     rows = [{"id": f"{i}", "text": f"Secret {i}?", "references": ["a"], "meta": {"private": True}} for i in range(4)]
     recipe = StoreRecipe(questions=str(write(tmp_path / "own.jsonl", *rows)), model=str(tiny_folder), k=2)
     store = sample(str(tmp_path / "store"), recipe)
@@ -622,7 +620,7 @@ def test_tables_and_pages_hold_nothing_of_private_questions(tmp_path: Path, tiny
         read_answers(store, lambda: None)
 
 
-def test_the_page_about_questions_does_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_on_the_page_about_questions_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Path(__file__).parents[3] / "docs" / "questions.md"
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:

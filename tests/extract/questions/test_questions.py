@@ -22,7 +22,7 @@ def test_facts_has_about_770_questions_of_seven_groups() -> None:
     assert set(groups) == {"capital", "continent", "demonym", "element", "symbol", "sum", "product"}
 
 
-def test_no_fact_says_its_own_answer() -> None:
+def test_no_question_contains_its_answer() -> None:
     for question in load_questions("facts"):
         case = bool(question.meta.get("case_sensitive"))
         assert not contains_answer(question.text, question.references, case), question.id
@@ -47,7 +47,7 @@ def test_disputed_facts_are_left_out() -> None:
     }
 
 
-def test_a_subset_depends_on_seed_and_ids_alone() -> None:
+def test_a_subset_depends_only_on_seed_and_ids() -> None:
     first, again = load_questions("facts", 50, seed=3), load_questions("facts", 50, seed=3)
     assert questions_hash(first) == questions_hash(again)
     assert [q.id for q in load_questions("facts", 60, seed=3)][:50] == [q.id for q in first]
@@ -100,7 +100,7 @@ GOOD = {"id": "a", "text": "Why?", "references": ["because"]}
         ),
     ],
 )
-def test_a_bad_question_file_is_refused_with_the_place(tmp_path: Path, lines: list[object], message: str) -> None:
+def test_a_bad_question_file_is_refused_with_the_line(tmp_path: Path, lines: list[object], message: str) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
     with pytest.raises(InputError, match=message):
@@ -108,13 +108,13 @@ def test_a_bad_question_file_is_refused_with_the_place(tmp_path: Path, lines: li
 
 
 @pytest.mark.parametrize("reference", ["12", "-3.5", "1/2", "$1,000", "5 apples", "12%"])
-def test_a_gold_number_is_whatever_its_grader_reads_as_one(reference: str, tmp_path: Path) -> None:
+def test_a_reference_is_a_number_if_its_grader_can_parse_it(reference: str, tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text(json.dumps({**GOOD, "kind": "number", "references": [reference]}))
     assert load_questions(str(path))[0].references == (reference,)
 
 
-def test_rules_for_new_questions_close_no_store_that_has_others(tmp_path: Path) -> None:
+def test_existing_stores_open_although_new_questions_have_stricter_rules(tmp_path: Path) -> None:
     earlier = [
         Question("a", "mine", "How many?", references=("twelve",), kind="number"),
         Question("b", "mine", "Which?", references=("C",), kind="choice"),
@@ -131,13 +131,13 @@ def test_rules_for_new_questions_close_no_store_that_has_others(tmp_path: Path) 
         check_questions([hidden], "the file")
 
 
-def test_a_byte_order_mark_is_no_part_of_a_question_file(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text(json.dumps(GOOD), encoding="utf-8-sig")
     assert load_questions(str(path))[0].text == "Why?"
 
 
-def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_can_start_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "q.jsonl").write_text(json.dumps(GOOD))
     assert load_questions("~/q.jsonl")[0].dataset == "q"

@@ -40,7 +40,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["inspect", "--store=s", "extra"], "unrecognized arguments: extra"),
     ],
 )
-def test_wrong_options_are_named_with_what_was_expected(
+def test_wrong_options_are_named_with_the_expected_value(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in error_of(capsys, *arguments)
@@ -65,13 +65,13 @@ def test_a_class_that_does_not_exist_is_named() -> None:
     assert "`--model` to be a class, but got 'probes.linear.Linea'" in cli.explain(line, [])
 
 
-def test_yaml_keeps_texts_that_are_no_decimal_numbers() -> None:
+def test_yaml_keeps_texts_that_are_not_decimal_numbers() -> None:
     assert cli.load_yaml("[007, 0x1F, 1_000, 0:1:0.5, 2024-01-01, -.5e2, no]") == [
         *("007", "0x1F", 1000, "0:1:0.5", "2024-01-01", -50.0, False)
     ]
 
 
-def test_loggers_are_silent_for_a_while() -> None:
+def test_loggers_can_be_silenced_temporarily() -> None:
     logger = logging.getLogger("made")
     logger.setLevel(logging.INFO)
     with quiet_loggers("made", "transformers"):

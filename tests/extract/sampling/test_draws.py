@@ -28,7 +28,7 @@ def test_keyed_uniforms_are_uniform_and_uncorrelated_over_every_axis() -> None:
         assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(len(a))
 
 
-def test_a_uniform_depends_on_its_own_key_alone() -> None:
+def test_a_uniform_depends_only_on_its_key() -> None:
     key = np.array([question_key(0, "a"), question_key(0, "b")], dtype=np.uint64)
     both = keyed_uniforms(key, np.array([3, 4], dtype=np.uint64), 5)
     alone = keyed_uniforms(key[1:], np.array([4], dtype=np.uint64), 9)
@@ -84,7 +84,7 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
     torch.testing.assert_close(drawn.logprobs, expected)
 
 
-def test_top_k_and_top_p_keep_what_they_say() -> None:
+def test_top_k_and_top_p_keep_the_right_tokens() -> None:
     probabilities = torch.tensor([[0.5, 0.2, 0.15, 0.1, 0.05]])
     logits = probabilities.log()
     assert truncate(logits, 1.0, 2).isfinite().sum() == 2

@@ -34,7 +34,7 @@ PROMPTS = ["Say", "Say a longer thing", "What?", "An A", "Something of another l
 EXAMPLES = "Examples that every prompt begins with, as a set of few-shot prompts has. "
 GRID = (0.0, 0.5, 1.0)
 IDS = [str(i) for i in range(len(PROMPTS))]
-#: SHA-256 of the draws of sampler version local-2 in `test_one_temperature_is_drawn_as_it_always_was`.
+#: SHA-256 of the draws of sampler version local-2 in `test_the_draws_at_one_temperature_never_change`.
 HASH_BEFORE_GRIDS = "039e18a2e53fecc98617647a5590ccc3e7059107401cd117f21a13a6fd4f1da7"
 
 
@@ -82,7 +82,7 @@ def answers(store: Path | Store) -> list[tuple[Any, ...]]:
 # Drawing
 
 
-def test_a_row_of_logits_is_drawn_from_at_its_own_temperature() -> None:
+def test_each_row_of_logits_is_sampled_at_its_temperature() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(100, 300, generator=generator) * 3
     uniforms = torch.rand(100, generator=generator, dtype=torch.float64)
@@ -97,7 +97,7 @@ def test_a_row_of_logits_is_drawn_from_at_its_own_temperature() -> None:
 @pytest.mark.parametrize("before", ["", EXAMPLES], ids=["alone", "after a shared prefix"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
 @pytest.mark.parametrize("max_rows", [320, 4])
-def test_a_grid_draws_what_each_temperature_draws_alone(
+def test_a_grid_draws_the_same_answers_as_each_temperature_alone(
     family: str, before: str, max_rows: int, tokenizer: Any
 ) -> None:
     model = tiny_model(family)
@@ -128,9 +128,7 @@ def test_each_prompt_is_read_once_for_all_temperatures(
     assert sum(read) == sum(map(len, prompts))
 
 
-def test_what_all_prompts_begin_with_is_read_once_for_all_temperatures(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_common_prefix_is_read_once_for_all_temperatures(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompts = tiny_model(), encoded(tokenizer, EXAMPLES)
     read = prompt_tokens_read(model, monkeypatch)
     sampler = TokenSampler(model, tokenizer, Decoding("0:1:0.25", max_new_tokens=3), max_rows=4)
@@ -151,7 +149,7 @@ def test_greedy_answers_of_a_grid_are_drawn_once(tokenizer: Any) -> None:
     assert greedy[0].token_ids == greedy[1].token_ids == greedy[2].token_ids
 
 
-def test_one_temperature_is_drawn_as_it_always_was(tokenizer: Any) -> None:
+def test_the_draws_at_one_temperature_never_change(tokenizer: Any) -> None:
     """Compare the hash with that of the draws before grids were introduced."""
     drawn = []
     for temperature, changes in ((0, {}), (0.7, {}), (1.0, {"top_p": 0.8, "top_k": 20}), (1.3, {"stop": ("e",)})):
@@ -167,7 +165,7 @@ def test_one_temperature_is_drawn_as_it_always_was(tokenizer: Any) -> None:
 # Stores
 
 
-def test_names_of_stores_sort_as_their_temperatures_and_are_those_of_any_other_grid() -> None:
+def test_names_of_stores_sort_by_temperature_and_do_not_depend_on_the_grid() -> None:
     temperatures = grid("0:2:0.05")
     names = [member_name(one) for one in temperatures]
     assert names == sorted(names)
@@ -175,9 +173,7 @@ def test_names_of_stores_sort_as_their_temperatures_and_are_those_of_any_other_g
     assert {member_name(one) for one in grid("0:2:0.5")} < set(names)
 
 
-def test_a_grid_makes_a_store_of_each_temperature_that_is_as_one_made_alone(
-    tmp_path: Path, recipe: Callable[..., StoreRecipe]
-) -> None:
+def test_each_store_of_a_grid_equals_a_store_made_alone(tmp_path: Path, recipe: Callable[..., StoreRecipe]) -> None:
     stores = sample_family(str(tmp_path / "family"), recipe())
     assert [store.path.name for store in stores] == ["t0.0", "t0.5", "t1.0"]
     for store, temperature in zip(stores, GRID, strict=True):
@@ -211,7 +207,7 @@ def test_a_wider_grid_and_more_samples_add_files_and_rewrite_none(
     assert (family / "t0.5/samples/00000.003-005.parquet").is_file()
 
 
-def test_what_one_store_of_a_family_lacks_is_drawn_and_the_others_are_left_alone(
+def test_missing_samples_of_one_store_are_drawn_and_the_other_stores_are_unchanged(
     tmp_path: Path, recipe: Callable[..., StoreRecipe]
 ) -> None:
     family = tmp_path / "family"
@@ -227,7 +223,7 @@ def test_what_one_store_of_a_family_lacks_is_drawn_and_the_others_are_left_alone
     }
 
 
-def test_other_settings_than_a_familys_are_refused_before_the_model_is_loaded(
+def test_settings_that_differ_from_the_grid_are_refused_before_the_model_is_loaded(
     tmp_path: Path, recipe: Callable[..., StoreRecipe]
 ) -> None:
     family = tmp_path / "family"
@@ -246,14 +242,16 @@ def test_other_settings_than_a_familys_are_refused_before_the_model_is_loaded(
         Store.open(family)
 
 
-def test_two_workers_fill_a_family_with_the_bytes_of_one(tmp_path: Path, recipe: Callable[..., StoreRecipe]) -> None:
+def test_two_workers_write_a_grid_with_the_same_bytes_as_one(
+    tmp_path: Path, recipe: Callable[..., StoreRecipe]
+) -> None:
     sample_family(str(tmp_path / "one"), recipe())
     for rank in range(2):
         sample_family(str(tmp_path / "two"), recipe(), Worker(rank, 2))
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
 
 
-def test_a_served_models_grid_is_one_store_after_the_other_by_any_number_of_workers(tmp_path: Path) -> None:
+def test_a_grid_of_a_served_model_is_sampled_store_by_store(tmp_path: Path) -> None:
     questions = str(write_questions(tmp_path / "questions.jsonl", 6))
     with stub() as server:
         recipe = StoreRecipe(
@@ -278,7 +276,7 @@ def test_a_served_models_grid_is_one_store_after_the_other_by_any_number_of_work
 # Commands
 
 
-def test_commands_on_a_family_do_each_of_its_stores(
+def test_commands_on_a_grid_process_each_store(
     tmp_path: Path, recipe: Callable[..., StoreRecipe], tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     family = str(tmp_path / "family")
@@ -298,7 +296,7 @@ def test_commands_on_a_family_do_each_of_its_stores(
     assert "but it failed for t0.5. See the errors above." in seen.err
 
 
-def test_a_grid_is_no_time_of_day(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grid_is_not_parsed_as_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Check that 0:1:0.5 is not parsed as sixty and a half seconds, as in YAML 1.1."""
     seen = []
 
@@ -347,7 +345,7 @@ def test_signals_of_another_version_are_not_copied(
         read(str(tmp_path / "t0.5"), signals=["tokens"], model="nowhere")
 
 
-def test_a_grid_that_was_killed_is_gone_on_with(
+def test_a_killed_run_of_a_grid_continues(
     tmp_path: Path, recipe: Callable[..., StoreRecipe], tiny_folder: Path
 ) -> None:
     family, questions = tmp_path / "family", recipe().questions

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.real_model
-def test_a_real_server_answers_every_question_and_is_refused_while_it_decodes_greedily(tmp_path: Path) -> None:
+def test_a_real_server_answers_every_question_and_is_refused_if_it_decodes_greedily(tmp_path: Path) -> None:
     model = embedded_model_folder()
 
     def recipe(url: str, **changed: object) -> StoreRecipe:

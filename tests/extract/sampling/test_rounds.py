@@ -57,14 +57,14 @@ def write_priors(path: Path, n: int = N, **columns: Any) -> str:
 
 @pytest.fixture(scope="module")
 def recipe(questions: str, tiny_folder: Path) -> StoreRecipe:
-    """Recipe with answers of two tokens out of three, so that they often agree."""
+    """Return a recipe for answers of two tokens, drawn from the three most likely ones, so that answers often agree."""
     policy = Decoding(0.3, max_new_tokens=2, top_k=3, prompt=PromptTemplate(chat=False))
     return StoreRecipe(questions=questions, model=str(tiny_folder), k=K, policy=policy, block_size=8)
 
 
 @pytest.fixture(scope="module")
 def full(recipe: StoreRecipe, tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Store with K answers to each question."""
+    """Return a store with K answers to each question."""
     return sample_family(str(tmp_path_factory.mktemp("stores") / "full"), recipe)[0]
 
 
@@ -104,7 +104,7 @@ def decisions(store: Store) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("rule", "threshold"), [("adaptive_consistency", 0.85), ("early_stopping", 3), ("prior", 0.02)]
 )
-def test_live_decisions_are_those_of_a_replay_in_index_order(
+def test_live_decisions_equal_a_replay_in_index_order(
     rule: str, threshold: float, per_round: int, recipe: StoreRecipe, full: Store, priors: str, tmp_path: Path
 ) -> None:
     file = priors if rule == "prior" else None
@@ -196,7 +196,7 @@ def test_another_rule_or_budget_continues_where_sampling_stopped(
     assert decisions(more) == decisions(direct)
 
 
-def test_answers_of_a_fixed_number_count(recipe: StoreRecipe, tmp_path: Path) -> None:
+def test_answers_from_a_run_with_a_fixed_number_are_used(recipe: StoreRecipe, tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     sample_family(path, replace(recipe, k=3))
     (store,) = sample_family(path, recipe, stop="adaptive_consistency", threshold=0.85)
@@ -206,7 +206,7 @@ def test_answers_of_a_fixed_number_count(recipe: StoreRecipe, tmp_path: Path) ->
 
 @pytest.fixture
 def stopped(recipe: StoreRecipe, tmp_path: Path) -> Store:
-    """Store in which sampling stopped early."""
+    """Return a store in which sampling stopped early."""
     return sample_family(str(tmp_path / "store"), recipe, stop="adaptive_consistency", threshold=0.85)[0]
 
 

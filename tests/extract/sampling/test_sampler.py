@@ -55,7 +55,7 @@ def test_greedy_answers_equal_those_of_generate(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_are_shared_where_attention_has_the_plain_form(
+def test_prompts_are_shared_with_standard_attention(
     family: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = []
@@ -70,7 +70,7 @@ def test_prompts_are_shared_where_attention_has_the_plain_form(
     assert shared == [family not in ("mistral", "gemma2", "gemma3")]  # sliding windows, soft-capping
 
 
-def test_attention_to_parts_merges_to_attention_to_all() -> None:
+def test_attention_to_parts_is_merged_to_attention_to_all() -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = (torch.randn(2, 3, n, 8, generator=generator) for n in (4, 30, 30))
     bias = torch.zeros(2, 1, 1, 30)
@@ -97,7 +97,7 @@ def test_a_common_prefix_has_a_multiple_of_16_tokens_and_leaves_one(prompts: lis
     assert common_prefix(prompts) == prompts[0][:shared]
 
 
-def test_a_prefix_is_read_once_for_all_blocks(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_is_processed_once_for_all_blocks(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     seen: list[tuple[int, ...]] = []
     monkeypatch.setattr(
@@ -111,7 +111,7 @@ def test_a_prefix_is_read_once_for_all_blocks(tokenizer: Any, monkeypatch: pytes
     assert max(shape[1] for shape in seen if shape[0] > 1) < 64
 
 
-def test_a_shared_prefix_changes_no_logprob(model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_prefix_does_not_change_logprobs(model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, ids = encoded(tokenizer, EXAMPLES), [str(i) for i in range(len(PROMPTS))]
     sampler = TokenSampler(model, tokenizer, Decoding(temperature=1.0, max_new_tokens=30))
     shared = sampler.sample(ids, prompts, range(4))
@@ -160,7 +160,7 @@ def test_an_answer_ends_at_the_end_token_or_at_the_limit(tokenizer: Any) -> None
     assert {answer.finish_reason for answer in answers} == {"stop", "length"}
 
 
-def test_a_stop_text_ends_and_cuts_the_answer(model: Any, tokenizer: Any) -> None:
+def test_a_stop_string_ends_and_truncates_the_answer(model: Any, tokenizer: Any) -> None:
     plain = TokenSampler(model, tokenizer, Decoding(temperature=1.0)).sample(["a"], [encoded(tokenizer)[0]], range(30))
     stop = next(a.text[3] for a in plain if len(a.text) > 6 and a.text[3] not in a.text[:3] and a.text[3].isascii())
     stopped = TokenSampler(model, tokenizer, Decoding(temperature=1.0, stop=(stop,))).sample(
@@ -224,7 +224,7 @@ def test_prompts_that_the_model_cannot_read_are_refused(
                         "first_k_dense_replace": 1, "moe_intermediate_size": 16}),
     ],
 )  # fmt: skip
-def test_families_with_attention_of_their_own_are_answered_as_by_generate(
+def test_models_with_special_attention_give_the_tokens_of_generate(
     family: str, sizes: dict[str, Any], tokenizer: Any
 ) -> None:
     import transformers
@@ -254,7 +254,7 @@ def test_families_with_attention_of_their_own_are_answered_as_by_generate(
         assert answer.token_ids == out[0, len(ids) :].tolist()
 
 
-def test_a_model_may_be_used_while_it_answers(tokenizer: Any) -> None:
+def test_a_model_can_be_used_during_sampling(tokenizer: Any) -> None:
     model, prompts = tiny_model(), encoded(tokenizer, EXAMPLES)
     decoding, ids = Decoding(temperature=1.0, max_new_tokens=20), [str(i) for i in range(len(PROMPTS))]
     alone = TokenSampler(model, tokenizer, decoding).sample(ids, prompts, range(3))
@@ -272,7 +272,7 @@ def test_a_model_may_be_used_while_it_answers(tokenizer: Any) -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_two_threads_may_sample_from_one_model(tokenizer: Any) -> None:
+def test_two_threads_can_sample_from_one_model(tokenizer: Any) -> None:
     model, prompts = tiny_model(), encoded(tokenizer, EXAMPLES)
     alone = {
         n: TokenSampler(model, tokenizer, Decoding(max_new_tokens=n)).sample(list("abcdef"), prompts, range(2))
@@ -290,7 +290,7 @@ def test_two_threads_may_sample_from_one_model(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["FalconH1", "Mamba"])
-def test_a_family_with_other_states_than_keys_and_values_is_refused(family: str, tokenizer: Any) -> None:
+def test_models_with_states_other_than_keys_and_values_are_refused(family: str, tokenizer: Any) -> None:
     import transformers
 
     config = getattr(transformers, f"{family}Config")(vocab_size=258, hidden_size=32, num_hidden_layers=2)

@@ -98,7 +98,7 @@ def logged(store: Path) -> list[dict[str, Any]]:
 
 
 def check_whole(store: Store, k: int) -> None:
-    """Check that each question has each sample once, with the stub's answer to it, and that no log is left."""
+    """Check that every sample of every question is stored once with the stub's answer, and that no log is left."""
     rows = store.samples.read().to_pylist()
     assert Counter((row["question_id"], row["sample"]) for row in rows) == Counter(
         (question.id, j) for question in store.questions for j in range(k)
@@ -111,7 +111,7 @@ def check_whole(store: Store, k: int) -> None:
     assert not list(store.path.rglob("*.jsonl"))
 
 
-def test_every_question_gets_its_answers_with_what_the_server_tells_of_them(
+def test_answers_are_stored_with_everything_that_the_server_reports(
     server: Running, questions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = sample(str(tmp_path / "store"), recipe(server.url, questions))
@@ -127,7 +127,7 @@ def test_every_question_gets_its_answers_with_what_the_server_tells_of_them(
     assert "answers/s" in capsys.readouterr().err
 
 
-def test_the_identity_holds_the_models_name_and_the_form_of_requests_and_no_address(
+def test_the_identity_contains_the_model_name_and_request_format_but_no_address(
     server: Running, questions: str, tmp_path: Path
 ) -> None:
     made = recipe(server.url, questions, extra_body={"min_p": 0.1})
@@ -149,7 +149,7 @@ def test_the_identity_holds_the_models_name_and_the_form_of_requests_and_no_addr
             sample(str(tmp_path / "store"), difference)
 
 
-def test_a_store_of_either_sampler_is_refused_by_the_other(
+def test_each_sampler_refuses_stores_of_the_other(
     server: Running, questions: str, tmp_path: Path, tiny_folder: Path
 ) -> None:
     served = sample(str(tmp_path / "served"), recipe(server.url, questions))
@@ -161,7 +161,7 @@ def test_a_store_of_either_sampler_is_refused_by_the_other(
         sample(str(tmp_path / "local"), recipe(server.url, questions))
 
 
-def test_more_samples_ask_only_for_those_that_are_missing(server: Running, questions: str, tmp_path: Path) -> None:
+def test_only_missing_samples_are_requested(server: Running, questions: str, tmp_path: Path) -> None:
     path = tmp_path / "store"
     sample(str(path), recipe(server.url, questions))
     before, stamps = asked(server), {file: file.stat().st_mtime_ns for file in (path / "samples").iterdir()}
@@ -176,7 +176,7 @@ def test_more_samples_ask_only_for_those_that_are_missing(server: Running, quest
     assert asked(server) == before
 
 
-def test_several_answers_of_one_request_are_several_samples(server: Running, questions: str, tmp_path: Path) -> None:
+def test_several_answers_from_one_request_are_several_samples(server: Running, questions: str, tmp_path: Path) -> None:
     store = sample(str(tmp_path / "store"), recipe(server.url, questions, k=5, n=2))
     assert {(part.start, part.stop) for part in store.samples.ranges()} == {(0, 2), (2, 4), (4, 5)}
     rows = store.samples.read().to_pylist()
@@ -199,7 +199,7 @@ def test_a_raw_prompt_goes_to_completions_and_thinking_to_the_chat_template(
     assert extra == {"min_p": 0.1, "chat_template_kwargs": {"enable_thinking": False}}
 
 
-def test_seeds_are_31_bits_of_policy_question_and_sample() -> None:
+def test_seeds_are_31_bit_hashes_of_policy_question_and_sample() -> None:
     seeds = [request_seed(seed, id_, j) for seed in (0, 1) for id_ in ("a", "b") for j in range(500)]
     assert len(set(seeds)) == len(seeds)
     assert 0 <= min(seeds) < 2**28 < max(seeds) < 2**31
@@ -228,7 +228,7 @@ def wait_for_answers(store: Path, n: int) -> None:
         time.sleep(0.005)
 
 
-def test_after_a_kill_no_answer_that_had_arrived_is_asked_for_again(questions: str, tmp_path: Path) -> None:
+def test_answers_received_before_a_kill_are_not_requested_again(questions: str, tmp_path: Path) -> None:
     path = tmp_path / "store"
     with stub(seconds=0.05) as server:
         process = start(command(path, questions, server.url))
@@ -247,7 +247,7 @@ def test_after_a_kill_no_answer_that_had_arrived_is_asked_for_again(questions: s
 @pytest.mark.parametrize(
     ("number", "status", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
 )
-def test_a_signal_ends_it_with_one_line_and_what_arrived_is_kept(
+def test_a_signal_ends_sampling_with_one_line_and_received_answers_are_kept(
     number: signal.Signals, status: int, word: str, questions: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "store"
@@ -271,7 +271,9 @@ def stopped_early(server: Running, questions: str, path: Path, k: int = 3, **cha
     return Store.open(path)
 
 
-def test_another_n_finishes_the_parts_that_were_begun_first(server: Running, questions: str, tmp_path: Path) -> None:
+def test_a_run_with_another_n_completes_unfinished_shards_first(
+    server: Running, questions: str, tmp_path: Path
+) -> None:
     store = stopped_early(server, questions, tmp_path / "store", k=6, n=4)
     (log,) = store.path.glob("samples/*.jsonl")
     assert log.name == "00001.000-004.jsonl"
@@ -286,7 +288,7 @@ def test_another_n_finishes_the_parts_that_were_begun_first(server: Running, que
     assert {one: texts[one] for one in held} == held
 
 
-def test_a_torn_line_is_cut_off_and_lines_that_hold_nothing_are_asked_again(
+def test_an_incomplete_line_is_removed_and_empty_lines_are_requested_again(
     server: Running, questions: str, tmp_path: Path
 ) -> None:
     store = stopped_early(server, questions, tmp_path / "store")
@@ -297,14 +299,14 @@ def test_a_torn_line_is_cut_off_and_lines_that_hold_nothing_are_asked_again(
 
 
 @pytest.mark.parametrize("left", [b"", b'{"format": "confid'])
-def test_a_log_without_a_first_line_is_begun_anew(left: bytes, server: Running, questions: str, tmp_path: Path) -> None:
+def test_a_log_without_a_first_line_is_restarted(left: bytes, server: Running, questions: str, tmp_path: Path) -> None:
     store = stopped_early(server, questions, tmp_path / "store")
     (log,) = store.path.glob("samples/*.jsonl")
     log.write_bytes(left)
     check_whole(sample(str(store.path), recipe(server.url, questions, k=3)), 3)
 
 
-def test_the_log_of_another_store_or_part_is_refused(server: Running, questions: str, tmp_path: Path) -> None:
+def test_the_log_of_another_store_or_shard_is_refused(server: Running, questions: str, tmp_path: Path) -> None:
     store = stopped_early(server, questions, tmp_path / "store")
     (log,) = store.path.glob("samples/*.jsonl")
     content = log.read_text()
@@ -324,7 +326,7 @@ def test_the_log_of_another_store_or_part_is_refused(server: Running, questions:
     assert (tmp_path / "elsewhere").read_text() == content
 
 
-def test_the_log_of_a_finished_part_is_taken_away(server: Running, questions: str, tmp_path: Path) -> None:
+def test_the_log_of_a_complete_shard_is_deleted(server: Running, questions: str, tmp_path: Path) -> None:
     store = stopped_early(server, questions, tmp_path / "store")
     (log,) = store.path.glob("samples/*.jsonl")
     left = store.samples.log_file(store.samples.ranges()[0])
@@ -332,7 +334,7 @@ def test_the_log_of_a_finished_part_is_taken_away(server: Running, questions: st
     check_whole(sample(str(store.path), recipe(server.url, questions, k=3)), 3)
 
 
-def test_a_whole_log_becomes_its_part_without_asking_anyone(server: Running, questions: str, tmp_path: Path) -> None:
+def test_a_complete_log_becomes_a_shard_without_requests(server: Running, questions: str, tmp_path: Path) -> None:
     store = sample(str(tmp_path / "store"), recipe(server.url, questions))
     for part in store.samples.ranges():
         rows = store.samples.read(part).to_pylist()
@@ -344,7 +346,7 @@ def test_a_whole_log_becomes_its_part_without_asking_anyone(server: Running, que
     check_whole(sample(str(store.path), recipe("http://127.0.0.1:9/v1", questions)), 2)
 
 
-def test_a_damaged_part_is_named_and_asked_again(
+def test_a_damaged_shard_is_named_and_requested_again(
     server: Running, questions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = sample(str(tmp_path / "store"), recipe(server.url, questions))
@@ -353,7 +355,7 @@ def test_a_damaged_part_is_named_and_asked_again(
     assert "samples/00001.000-001.parquet" in capsys.readouterr().err
 
 
-def test_workers_ask_for_their_own_blocks(server: Running, questions: str, tmp_path: Path) -> None:
+def test_workers_request_only_their_own_blocks(server: Running, questions: str, tmp_path: Path) -> None:
     made = recipe(server.url, questions)
     for rank in (1, 0):
         store = sample(str(tmp_path / "store"), made, Worker(rank, 2))
@@ -364,7 +366,9 @@ def test_workers_ask_for_their_own_blocks(server: Running, questions: str, tmp_p
 # Failures
 
 
-def test_a_budget_stops_it_balanced_and_the_next_run_goes_on(server: Running, questions: str, tmp_path: Path) -> None:
+def test_a_budget_stops_sampling_evenly_and_the_next_run_continues(
+    server: Running, questions: str, tmp_path: Path
+) -> None:
     path = tmp_path / "store"
     with pytest.raises(InputError, match=r"^Expected the budget to suffice for all answers[^\n]*at least 1 answers\.$"):
         sample(str(path), recipe(server.url, questions, k=3, budget_requests=34))
@@ -375,16 +379,14 @@ def test_a_budget_stops_it_balanced_and_the_next_run_goes_on(server: Running, qu
     check_whole(sample(str(path), recipe(server.url, questions, k=3)), 3)
 
 
-def test_behind_a_server_that_fails_every_sample_comes_once_and_none_is_invented(
-    server: Running, questions: str, tmp_path: Path
-) -> None:
+def test_every_sample_is_stored_once_although_the_server_fails(server: Running, questions: str, tmp_path: Path) -> None:
     with faults(server.url, stall=1.0) as proxy:
         store = sample(str(tmp_path / "store"), recipe(proxy.url, questions, attempts=20, timeout=0.7))
     check_whole(store, 2)
 
 
 @pytest.mark.parametrize("n", [5, 20, 58])
-def test_a_server_that_dies_of_a_seed_in_the_run_ends_it_with_the_option_that_helps(
+def test_a_crash_on_a_seed_during_the_run_names_the_option_and_the_next_run_continues(
     n: int, questions: str, tmp_path: Path
 ) -> None:
     """The server dies after `n` answers, of which 5 belong to the preflight."""
@@ -401,7 +403,7 @@ def test_a_server_that_dies_of_a_seed_in_the_run_ends_it_with_the_option_that_he
     assert len(store.samples.read()) == 60
 
 
-def test_what_stays_unanswered_is_missing_and_asked_for_by_the_next_run(
+def test_unanswered_requests_are_repeated_by_the_next_run(
     questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, ask, calls = tmp_path / "store", Client.ask, Counter[str]()
@@ -422,7 +424,7 @@ def test_what_stays_unanswered_is_missing_and_asked_for_by_the_next_run(
         assert set(asked(server).values()) == {1}
 
 
-def test_no_server_another_model_and_a_refused_key_leave_no_store(
+def test_an_unreachable_server_another_model_and_a_refused_key_leave_no_store(
     questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STUB_KEY", "wrong")
@@ -441,7 +443,7 @@ def test_no_server_another_model_and_a_refused_key_leave_no_store(
             sample(str(tmp_path / "store"), replace(recipe(greedy.url, questions), model="typo"))
 
 
-def test_a_key_reaches_no_file_and_no_message(
+def test_a_key_is_in_no_file_and_no_message(
     questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("STUB_KEY", KEY)
@@ -455,7 +457,7 @@ def test_a_key_reaches_no_file_and_no_message(
         assert file.is_dir() or KEY.encode() not in file.read_bytes(), file
 
 
-def test_what_a_server_repeats_of_a_private_question_is_not_shown(
+def test_private_text_that_a_server_repeats_is_not_shown(
     server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = {"id": "q7", "text": "Which of these elements is the heaviest?", "references": ["lead"]}
@@ -471,7 +473,7 @@ def test_what_a_server_repeats_of_a_private_question_is_not_shown(
             sample(str(tmp_path / "store"), recipe(server.url, str(questions)))
 
 
-def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
+def test_a_full_disk_gives_a_one_line_error_and_the_next_run_continues(
     server: Running, questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, write = tmp_path / "store", AnswerLog._write
@@ -528,13 +530,13 @@ def choice(**changes: Any) -> Choice:
         ({"text": "", "logprobs": []}, 0, (None, [], 0)),
     ],
 )
-def test_numbers_that_contradict_each_other_are_no_numbers(of_choice: Any, stated: Any, expected: Any) -> None:
+def test_contradictory_token_counts_are_unknown(of_choice: Any, stated: Any, expected: Any) -> None:
     (row,) = Reply(MODEL, [choice(**of_choice)], None, stated).rows("q", [3])
     assert (row["token_ids"], row["logprobs"], row["n_tokens"]) == expected
     assert (row["sample"], row["prompt_tokens"]) == (3, None)
 
 
-def test_more_answers_than_were_asked_for_are_left_out() -> None:
+def test_surplus_answers_are_left_out() -> None:
     rows = Reply(MODEL, [choice(text=text) for text in "abc"], 5, 9).rows("q", [3, 4])
     assert [(row["sample"], row["text"], row["n_tokens"]) for row in rows] == [(3, "a", None), (4, "b", None)]
 
@@ -554,7 +556,7 @@ def refusing(words: str, refuses: Callable[[Request], bool]) -> Any:
     return ask_or_refuse
 
 
-def test_a_rejected_question_blocks_no_other_and_its_answers_are_unknown(
+def test_a_rejected_question_does_not_block_others_and_its_answers_are_unknown(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, questions = tmp_path / "store", str(write_questions(tmp_path / "questions.jsonl", 20))
@@ -589,7 +591,7 @@ def test_a_rejected_question_blocks_no_other_and_its_answers_are_unknown(
     assert sorted(table.known) == [0, *[3] * 19]
 
 
-def test_an_answer_that_is_rejected_is_asked_again_until_the_run_has_come_to_its_end(
+def test_rejected_answers_are_requested_again_after_an_incomplete_run(
     questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, first = tmp_path / "store", find_source(questions).questions(seed=0)[0]
@@ -617,9 +619,7 @@ def test_many_refused_questions_in_a_row_stop_the_run(
     assert len(tried) < 15
 
 
-def test_replies_of_the_trial_go_to_the_samples_that_they_were_asked_for(
-    server: Running, questions: str, tmp_path: Path
-) -> None:
+def test_replies_of_the_preflight_are_stored_as_their_samples(server: Running, questions: str, tmp_path: Path) -> None:
     store = stopped_early(server, questions, tmp_path / "store", k=4, n=4)
     before = asked(server)
     rows = {(row["question_id"], row["sample"]) for row in [*store.samples.read().to_pylist(), *logged(store.path)]}
@@ -630,7 +630,7 @@ def test_replies_of_the_trial_go_to_the_samples_that_they_were_asked_for(
     assert set(new) == seeds_of((one.id, j) for one in store.questions for j in range(4) if (one.id, j) not in rows)
 
 
-def test_no_range_is_written_without_all_answers_that_were_logged(served: Store, tmp_path: Path) -> None:
+def test_a_range_is_written_only_with_all_logged_answers(served: Store, tmp_path: Path) -> None:
     store = Store.open(shutil.copytree(served.path, tmp_path / "store"))
     part = SampleRange(1, 0, 1)
     rows = store.samples.read(part).to_pylist()
@@ -644,7 +644,7 @@ def test_no_range_is_written_without_all_answers_that_were_logged(served: Store,
     assert store.samples.log_file(part).exists()
 
 
-def test_one_failing_file_lets_what_is_in_flight_be_kept(
+def test_answers_in_flight_are_kept_if_a_file_cannot_be_written(
     questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "store"
@@ -677,9 +677,7 @@ def test_a_log_that_cannot_be_synced_stops_the_run(
     assert len(logged(tmp_path / "store")) < 20
 
 
-def test_what_could_not_be_synced_is_synced_again(
-    served: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_sync_is_repeated(served: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part, calls = SampleRange(0, 0, 1), list[int]()
 
     def once_broken(fd: int) -> None:
@@ -699,7 +697,7 @@ def test_what_could_not_be_synced_is_synced_again(
     assert len(calls) == 2
 
 
-def test_too_few_open_files_are_said_in_one_line(server: Running, questions: str, tmp_path: Path) -> None:
+def test_a_low_limit_of_open_files_gives_a_one_line_error(server: Running, questions: str, tmp_path: Path) -> None:
     line = shlex.join(command(tmp_path / "store", questions, server.url))
     few = ["bash", "-c", f"ulimit -n 45; exec {line}"]
     said = subprocess.run(few, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
@@ -708,7 +706,7 @@ def test_too_few_open_files_are_said_in_one_line(server: Running, questions: str
     assert "Traceback" not in said.stderr
 
 
-def test_five_interrupts_end_it_with_one_line(questions: str, tmp_path: Path) -> None:
+def test_five_interrupts_end_sampling_with_one_line(questions: str, tmp_path: Path) -> None:
     path = tmp_path / "store"
     with stub(seconds=0.05) as server:
         process = start(command(path, questions, server.url))
@@ -722,7 +720,7 @@ def test_five_interrupts_end_it_with_one_line(questions: str, tmp_path: Path) ->
     assert "asyncio" not in said
 
 
-def test_several_answers_at_temperature_0_are_said_to_be_the_same(
+def test_a_warning_says_that_answers_at_temperature_0_are_identical(
     server: Running, questions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = recipe(server.url, questions)
@@ -730,7 +728,7 @@ def test_several_answers_at_temperature_0_are_said_to_be_the_same(
     assert "at temperature 0, the 2 answers to a question are mostly identical" in capsys.readouterr().err
 
 
-def test_grades_of_answers_that_were_replaced_are_named_and_given_again(
+def test_grades_of_replaced_answers_are_named_and_recomputed(
     questions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, part = tmp_path / "store", SampleRange(1, 0, 1)
@@ -754,7 +752,7 @@ def test_grades_of_answers_that_were_replaced_are_named_and_given_again(
     assert store.grades.read("short").num_rows == 40
 
 
-def test_grades_that_do_not_say_of_which_answers_they_are_stay_and_an_earlier_rule_is_told(
+def test_grades_without_provenance_are_kept_and_an_earlier_rule_is_reported(
     served: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store.open(shutil.copytree(served.path, tmp_path / "store"))

@@ -100,7 +100,7 @@ GOOD = b'{"model": "stub-model", "choices": [{"message": {"content": "yes"}, "fi
 # Requests and replies
 
 
-def test_a_chat_and_a_text_are_answered_with_all_that_the_server_tells(server: Running) -> None:
+def test_replies_to_chats_and_texts_contain_all_reported_values(server: Running) -> None:
     chat = ask(Server(server.url), replace(ASKED, n=2, logprobs=True))
     assert [one.text for one in chat.choices] == [answer_text(Options(), ASKED.prompt, 7, 1.0, i) for i in (0, 1)]
     assert [(one.finish_reason, one.logprobs) for one in chat.choices] == [("stop", [-0.5] * 3)] * 2
@@ -109,7 +109,7 @@ def test_a_chat_and_a_text_are_answered_with_all_that_the_server_tells(server: R
     assert (text.text, text.logprobs) == (answer_text(Options(), "1 + 1 =", 7, 1.0, 0), [-0.5] * 3)
 
 
-def test_only_what_has_an_effect_is_sent_and_extra_fields_can_rename_it() -> None:
+def test_only_effective_options_are_sent_and_extra_fields_can_rename_them() -> None:
     body = Request("text", max_tokens=5).body("m")
     assert body == {"model": "m", "prompt": "text", "temperature": 0.0, "top_p": 1.0, "max_tokens": 5}
     asked = Request([], n=3, top_k=4, stop=("\n",), seed=1, logprobs=True, max_tokens=5)
@@ -119,13 +119,13 @@ def test_only_what_has_an_effect_is_sent_and_extra_fields_can_rename_it() -> Non
     assert body["max_completion_tokens"] == 5
 
 
-def test_extra_fields_decide_nothing_that_an_option_decides() -> None:
+def test_extra_fields_cannot_replace_options() -> None:
     Server(extra_body={"max_tokens": None, "top_k": -1})
     with pytest.raises(InputError, match=r"no field that another option sets, but got 'temperature'.*`policy"):
         Server(extra_body={"temperature": 0.5, "top_k": -1})
 
 
-def test_answers_may_be_empty_null_long_or_no_unicode() -> None:
+def test_answers_can_be_empty_null_long_or_invalid_unicode() -> None:
     def text(content: bytes, **request: Any) -> str:
         body = b'{"choices": [{"message": {"content": %s}, "finish_reason": "length"}]}' % content
         return read_reply(body, replace(ASKED, **request)).choices[0].text
@@ -140,7 +140,7 @@ def test_answers_may_be_empty_null_long_or_no_unicode() -> None:
     assert text(b'"one. two. three"', stop=(" three", ".")) == "one"
 
 
-def test_a_thinking_model_tells_its_reasoning_apart_and_some_servers_the_tokens() -> None:
+def test_reasoning_is_separated_from_the_answer_with_its_tokens_if_reported() -> None:
     body = b'{"choices": [{"message": {"content": "4", "reasoning_content": "2+2"}, "finish_reason": "stop", "token_ids": [5, 2]}]}'
     choice = read_reply(body, ASKED).choices[0]
     assert (choice.text, choice.reasoning, choice.token_ids, choice.logprobs) == ("4", "2+2", [5, 2], None)
@@ -165,7 +165,7 @@ def test_a_thinking_model_tells_its_reasoning_apart_and_some_servers_the_tokens(
         (b'{"choices": [{"text": "a", "finish_reason": "%s"}]}' % (b"x" * 10**6), "finish reason 'x{100,300}…$"),
     ],
 )
-def test_a_broken_reply_is_no_answer(body: bytes, said: str) -> None:
+def test_a_broken_reply_is_not_an_answer(body: bytes, said: str) -> None:
     with pytest.raises(BrokenReply, match=said):
         read_reply(body, ASKED)
 
@@ -176,7 +176,7 @@ def answers(*choices: dict[str, Any], request: Request = ASKED, **usage: Any) ->
     return read_reply(json.dumps({"choices": whole, "usage": usage}).encode(), request)
 
 
-def test_an_answer_in_parts_is_its_texts_and_what_was_thought_is_apart() -> None:
+def test_the_texts_of_an_answer_in_parts_are_joined_without_its_reasoning() -> None:
     nested = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
     parts = [nested, {"type": "reasoning", "text": "!"}, {"type": "output_text", "text": "Li"}, "ma"]
     choice = answers({"message": {"content": parts}}).choices[0]
@@ -184,12 +184,12 @@ def test_an_answer_in_parts_is_its_texts_and_what_was_thought_is_apart() -> None
 
 
 @pytest.mark.parametrize("count", [True, -1, 2**31, 2**40, 5.0, "5"])
-def test_a_count_of_tokens_that_can_be_none_is_none(count: Any) -> None:
+def test_impossible_token_counts_are_none(count: Any) -> None:
     reply = answers({"text": "a"}, prompt_tokens=count, completion_tokens=2**31 - 1)
     assert (reply.prompt_tokens, reply.completion_tokens) == (None, 2**31 - 1)
 
 
-def test_whole_answers_are_kept_by_index_when_others_of_the_reply_are_broken_or_repeated() -> None:
+def test_valid_answers_are_kept_by_index_if_others_are_broken_or_repeated() -> None:
     texts = [{"index": i, "text": text} for i, text in ((3, "d"), (0, "a"), (0, "b"), (2, "c"))]
     reply = answers({"index": 1, "text": "broken", "finish_reason": "abort"}, *texts, completion_tokens=9)
     assert ([choice.text for choice in reply.choices], reply.n_left_out) == (["a", "c", "d"], 2)
@@ -197,7 +197,7 @@ def test_whole_answers_are_kept_by_index_when_others_of_the_reply_are_broken_or_
     assert one.rows("q", [0, 1])[0]["n_tokens"] is None  # the count includes the tokens of both
 
 
-def test_tokens_of_what_is_cut_off_are_not_the_answers() -> None:
+def test_an_answer_truncated_at_a_stop_string_has_unknown_tokens() -> None:
     logprobs = {"content": [{"logprob": -0.5}] * 4}
     choice = {"text": "Lima\nQ: Peru", "token_ids": [1, 2, 3, 4], "logprobs": logprobs, "finish_reason": "length"}
     row = answers(choice, request=replace(ASKED, stop=("\n",)), completion_tokens=4).rows("q", [0])[0]
@@ -206,7 +206,7 @@ def test_tokens_of_what_is_cut_off_are_not_the_answers() -> None:
     assert answers(choice, completion_tokens=4).rows("q", [0])[0]["token_ids"] == [1, 2, 3, 4]
 
 
-def test_log_probabilities_of_some_tokens_are_none() -> None:
+def test_incomplete_log_probabilities_are_none() -> None:
     def kept(n: int, **choice: Any) -> Any:
         logprobs = {"content": [{"logprob": -0.5}] * n}
         return answers({"text": "a", "logprobs": logprobs, **choice}, completion_tokens=8).rows("q", [0])[0]
@@ -233,14 +233,14 @@ def test_log_probabilities_of_some_tokens_are_none() -> None:
         (200, b'{"error": "busy"}', {}),
     ],
 )
-def test_what_may_pass_is_tried_again(bad: tuple[int, bytes, dict[str, str]]) -> None:
+def test_temporary_errors_are_retried(bad: tuple[int, bytes, dict[str, str]]) -> None:
     with answering(bad, bad, (200, GOOD, {})) as (url, came):
         spend = Spending(Server(url, timeout=2))
         assert ask(spend.server, spend=spend).choices[0].text == "yes"
     assert (len(came), spend.requests, spend.retries) == (3, 3, 2)
 
 
-def test_a_stalled_reply_is_given_up_after_the_timeout_and_tried_again() -> None:
+def test_a_stalled_reply_is_retried_after_the_timeout() -> None:
     with stub(seconds=5.0) as slow, pytest.raises(InputError, match=r"did not answer within 0\.1 seconds"):
         ask(Server(slow.url, timeout=0.1, attempts=2))
 
@@ -257,7 +257,7 @@ def test_every_request_is_answered_through_a_proxy_that_breaks_a_third(server: R
     assert texts == [answer_text(Options(), f"question {i}", i, 1.0, 0) for i in range(300)]
 
 
-def test_the_last_reason_is_told_when_all_attempts_failed(server: Running) -> None:
+def test_the_last_error_is_reported_if_all_attempts_fail(server: Running) -> None:
     async def first_well(client: Client) -> Reply:
         await client.ask(ASKED)
         return await client.ask(ASKED)
@@ -280,7 +280,7 @@ def test_a_server_that_stops_answering_ends_the_run() -> None:
     assert (ends.count("Unanswered"), ends.count("InputError")) == (15, 5)
 
 
-def test_waits_grow_with_the_failures_and_heed_retry_after() -> None:
+def test_waits_grow_with_failures_and_respect_retry_after() -> None:
     def waits(n_failures: int, asked: float | None = None) -> list[float]:
         state = RetryCallState(AsyncRetrying(), None, (), {})
         state.attempt_number = n_failures
@@ -333,14 +333,14 @@ DEEP = b"[" * 10**6
         (500, b"x" * 10**6, {}),
     ],
 )
-def test_no_reply_is_too_odd_to_be_tried_again(bad: tuple[int, bytes, dict[str, str]]) -> None:
+def test_malformed_replies_are_retried(bad: tuple[int, bytes, dict[str, str]]) -> None:
     began = time.monotonic()
     with answering(bad, (200, GOOD, {})) as (url, _):
         assert ask(Server(url)).choices[0].text == "yes"
     assert time.monotonic() - began < 5
 
 
-def test_a_client_that_is_stopped_begins_no_attempt_and_waits_for_those_under_way() -> None:
+def test_a_stopped_client_starts_no_attempt_and_waits_for_running_ones() -> None:
     async def stopping(url: str, in_flight: int) -> list[str]:
         server = Server(url, max_concurrency=in_flight)
         async with Client(server, MODEL, Spending(server)) as client:
@@ -362,7 +362,7 @@ def test_a_client_that_is_stopped_begins_no_attempt_and_waits_for_those_under_wa
 # Permanent errors
 
 
-def test_a_request_that_is_refused_is_told_from_a_server_that_refuses() -> None:
+def test_a_refused_request_is_distinguished_from_a_refusing_server() -> None:
     for status, kind in ((400, RejectedRequest), (413, RejectedRequest), (422, RejectedRequest), (404, InputError)):
         with answering((status, b"", {})) as (url, _), pytest.raises(InputError) as error:
             ask(Server(url))
@@ -382,14 +382,14 @@ def test_a_request_that_is_refused_is_told_from_a_server_that_refuses() -> None:
         "",
     ],
 )
-def test_what_is_no_address_is_one_line(url: str | list[str]) -> None:
+def test_an_invalid_address_gives_a_one_line_error(url: str | list[str]) -> None:
     with pytest.raises(InputError, match=r"Expected `server\.url`"):
         Server(url)
     assert Server("http://[::1]:8000/v1/").urls == ["http://[::1]:8000/v1"]
 
 
 @pytest.mark.parametrize("proxy", ["socks5://user:hush@127.0.0.1:9", "nonsense://user:hush@127.0.0.1"])
-def test_a_proxy_that_can_not_be_used_is_one_line(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+def test_an_unusable_proxy_gives_a_one_line_error(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     monkeypatch.setenv("ALL_PROXY", proxy)
     monkeypatch.setitem(sys.modules, "socksio", None)
     with pytest.raises(InputError, match="ALL_PROXY") as error:
@@ -397,7 +397,7 @@ def test_a_proxy_that_can_not_be_used_is_one_line(monkeypatch: pytest.MonkeyPatc
     assert "hush" not in str(error.value)
 
 
-def test_a_server_that_is_not_there_is_one_line_with_its_address(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_gives_one_line_with_its_address(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match=r"at http://127\.0\.0\.1:9/v1, but the connection failed: .*`server\.url`"):
         ask(Server("http://127.0.0.1:9/v1", attempts=3))
     assert capsys.readouterr().err.count("\n") == 1  # the retry is announced once
@@ -415,7 +415,7 @@ def test_a_server_that_is_not_there_is_one_line_with_its_address(capsys: pytest.
         (307, b"", "moved to elsewhere"),
     ],
 )
-def test_what_no_retry_mends_is_one_line_in_the_servers_words(status: int, body: bytes, said: str) -> None:
+def test_permanent_errors_give_one_line_with_the_servers_message(status: int, body: bytes, said: str) -> None:
     with answering((status, body, {})) as (url, came), pytest.raises(InputError, match=said) as error:
         ask(Server(url))
     assert len(came) == 1
@@ -429,7 +429,7 @@ def test_a_redirect_is_not_followed(server: Running) -> None:
         ask(Server(url))
 
 
-def test_another_model_is_refused_by_the_server_and_by_its_replies(server: Running) -> None:
+def test_another_model_is_refused_by_the_server_or_detected_in_its_replies(server: Running) -> None:
     with pytest.raises(InputError, match=r"The model `other` does not exist\..*`model`"):
         ask(Server(server.url), model="other")
     said = r"from the model 'stub-model', but one came from 'fallback'"
@@ -445,14 +445,16 @@ def test_a_key_in_an_answer_is_in_no_message(monkeypatch: pytest.MonkeyPatch) ->
     assert KEY not in str(error.value)
 
 
-def test_a_key_that_is_a_part_of_the_models_name_changes_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_within_the_models_name_does_not_change_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "stub")  # a server without keys accepts anything
     with stub() as server:
         assert ask(Server(server.url), known_as=[MODEL]).model == MODEL
         assert trial(Server(server.url)).known_as == {MODEL}
 
 
-def test_a_missing_openai_is_one_line_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_openai_package_gives_one_line_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(InputError, match=r"pip install 'confidence-probes\[server\]'"):
         Client(Server(), MODEL, Spending(Server()))
@@ -461,7 +463,7 @@ def test_a_missing_openai_is_one_line_with_the_command_that_installs_it(monkeypa
 # The key
 
 
-def test_a_key_comes_from_its_variable_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_read_only_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, f"of {name}")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/elsewhere")
@@ -508,7 +510,7 @@ def test_a_key_is_in_no_message_and_no_log(
         (200, GOOD.replace(b"stub-model", b"sk-very/secret+0123456789"), {}),
     ],
 )
-def test_a_key_is_in_no_message_however_the_server_writes_it(
+def test_a_key_is_in_no_message_in_any_encoding(
     answer: tuple[int, bytes, dict[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very/secret+0123456789")
@@ -521,7 +523,7 @@ def test_a_key_is_in_no_message_however_the_server_writes_it(
             assert "6789" not in said
 
 
-def test_a_key_is_found_in_time_that_grows_with_the_text_alone() -> None:
+def test_a_key_is_redacted_in_linear_time() -> None:
     began = time.monotonic()
     for text in ("x" * 10**5, "*" * 10**5, "\\" * 10**5, "x-*" * 10**5):
         without_key(text, KEY)
@@ -538,7 +540,7 @@ def test_a_key_is_found_in_time_that_grows_with_the_text_alone() -> None:
         {"metadata": {"note": f"see {KEY}"}},
     ],
 )
-def test_extra_fields_hold_no_secrets_however_deep(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_in_nested_extra_fields_are_refused(extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with pytest.raises(InputError, match=r"`server\.extra_body` to contain no secrets") as error:
         Server(extra_body=extra)
@@ -546,7 +548,7 @@ def test_extra_fields_hold_no_secrets_however_deep(extra: dict[str, Any], monkey
     Server(extra_body={"metadata": {"author": "x"}, "chat_template_kwargs": {"enable_thinking": False}})
 
 
-def test_a_private_question_is_said_in_no_other_writing_and_no_early_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_private_text_is_hidden_in_other_spellings_and_in_retry_messages(capsys: pytest.CaptureFixture[str]) -> None:
     text = "Which of these\n“elements” is the heaviest?"
     secret = Question("7", "mine", text, meta={"private": True})
     for words in (text.upper(), repr(text), json.dumps(text), " ".join(text.split())):
@@ -581,7 +583,7 @@ def test_a_budget_of_requests_counts_every_attempt() -> None:
     ("budget", "temperature", "least"),
     [({"budget_requests": 9}, 1.0, 10), ({"budget_requests": 1}, 0.0, 2), ({"budget_tokens": 100}, 1.0, None)],
 )
-def test_a_budget_that_a_trial_would_use_up_is_refused_before_anything_is_asked(
+def test_a_budget_below_the_cost_of_the_preflight_is_refused_before_any_request(
     budget: dict[str, int], temperature: float, least: int | None
 ) -> None:
     with answering((200, GOOD, {})) as (url, came):
@@ -590,13 +592,13 @@ def test_a_budget_that_a_trial_would_use_up_is_refused_before_anything_is_asked(
         assert came == []
 
 
-def test_a_budget_that_failures_use_up_in_the_trial_is_one_line() -> None:
+def test_a_budget_that_failures_exhaust_in_the_preflight_gives_a_one_line_error() -> None:
     with answering((500, b"", {})) as (url, _), pytest.raises(InputError, match=r"for the preflight, but .*is spent"):
         trial(Server(url, budget_requests=1, attempts=3), replace(ASKED, temperature=0.0))
 
 
 @pytest.mark.parametrize("ignores", [(), ("usage",)])
-def test_a_budget_of_tokens_is_never_passed_and_used_up_to_the_last_request(ignores: tuple[str, ...]) -> None:
+def test_a_token_budget_is_never_exceeded_and_is_used_up_to_the_last_request(ignores: tuple[str, ...]) -> None:
     async def many(client: Client) -> list[str]:
         asked = (replace(ASKED, prompt=f"question {i:03}") for i in range(100))
         ends = await asyncio.gather(*map(client.ask, asked), return_exceptions=True)
@@ -633,7 +635,7 @@ def trial(server: Server, request: Request = ASKED, model: str = MODEL, spend: S
     return asyncio.run(try_server(server, model, spend or Spending(server), requests))
 
 
-def test_a_trial_of_an_honest_server_keeps_its_first_answer(server: Running) -> None:
+def test_the_preflight_of_a_correct_server_keeps_its_first_answer(server: Running) -> None:
     spend = Spending(Server(server.url))
     learnt = trial(spend.server, replace(ASKED, n=2, logprobs=True), spend=spend)
     assert (learnt.varies, learnt.notices, learnt.known_as) == (True, [], {MODEL})
@@ -642,7 +644,7 @@ def test_a_trial_of_an_honest_server_keeps_its_first_answer(server: Running) -> 
     assert trial(Server(server.url), replace(ASKED, temperature=0.0)).varies is False
 
 
-def test_a_trial_asks_each_of_several_servers(server: Running) -> None:
+def test_the_preflight_asks_every_server(server: Running) -> None:
     learnt = trial(Server([server.url, server.url]))
     assert [reply.choices[0].text for reply in learnt.replies.values()] == [
         answer_text(Options(), ASKED.prompt, seed, 1.0, 0) for seed in (7, 8)
@@ -666,7 +668,9 @@ def test_a_trial_asks_each_of_several_servers(server: Running) -> None:
         ({"ignores": ("finish_reason",)}, ASKED, r"unknown finish reason None"),
     ],
 )
-def test_a_trial_refuses_what_is_not_as_asked(options: dict[str, Any], request_: Request, said: str) -> None:
+def test_the_preflight_refuses_replies_that_ignore_options(
+    options: dict[str, Any], request_: Request, said: str
+) -> None:
     with stub(**options) as server, pytest.raises(InputError, match=said) as error:
         trial(Server(server.url, timeout=0.5, attempts=2), request_)
     assert "\n" not in str(error.value)
@@ -684,7 +688,7 @@ def test_a_trial_refuses_what_is_not_as_asked(options: dict[str, Any], request_:
         ),
     ],
 )
-def test_a_trial_names_the_option_if_the_server_dies_of_a_seed(options: dict[str, Any], said: str) -> None:
+def test_the_preflight_names_the_option_if_the_server_crashes_on_a_seed(options: dict[str, Any], said: str) -> None:
     with stub(**options) as server:
         with pytest.raises(InputError, match=said) as error:
             trial(Server(server.url, attempts=2))
@@ -696,7 +700,7 @@ def test_a_trial_names_the_option_if_the_server_dies_of_a_seed(options: dict[str
         assert spend.requests == 5
 
 
-def test_a_trial_does_not_blame_seeds_for_a_server_that_is_slow_or_not_there() -> None:
+def test_the_preflight_does_not_mention_seeds_if_the_server_is_slow_or_missing() -> None:
     for given in ({"url": "http://127.0.0.1:9/v1"}, {"seconds": 5.0}):
         with stub(**{name: value for name, value in given.items() if name != "url"}) as server:
             url = str(given.get("url", server.url))
@@ -705,7 +709,7 @@ def test_a_trial_does_not_blame_seeds_for_a_server_that_is_slow_or_not_there() -
         assert "seed" not in str(error.value)
 
 
-def test_a_server_that_dies_of_a_seed_after_the_trial_ends_the_run_with_the_option(server: Running) -> None:
+def test_a_crash_on_a_seed_after_the_preflight_names_the_option(server: Running) -> None:
     for known_as, first in (({MODEL}, ()), ((), (ASKED,))):
 
         async def many(client: Client, first: tuple[Request, ...] = first) -> None:
@@ -723,14 +727,14 @@ def test_a_server_that_dies_of_a_seed_after_the_trial_ends_the_run_with_the_opti
             run(Server(dying.url, attempts=2), many, known_as=known_as)
 
 
-def test_a_trial_takes_an_alias_that_the_server_lists() -> None:
+def test_the_preflight_accepts_an_alias_that_the_server_lists() -> None:
     with stub(says_model="behind-it", lists=MODEL) as server:
         learnt = trial(Server(server.url))
     assert learnt.known_as == {"behind-it"}
     assert learnt.notices == ["the server maps the name 'stub-model' to the model 'behind-it'"]
 
 
-def test_a_trial_says_when_tokens_are_not_told_or_texts_are_empty() -> None:
+def test_the_preflight_reports_missing_token_counts_and_empty_texts() -> None:
     with stub(ignores=("usage",)) as server:
         assert "estimates" in trial(Server(server.url)).notices[0]
     with stub(answers=("",)) as server:
@@ -739,7 +743,7 @@ def test_a_trial_says_when_tokens_are_not_told_or_texts_are_empty() -> None:
     assert "could not test" in learnt.notices[0]
 
 
-def test_a_trial_does_not_ask_for_variation_where_extra_fields_forbid_it() -> None:
+def test_the_preflight_does_not_test_variation_if_extra_fields_forbid_it() -> None:
     constrained = replace(ASKED, extra={"guided_choice": ["a"]})
     with stub(answers=("a",)) as server:
         spend = Spending(Server(server.url))
@@ -748,13 +752,13 @@ def test_a_trial_does_not_ask_for_variation_where_extra_fields_forbid_it() -> No
     assert "`server.extra_body` constrains them" in learnt.notices[0]
 
 
-def test_a_trial_asks_for_log_probabilities_in_all_its_requests() -> None:
+def test_the_preflight_requests_log_probabilities_every_time() -> None:
     with stub() as fresh:
         trial(Server(fresh.url), replace(ASKED, logprobs=True, extra={"top_logprobs": 5}))
         assert [asked["logprobs"] for asked in fresh.answered()] == [True] * 5
 
 
-def test_a_trial_says_that_stop_texts_are_left_and_refuses_log_probabilities_of_some_tokens() -> None:
+def test_the_preflight_reports_remaining_stop_strings_and_refuses_incomplete_log_probabilities() -> None:
     logprobs = {"content": [{"logprob": -0.5}]}
     choice = {"message": {"content": "a b"}, "finish_reason": "stop", "logprobs": logprobs}
     body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 8}}).encode()
@@ -765,7 +769,7 @@ def test_a_trial_says_that_stop_texts_are_left_and_refuses_log_probabilities_of_
     assert "leaves stop strings" in learnt.notices[0]
 
 
-def test_answers_that_never_differ_are_no_accident_from_30_questions_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_that_never_differ_are_refused_from_30_questions_on(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="none of 30 questions has two different answers"):
         check_variation([["a", "a"]] * 30, Path("store"), has_varied=False)
     check_variation([["a", "a"]] * 30, Path("store"), has_varied=True)
@@ -775,7 +779,7 @@ def test_answers_that_never_differ_are_no_accident_from_30_questions_on(capsys: 
     assert capsys.readouterr().err == ""
 
 
-def test_a_generation_config_is_sent_as_a_text_also_from_a_command_line() -> None:
+def test_a_generation_config_is_sent_as_text() -> None:
     as_text = Server(extra_body={"generation_config": '{"do_sample": true, "top_k": 0}'})
     parser = ArgumentParser()
     parser.add_class_arguments(Server, "server")

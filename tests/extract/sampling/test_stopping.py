@@ -23,7 +23,10 @@ def answers_of(classes: list[list[int]] | np.ndarray, budget: int | None = None)
 
 
 def probability(sequence: tuple[int, ...], prior: Prior) -> float:
-    """Return the probability of a sequence of answers. The right answer is 0; wrong ones are numbered as they come."""
+    """Return the probability of a sequence of answers.
+
+    The right answer is 0. Wrong answers are numbered by first occurrence.
+    """
     (a, b), total, seen = prior.beta, 1.0, Counter[int]()
     for n, answer in enumerate(sequence):
         right = (a + seen[0]) / (a + b + n)
@@ -46,7 +49,7 @@ def test_the_model_is_a_distribution_over_sequences() -> None:
     assert sum(probability(one, PRIOR) for one in sequences(5)) == pytest.approx(1)
 
 
-def test_the_posterior_is_bayes_rule_over_all_sequences() -> None:
+def test_the_posterior_follows_bayes_rule_over_all_sequences() -> None:
     labels = (0, 0, 1, 0, 2)  # the classes that are seen; which one is right is unknown
     by_right = {}
     for right in (0, 1, 2, None):
@@ -77,7 +80,7 @@ def test_the_probability_of_leading_is_a_sum_over_all_futures() -> None:
         assert tables[n][x, y] == pytest.approx(weight @ np.heaviside(margin, 0.5) / weight.sum())
 
 
-def test_the_expected_gain_is_the_change_in_accuracy_where_only_two_answers_can_win() -> None:
+def test_the_expected_gain_is_the_change_in_accuracy_if_only_two_answers_can_win() -> None:
     labels, budget = (0, 0, 0, 1, 1), 6  # one more answer: only the second class can tie, none can win
     hypotheses = {right: np.array([0, 0, 0, 1, 1]) == right for right in (0, 1)}
     expected, norm = 0.0, 0.0
@@ -106,7 +109,9 @@ def test_no_gain_is_expected_when_further_answers_cannot_change_the_decision() -
 
 
 @pytest.mark.parametrize(("confidence", "least"), [(0.97, 0), (0.02, 0), (0.5, 0.05)])
-def test_sure_and_hopeless_questions_gain_little_and_open_ones_much(confidence: float, least: float) -> None:
+def test_the_expected_gain_is_small_for_certain_questions_and_large_for_uncertain_ones(
+    confidence: float, least: float
+) -> None:
     gain = expected_gain(Prior(confidence, 3, 2), answers_of([[0, 1]], 20).counts, 20)[0, -1]
     agreeing = expected_gain(Prior(confidence, 3, 2), answers_of([[0, 0]], 20).counts, 20)[0, -1]
     assert (gain > least) if least else (agreeing < 0.03)
@@ -204,5 +209,5 @@ def test_the_leader_is_the_most_frequent_answer_and_the_earliest_of_several(clas
     assert [int(one) for one in found] == [Counter(classes[: n + 1]).most_common(1)[0][0] for n in range(len(classes))]
 
 
-def test_counts_are_running() -> None:
+def test_counts_are_cumulative() -> None:
     assert count(np.array([[0, 1, 0]]), 2).tolist() == [[[1, 0], [1, 1], [2, 1]]]

@@ -45,7 +45,7 @@ class Replay(Sampler):
 REPLAY = Declaration("replay-1", Replay, nullable=("reasoning", "token_ids", "logprobs", "n_tokens", "prompt_tokens"))
 
 
-def test_a_sampler_is_a_class_and_an_entry(
+def test_a_new_sampler_needs_a_class_and_a_registry_entry(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(SAMPLERS, "replay", REPLAY)

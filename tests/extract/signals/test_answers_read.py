@@ -60,7 +60,7 @@ def test_states_equal_output_hidden_states_at_the_positions_of_the_answer(family
                 torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_neither_batch_nor_order_changes_what_is_read(model: Any) -> None:
+def test_values_do_not_depend_on_the_batch_or_the_order(model: Any) -> None:
     together = read_all(model, ANSWERS)
     small = read_all(model, ANSWERS, batch_tokens=1)
     backwards = {key: tensor.flip(0) for key, tensor in read_all(model, ANSWERS[::-1]).items()}
@@ -70,7 +70,7 @@ def test_neither_batch_nor_order_changes_what_is_read(model: Any) -> None:
             torch.testing.assert_close(other[key], tensor, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_an_answer_without_content_is_nan_as_a_whole_and_equal_answers_are_read_once(
+def test_answers_without_content_are_nan_and_equal_answers_are_read_once(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_read: list[int] = []
@@ -98,14 +98,14 @@ def test_an_answer_without_content_is_nan_as_a_whole_and_equal_answers_are_read_
         assert torch.equal(tensor.rows()[0], tensor.rows()[3])
 
 
-def test_a_part_of_empty_answers_has_every_key(model: Any) -> None:
+def test_a_shard_of_empty_answers_has_every_key(model: Any) -> None:
     keys = read_all(model, ANSWERS).keys()
     empty = read_all(model, [Answer((5, 6), ()), Answer((7,), ())])
     assert empty.keys() == keys
     assert all(len(tensor) == 2 and tensor.isnan().all() for tensor in empty.values())
 
 
-def test_a_changed_token_moves_its_own_place_and_what_comes_later_only(model: Any) -> None:
+def test_a_changed_token_affects_only_its_own_and_later_positions(model: Any) -> None:
     base = read_all(model, [Answer((5, 6, 7), (40, 41, 42))])
     other_last = read_all(model, [Answer((5, 6, 7), (40, 41, 99))])
     other_first = read_all(model, [Answer((5, 6, 7), (99, 41, 42))])
@@ -117,7 +117,7 @@ def test_a_changed_token_moves_its_own_place_and_what_comes_later_only(model: An
             assert not torch.allclose(base[f"hidden/{layer}/{position}"], other_first[f"hidden/{layer}/{position}"])
 
 
-def test_chosen_layers_alone_are_kept_and_hooks_are_gone_afterwards(model: Any) -> None:
+def test_only_the_chosen_layers_are_kept_and_hooks_are_removed(model: Any) -> None:
     def hooks() -> int:
         return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
@@ -142,7 +142,7 @@ def test_states_of_half_precision_models_are_summed_in_float32() -> None:
 def test_answer_positions_are_checked() -> None:
     assert position_ranges("sample", [3], [4]) == [[range(3, 4)], [range(6, 7)], [range(3, 7)]]
     for n_prompt, n_answer in ((3, 0), (0, 2), (3, -1)):
-        with pytest.raises(InputError, match="to be within a prompt of"):
+        with pytest.raises(InputError, match="to be within [0-9]+ prompt tokens"):
             position_ranges("sample", [n_prompt], [n_answer])
     with pytest.raises(InputError, match="one of hidden, tokens, .* for `scope` question, but got 'rollout'"):
         load_signal("rollout", "question")
@@ -159,7 +159,7 @@ def test_no_answers_and_answers_without_a_prompt_are_refused(model: Any) -> None
             read_answers(model, answers, SIGNALS)
 
 
-def test_content_leaves_out_the_end_token_and_the_tokens_of_the_stop_text_alone(tokenizer: Any) -> None:
+def test_content_excludes_only_the_end_token_and_the_tokens_of_the_stop_string(tokenizer: Any) -> None:
     def content(text: str, cut: str | None = None, end: bool = False) -> str:
         ids = tokenizer(text)["input_ids"] + [0] * end
         return str(tokenizer.decode(content_tokens(tokenizer, [0], ids, text if cut is None else cut)))
@@ -175,7 +175,7 @@ def test_content_leaves_out_the_end_token_and_the_tokens_of_the_stop_text_alone(
     assert content_tokens(longer, [0], ids, "Lima") == ids  # the last token holds the last letter
 
 
-def test_batches_are_by_length_and_bounded() -> None:
+def test_batches_are_sorted_by_length_and_bounded() -> None:
     assert list(by_length([], 4)) == []
     assert list(by_length([9, 1, 1, 3], 4)) == [[1, 2], [3], [0]]
 
@@ -232,7 +232,9 @@ def test_rows_are_in_the_order_of_the_samples(whole: Path, model: Any, tokenizer
     assert list(find_problems(store)) == []
 
 
-def test_workers_and_a_killed_run_write_the_bytes_of_one(store: Path, whole: Path, recipe: StoreRecipe) -> None:
+def test_workers_and_a_killed_run_write_the_same_bytes_as_one_run(
+    store: Path, whole: Path, recipe: StoreRecipe
+) -> None:
     before = signal_bytes(store)
     shutil.rmtree(store / "signals/hidden")
     gone = sorted((store / "signals/tokens/sample").iterdir())[::3]
@@ -243,7 +245,7 @@ def test_workers_and_a_killed_run_write_the_bytes_of_one(store: Path, whole: Pat
     assert signal_bytes(store) == before == signal_bytes(whole)
 
 
-def test_a_damaged_file_is_refused_and_made_again(
+def test_a_damaged_file_is_refused_and_recreated(
     store: Path, whole: Path, recipe: StoreRecipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = store / "signals/hidden/sample/00001.000-002.safetensors"
@@ -260,7 +262,7 @@ def test_a_damaged_file_is_refused_and_made_again(
     assert signal_bytes(store) == signal_bytes(whole)
 
 
-def test_what_was_read_of_other_answers_is_refused_and_read_again(store: Path, recipe: StoreRecipe) -> None:
+def test_values_of_other_answers_are_refused_and_read_again(store: Path, recipe: StoreRecipe) -> None:
     opened = Store.open(store)
     part = SampleRange(0, 0, 2)
     rows = opened.samples.read(part).to_pylist()
@@ -285,13 +287,15 @@ def test_more_samples_add_files_and_a_signal_of_some_answers_is_refused(store: P
     assert {name: content for name, content in signal_bytes(store).items() if name in before} == before
 
 
-def test_other_layers_than_those_that_there_are_are_refused(store: Path, recipe: StoreRecipe) -> None:
+def test_layers_other_than_the_existing_ones_are_refused(store: Path, recipe: StoreRecipe) -> None:
     shutil.rmtree(store / "signals")
     for scope in ("question", "sample"):
         read(str(store), ["hidden"], scope, [3, 1, 3], model=recipe.model)
         assert {int(key.split("/")[0]) for key in Store.open(store).signals.layout("hidden", scope)} == {1, 3}
         next(iter((store / "signals/hidden" / scope).glob("*.safetensors"))).unlink()
-        with pytest.raises(InputError, match=r"\[1, 3\], the stored layers of 'hidden' .* got \[2\]. Omit it"):
+        with pytest.raises(
+            InputError, match=r"\[1, 3\], the stored layers of 'hidden' .* got \[2\]. Leave out `layers`"
+        ):
             read(str(store), ["hidden"], scope, [2], model=recipe.model)
         read(str(store), ["hidden"], scope, model=recipe.model)
         assert len(Store.open(store).signals.keys("hidden", scope)) == (2 if scope == "question" else 6)
@@ -341,7 +345,7 @@ def test_a_store_without_answers_and_prompts_that_changed_are_refused(
 
 
 @pytest.mark.parametrize("name", ["00009.000-002", "00000.000-003", "00000", "foo"])
-def test_verify_names_a_file_that_is_of_no_answers(store: Path, name: str) -> None:
+def test_verify_names_a_file_without_matching_answers(store: Path, name: str) -> None:
     folder = store / "signals/hidden/sample"
     for ending in ("safetensors", "json"):
         shutil.copy(folder / f"00000.000-002.{ending}", folder / f"{name}.{ending}")
@@ -367,7 +371,7 @@ def test_the_command_reads_answers_and_an_unknown_scope_is_refused_in_one_line(
     assert "signal     hidden: 6 of 6 sample ranges" in capsys.readouterr().out
 
 
-def test_a_store_is_made_with_signals_of_its_answers(tmp_path: Path, recipe: StoreRecipe) -> None:
+def test_a_new_store_can_include_signals_of_its_answers(tmp_path: Path, recipe: StoreRecipe) -> None:
     path = str(tmp_path / "store")
     for _ in range(2):  # nothing is missing in the second run
         made = make_store(path, recipe, "short", ["hidden"], "sample")

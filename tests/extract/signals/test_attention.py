@@ -37,7 +37,7 @@ WANTS = ("attention_entropy", "attention_blocks", "attention_macs", "mixing")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_entropies_and_macs_are_those_of_eager_attention_however_the_answers_are_batched(family: str) -> None:
+def test_entropies_and_macs_equal_eager_attention_in_any_batch(family: str) -> None:
     model = family_model(family)
     by_hand = eager(model)
     for signal, of_answer in (("attention_entropy", entropies_by_hand), ("macs", macs_by_hand)):
@@ -57,7 +57,7 @@ def test_the_sinks_of_gpt_oss_are_left_out_of_its_weights() -> None:
     assert_rows(read_rows(model, ANSWERS, "attention_entropy", batch_tokens=1), expected, atol=1e-5)
 
 
-def test_the_last_prompt_token_of_a_question_is_where_its_answer_begins() -> None:
+def test_a_question_has_the_values_at_the_start_of_its_answer() -> None:
     model = tiny_model()
     prompts = [answer.prompt for answer in ANSWERS]
     found = read_questions(model, prompts, ["attention_entropy"])["attention_entropy"]
@@ -69,7 +69,7 @@ def test_the_last_prompt_token_of_a_question_is_where_its_answer_begins() -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [1, 200, 4000])
-def test_how_much_is_in_memory_at_a_time_changes_nothing(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_budget_does_not_change_values(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     expected = [read_rows(model, ANSWERS, name) for name in ALL]
     monkeypatch.setattr(attention_scores, "CACHED_SCORES", budget)
@@ -78,7 +78,7 @@ def test_how_much_is_in_memory_at_a_time_changes_nothing(budget: int, monkeypatc
 
 
 @pytest.mark.real_model
-def test_of_the_embedded_model_they_are_those_of_eager_attention() -> None:
+def test_signals_of_the_embedded_model_equal_eager_attention() -> None:
     model, tokenizer = load_model(dtype="float32")
     ids = tokenizer("The capital of Peru is Lima, and that of Chile is Santiago. The capital of")["input_ids"]
     answer = Answer(tuple(ids[:7]), tuple(ids[7:]))
@@ -87,7 +87,7 @@ def test_of_the_embedded_model_they_are_those_of_eager_attention() -> None:
         assert_rows(read_rows(model, [answer], signal), [of_answer(by_hand, answer)], atol=1e-5)
 
 
-def test_entropies_are_exact_where_the_first_token_takes_everything() -> None:
+def test_entropies_are_exact_if_all_attention_is_on_the_first_token() -> None:
     of_head = torch.tensor([200.0, 1.0, 1.0, 2.0, HIDDEN]).repeat(1, 1, 1, 1)
     whole, sink_free = head_entropies(of_head, torch.tensor([[4]]))
     p = np.exp([1.0, 1.0, 2.0]) / np.exp([1.0, 1.0, 2.0]).sum()
@@ -104,7 +104,7 @@ def test_entropies_are_exact_where_the_first_token_takes_everything() -> None:
 # Dependence on the inputs
 
 
-def test_a_changed_head_moves_its_own_layer_and_later_ones_only() -> None:
+def test_a_changed_head_affects_only_its_own_and_later_layers() -> None:
     model = tiny_model()
     base = read_rows(model, ANSWERS, "attention_entropy")
     model.model.layers[1].self_attn.q_proj.weight[:8] *= 3  # the first head
@@ -116,7 +116,7 @@ def test_a_changed_head_moves_its_own_layer_and_later_ones_only() -> None:
                 assert not np.allclose(before[f"{layer}/normalised"], after[f"{layer}/normalised"])
 
 
-def test_what_a_head_writes_does_not_move_where_its_layer_looks() -> None:
+def test_the_output_of_a_head_does_not_affect_the_attention_of_its_layer() -> None:
     model = tiny_model()
     base = read_rows(model, ANSWERS[:1], "attention_entropy")[0]
     model.model.layers[1].self_attn.o_proj.weight[:, :8] *= 3
@@ -125,7 +125,7 @@ def test_what_a_head_writes_does_not_move_where_its_layer_looks() -> None:
         assert np.array_equal(base[key], moved[key]) == (key[0] != "3")
 
 
-def test_a_changed_token_moves_what_comes_after_it_only() -> None:
+def test_a_changed_token_affects_only_later_tokens() -> None:
     model = tiny_model()
     base = Answer((5, 6, 7), (40, 41, 42, 43))
     other = Answer((5, 6, 7), (40, 99, 42, 43))
@@ -139,7 +139,7 @@ def test_a_changed_token_moves_what_comes_after_it_only() -> None:
                 assert not np.allclose(first[key], second[key])
 
 
-def test_an_answer_that_is_not_a_number_leaves_the_others_of_its_batch_alone() -> None:
+def test_nan_in_one_answer_does_not_affect_the_rest_of_the_batch() -> None:
     model = tiny_model()
     model.model.embed_tokens.weight[99] = torch.nan
     answers = [Answer((5, 6), (40, 99, 41)), Answer((7, 8), (40, 42, 41))]
@@ -154,7 +154,7 @@ def test_an_answer_that_is_not_a_number_leaves_the_others_of_its_batch_alone() -
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("masked", [False, True])
-def test_logits_are_the_same_bits_with_the_reader_on(family: str, masked: bool) -> None:
+def test_the_reader_does_not_change_any_bit_of_the_logits(family: str, masked: bool) -> None:
     model = family_model(family)
     ids, mask = torch.arange(2, 26).view(2, 12), torch.ones(2, 12, dtype=torch.int64)
     mask[0, 11:] = 0
@@ -176,7 +176,7 @@ def n_hooks(model: Any) -> int:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_attention_and_hooks_are_as_before_even_after_an_error(family: str) -> None:
+def test_attention_and_hooks_are_restored_even_after_an_error(family: str) -> None:
     model = tiny_model(family)
     before = model.config._attn_implementation, n_hooks(model)
     with AttentionReader(model, WANTS):
@@ -192,7 +192,7 @@ def test_attention_and_hooks_are_as_before_even_after_an_error(family: str) -> N
     assert (model.config._attn_implementation, n_hooks(model)) == before
 
 
-def test_a_reader_sees_its_own_model_alone() -> None:
+def test_a_reader_reads_only_its_own_model() -> None:
     model, other = tiny_model(), tiny_model("qwen2")
     ids = torch.arange(5, 12)[None]
     with torch.inference_mode(), AttentionReader(model, ["attention_entropy"]) as reader:
@@ -203,7 +203,7 @@ def test_a_reader_sees_its_own_model_alone() -> None:
         assert len(reader.finish().layers) == 3
 
 
-def test_only_what_is_wanted_is_kept() -> None:
+def test_only_requested_values_are_kept() -> None:
     model = tiny_model()
     kept = {
         "attention_entropy": {"normalised", "sink_free", "smallest_head"},
@@ -220,7 +220,7 @@ def test_only_what_is_wanted_is_kept() -> None:
         assert taken.dots == []
 
 
-def test_no_heads_are_kept_and_few_are_there_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_are_not_kept_and_only_few_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model, answer = tiny_model(), Answer(tuple(range(2, 130)), tuple(range(130, 258)))
     monkeypatch.setattr(attention_scores, "CACHED_SCORES", 1 << 12)
     with torch.inference_mode(), LiveBytes() as of_reading, Reader(model, ["attention_blocks", "mixing"]) as reader:
@@ -235,7 +235,7 @@ def test_no_heads_are_kept_and_few_are_there_at_a_time(monkeypatch: pytest.Monke
     assert of_reading.peak < of_eager.peak / 4  # a model of 4 heads
 
 
-def test_behind_an_answer_everything_is_0() -> None:
+def test_values_after_an_answer_are_0() -> None:
     with torch.inference_mode(), Reader(tiny_model(), WANTS) as reader:
         attention = reader.answers(ANSWERS).attention
     for row, answer in enumerate(ANSWERS):
@@ -263,7 +263,7 @@ def test_behind_an_answer_everything_is_0() -> None:
         ("Granite", "mixing", "those of GraniteForCausalLM don't"),
     ],
 )
-def test_families_that_attend_or_mix_otherwise_are_refused(family: str, want: str, reason: str) -> None:
+def test_models_with_unsupported_attention_are_refused(family: str, want: str, reason: str) -> None:
     sizes: dict[str, Any] = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}  # fmt: skip
     if family == "GPTJ":
         sizes |= {"rotary_dim": 4}

@@ -31,7 +31,7 @@ def copied(small_store: Path, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
 @pytest.mark.parametrize("batch_tokens", [8, 2048])
-def test_the_states_are_those_of_the_answers_own_tokens(family: str, batch_tokens: int) -> None:
+def test_the_states_are_those_of_the_tokens_of_the_answer(family: str, batch_tokens: int) -> None:
     model = tiny_model(family)
     layers = {"hidden": [2], "hidden_tokens": [0, 3]}
     found = read_answers(model, ANSWERS, ["hidden", "hidden_tokens"], layers, batch_tokens)
@@ -57,7 +57,7 @@ def test_the_mean_and_the_last_state_are_those_of_the_signal_hidden(model: Any) 
             torch.testing.assert_close(states.mean(0), found["hidden"]["1/mean_answer"][row])
 
 
-def test_a_store_holds_the_chosen_layers_in_either_dtype(copied: str, tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_store_contains_the_chosen_layers_in_either_dtype(copied: str, tiny_folder: Path, tmp_path: Path) -> None:
     half = str(shutil.copytree(copied, tmp_path / "half"))
     single = read(copied, ["hidden_tokens"], "sample", [1, 2], str(tiny_folder)).signals
     assert single.keys("hidden_tokens", "sample") == ["1/answer_tokens", "2/answer_tokens"]

@@ -148,7 +148,7 @@ def assert_same(found: dict[str, Ragged], wanted: dict[str, Ragged]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_number_equals_its_definition_in_float64(family: str) -> None:
+def test_every_value_equals_its_definition_in_float64(family: str) -> None:
     size = {"n_layer": 6} if family == "gpt2" else {"num_hidden_layers": 6}
     model = tiny_model(family, **size)
     read = read_all(model)
@@ -163,7 +163,7 @@ def test_every_number_equals_its_definition_in_float64(family: str) -> None:
 
 
 @pytest.mark.real_model
-def test_every_number_of_the_embedded_model_equals_its_definition_too() -> None:
+def test_every_value_of_the_embedded_model_equals_its_definition() -> None:
     model, tokenizer = load_model(dtype="float32")
     prompt = tokenizer("The capital of Peru is")["input_ids"]
     answer = Answer(tuple(prompt), tuple(tokenizer(" Lima.")["input_ids"]))
@@ -189,7 +189,7 @@ def test_every_early_exit_of_the_embedded_model_differs_between_tokens_and_none_
         assert counts.max() <= 0.9 * len(ragged.values), key
 
 
-def test_embeddings_that_repeat_the_input_token_are_no_early_exit() -> None:
+def test_embeddings_that_repeat_the_input_token_are_not_an_early_exit() -> None:
     model = tiny_model(tie_word_embeddings=True, num_hidden_layers=4)
     model.lm_head.weight.mul_(1000)
     answer = Answer((5, 6, 7), (40, 41, 42))
@@ -203,13 +203,13 @@ def test_embeddings_that_repeat_the_input_token_are_no_early_exit() -> None:
     assert exits["early_exit/4/state_saturation_800"].values.tolist() == [2 / 4] * 3
 
 
-def test_a_model_with_one_block_can_stop_after_it_only() -> None:
+def test_a_model_with_one_block_can_exit_only_after_it() -> None:
     exits = ragged_of(read_answers(tiny_model(num_hidden_layers=1), ANSWERS, ["early_exit"]))
     assert all((ragged.values == 1).all() for ragged in exits.values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_padding_batches_and_order_change_nothing(family: str) -> None:
+def test_padding_batches_and_order_do_not_change_values(family: str) -> None:
     model = tiny_model(family)
     together = read_all(model)
     assert_same(read_all(model, batch_tokens=1), together)
@@ -217,7 +217,7 @@ def test_padding_batches_and_order_change_nothing(family: str) -> None:
     assert_same({key: Ragged.of(one.rows()[::-1]) for key, one in backwards.items()}, together)
 
 
-def test_a_question_is_read_where_the_first_token_is_drawn(model: Any) -> None:
+def test_a_question_is_read_at_the_position_that_predicts_the_first_token(model: Any) -> None:
     answers = [answer for answer in ANSWERS if answer.content]
     of_answers = read_all(model, answers)
     of_questions = read_questions(model, [answer.prompt for answer in answers], OF_THE_LENS, batch_tokens=6)
@@ -229,7 +229,7 @@ def test_a_question_is_read_where_the_first_token_is_drawn(model: Any) -> None:
     assert {f"{name}/{key}" for name, tensors in of_questions.items() for key in tensors} == set(of_answers) - left_out
 
 
-def test_a_changed_layer_moves_its_own_entropy_and_later_ones_only() -> None:
+def test_a_changed_layer_affects_only_its_own_and_later_entropies() -> None:
     before = read_all(tiny_model())
     model = tiny_model()
     model.model.layers[1].mlp.down_proj.weight[0] += 1
@@ -239,7 +239,7 @@ def test_a_changed_layer_moves_its_own_entropy_and_later_ones_only() -> None:
     assert not torch.equal(before["evolution/3/early_late"].values, after["evolution/3/early_late"].values)
 
 
-def test_a_changed_token_moves_what_comes_after_it_and_nothing_that_led_to_it(model: Any) -> None:
+def test_a_changed_token_affects_only_later_distributions(model: Any) -> None:
     before = read_all(model, [Answer((5, 6, 7), (40, 41, 42))])
     after = read_all(model, [Answer((5, 6, 7), (40, 99, 42))])
     for key, ragged in before.items():
@@ -251,7 +251,7 @@ def test_a_changed_token_moves_what_comes_after_it_and_nothing_that_led_to_it(mo
     assert not torch.equal(before[profile].values[2], after[profile].values[2])
 
 
-def test_numbers_are_the_same_however_many_logits_are_in_memory(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_do_not_depend_on_the_number_of_logits_in_memory(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read_all(model)
     monkeypatch.setattr("extract.signals.lens.LOGITS_AT_ONCE", {"cpu": 258 * 2})
     monkeypatch.setattr("extract.signals.lens.REDUCED_AT_ONCE", {"cpu": 258})
@@ -260,7 +260,7 @@ def test_numbers_are_the_same_however_many_logits_are_in_memory(model: Any, monk
     assert_same(alone, {key: one for key, one in whole.items() if key.startswith("entropy_profile")})
 
 
-def test_an_answer_with_logits_that_are_no_numbers_is_nan_as_a_whole_and_others_are_not(
+def test_an_answer_with_nan_logits_is_nan_and_other_answers_are_not(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = nn.Linear.forward
@@ -282,7 +282,9 @@ def test_an_answer_with_logits_that_are_no_numbers_is_nan_as_a_whole_and_others_
     assert second.isfinite().all()
 
 
-def test_the_signal_that_the_docs_add_is_one_function_and_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_signal_in_the_docs_needs_one_function_and_one_line(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = Path(__file__).parents[3].joinpath("docs/extending.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(def renyi.*?)```", page, re.DOTALL)
     module = types.ModuleType("renyi")
@@ -298,7 +300,7 @@ def test_the_signal_that_the_docs_add_is_one_function_and_one_line(model: Any, m
         torch.testing.assert_close(found.double(), -(drawn**2).sum(-1).log(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_with_more_than_a_norm_behind_its_last_block_is_refused() -> None:
+def test_a_model_with_more_than_a_norm_after_its_last_block_is_refused() -> None:
     model = tiny_model()
     model.model.norm.register_forward_hook(lambda module, args, output: output * 2 if output.dim() == 3 else output)
     with pytest.raises(InputError, match="followed only by its final norm"):
@@ -316,7 +318,7 @@ def test_a_model_with_more_than_a_norm_behind_its_last_block_is_refused() -> Non
     assert read_answers(renamed, ANSWERS, ["tokens"])  # which reads the model's own output
 
 
-def test_entropy_of_one_word_is_0_of_all_alike_log_v_and_words_that_are_ruled_out_do_not_matter() -> None:
+def test_entropy_is_0_for_one_token_and_log_v_if_uniform_and_ignores_excluded_tokens() -> None:
     one, alike = torch.tensor([[900.0, 0, 0]]), torch.full((1, 151_936), 700.0)
     ruled_out = torch.tensor([[1.0, 1.0, -torch.inf]])
     assert float(entropy(softmax(one))) == pytest.approx(0, abs=1e-30)
@@ -325,7 +327,7 @@ def test_entropy_of_one_word_is_0_of_all_alike_log_v_and_words_that_are_ruled_ou
     assert float(kl(softmax(ruled_out.clone()), softmax(ruled_out.clone()))) == pytest.approx(0, abs=1e-6)
 
 
-def test_entropies_of_large_vocabularies_hold_to_a_thousandth_of_a_nat() -> None:
+def test_entropies_of_large_vocabularies_are_accurate_to_a_thousandth_of_a_nat() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 151_936, generator=generator) * torch.tensor([[0.1], [1], [4], [12]]) + 30
     other = torch.randn(4, 151_936, generator=generator)

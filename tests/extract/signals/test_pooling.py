@@ -78,7 +78,7 @@ def test_every_pooling_equals_a_plain_loop(how: str) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
-def test_rows_that_are_pooled_a_few_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pooling_in_chunks_gives_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
     values, weights = made(seed=2, n_rows=300, longest=200)
     u, w, hows = ragged(values), ragged(weights), list(POOLINGS)
     together = pool_each(u, hows, w), windows(u, 4), peak_features(u, weights=w)
@@ -90,7 +90,7 @@ def test_rows_that_are_pooled_a_few_at_a_time_give_the_same(monkeypatch: pytest.
             np.testing.assert_allclose(whole[name], split[name], rtol=1e-6)
 
 
-def test_a_row_without_tokens_or_with_a_nan_is_nan_and_one_token_is_itself() -> None:
+def test_rows_without_tokens_or_with_nan_are_nan_and_a_single_token_is_unchanged() -> None:
     values = ragged([[], [0.7], [1.0, torch.nan], [1.0, torch.inf], [2.0, 4.0]])
     weights = ragged([[], [0.0], [1.0, 1.0], [1.0, 1.0], [torch.nan, 1.0]])
     for how in POOLINGS:
@@ -110,7 +110,7 @@ def test_rows_that_are_all_empty_are_all_nan() -> None:
     assert pool(Ragged(torch.empty(0), torch.zeros(1, dtype=torch.int64)), "max").shape == (0,)
 
 
-def test_weights_that_are_all_equal_change_a_mean_by_nothing_and_one_that_is_alone_chooses_its_token() -> None:
+def test_equal_weights_do_not_change_a_mean_and_a_single_weight_selects_its_token() -> None:
     values = ragged([[3.0, 1.0, 2.0], [5.0, 7.0]])
     assert pool(values, "mean", ragged([[0.1, 0.1, 0.1], [2.0, 2.0]])).tolist() == [2.0, 6.0]
     alone = ragged([[0.0, 4.0, 0.0], [0.0, 1e-30]])
@@ -118,7 +118,7 @@ def test_weights_that_are_all_equal_change_a_mean_by_nothing_and_one_that_is_alo
         assert pool(values, how, alone).tolist() == ([0.0, 0.0] if how == "std" else [1.0, 7.0])
 
 
-def test_the_scale_of_the_weights_says_nothing() -> None:
+def test_the_scale_of_the_weights_does_not_matter() -> None:
     values, weights = made(seed=3)
     small = ragged([w * 2.0**-60 for w in weights])
     for how in POOLINGS:
@@ -127,7 +127,7 @@ def test_the_scale_of_the_weights_says_nothing() -> None:
         )
 
 
-def test_several_columns_and_several_weights_are_pooled_each_for_itself() -> None:
+def test_several_columns_and_several_weights_are_pooled_separately() -> None:
     values, weights = made(seed=4)
     u, w = ragged(values), ragged(weights)
     columns = Ragged(torch.stack([u.values, 2 * u.values], 1), u.offsets)
@@ -192,7 +192,7 @@ def test_peak_features_equal_a_plain_loop(threshold: float) -> None:
             assert float(got[name][row]) == pytest.approx(value, rel=1e-5, abs=1e-7), (name, row)
 
 
-def test_what_can_not_be_pooled_is_refused_in_one_line() -> None:
+def test_impossible_poolings_give_a_one_line_error() -> None:
     values = ragged([[1.0, 2.0], [3.0]])
     with pytest.raises(InputError, match="but got 'top_11'. Did you mean `top_10`"):
         pool(values, "top_11")

@@ -33,7 +33,7 @@ def both(model: Any, answers: list[Answer], **options: Any) -> list[dict[str, np
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_the_product_of_whole_matrices_however_the_answers_are_batched(family: str) -> None:
+def test_rollout_equals_the_product_of_full_matrices_in_any_batch(family: str) -> None:
     model = family_model(family)
     by_hand = eager(model)
     expected = [rollout_by_hand(by_hand, answer) for answer in ANSWERS]
@@ -43,14 +43,14 @@ def test_it_is_the_product_of_whole_matrices_however_the_answers_are_batched(fam
 
 
 @pytest.mark.real_model
-def test_of_the_embedded_model_it_is_the_product_of_whole_matrices() -> None:
+def test_rollout_of_the_embedded_model_equals_the_product_of_full_matrices() -> None:
     model, tokenizer = load_model(dtype="float32")
     ids = tokenizer("The capital of Peru is Lima, and that of Chile")["input_ids"]
     answer = Answer(tuple(ids[:5]), tuple(ids[5:]))
     assert_rows(both(model, [answer]), [rollout_by_hand(eager(model), answer)], atol=1e-5)
 
 
-def test_a_model_in_half_precision_is_near_its_eager_attention() -> None:
+def test_values_in_half_precision_are_close_to_eager_attention() -> None:
     model = tiny_model().to(torch.bfloat16)
     expected = rollout_by_hand(eager(model), ANSWERS[4])
     found = both(model, ANSWERS)[4]
@@ -89,7 +89,7 @@ def test_rows_of_the_product_sum_to_one(T: int) -> None:
     assert not without_last[..., -1].any()
 
 
-def test_tokens_that_look_at_themselves_alone_keep_all_influence() -> None:
+def test_tokens_that_attend_only_to_themselves_keep_all_influence() -> None:
     eye, shares = torch.eye(5).repeat(4, 1, 1), torch.rand(4, len(MIXES), 5)
     layers = layers_of(eye, shares)
     summed, largest = rows_summed(*layers), rows_largest(*layers)
@@ -98,12 +98,12 @@ def test_tokens_that_look_at_themselves_alone_keep_all_influence() -> None:
     assert torch.equal(summed[0, 0, 0, 1, 1], torch.tensor([0.0, 0, 0, 0, 1]))
 
 
-def test_without_attention_there_is_residual_alone() -> None:
+def test_without_attention_only_the_residual_remains() -> None:
     layers = layers_of(random_attention(3, 6), torch.zeros(3, len(MIXES), 6))
     assert torch.equal(rows_largest(*layers)[..., 1, :], torch.ones(1, len(FIELDS), len(MIXES), 6))
 
 
-def test_one_token_keeps_the_product_of_what_it_gives_itself() -> None:
+def test_a_single_token_keeps_the_product_of_its_own_shares() -> None:
     model = tiny_model()
     answer = Answer((8, 9, 10, 11, 12), (50,))
     with torch.inference_mode(), Reader(model, ["attention_blocks", "mixing"]) as reader:
@@ -117,14 +117,14 @@ def test_one_token_keeps_the_product_of_what_it_gives_itself() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 128])
-def test_blocks_of_any_size_give_the_same_largest(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_any_size_give_the_same_maximum(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layers = layers_of(random_attention(3, 11), torch.rand(3, len(MIXES), 11))
     expected = rows_largest(*layers)
     monkeypatch.setattr("extract.signals.attention.COLUMNS_AT_ONCE", size)
     torch.testing.assert_close(rows_largest(*layers), expected)
 
 
-def test_shares_of_attention_are_between_0_and_1_and_residual_takes_the_rest() -> None:
+def test_shares_of_attention_are_between_0_and_1_and_the_residual_has_the_rest() -> None:
     generator = torch.Generator().manual_seed(0)
     h, o = torch.randn(2, 50, 8, generator=generator), torch.randn(2, 50, 8, generator=generator)
     shares = attention_shares(Dots.of(h, o))
@@ -149,7 +149,7 @@ def test_the_last_token_has_no_influence_before_it_was_drawn() -> None:
         assert np.allclose(base[key], other[key], rtol=1e-5) == key.endswith("emit"), key
 
 
-def test_what_the_last_layer_writes_moves_mixes_that_look_at_it_only() -> None:
+def test_the_output_of_the_last_layer_affects_only_the_mixes_that_use_it() -> None:
     model = tiny_model()
     base = both(model, ANSWERS[:1])[0]
     model.model.layers[2].self_attn.o_proj.weight[:, :8] *= 3  # the first head
@@ -158,7 +158,7 @@ def test_what_the_last_layer_writes_moves_mixes_that_look_at_it_only() -> None:
         assert np.array_equal(base[key], moved[key]) == key.startswith("3/share"), key
 
 
-def test_where_a_head_looks_moves_all_of_them() -> None:
+def test_the_attention_of_a_head_affects_all_mixes() -> None:
     model = tiny_model()
     base = both(model, ANSWERS[:1])[0]
     model.model.layers[2].self_attn.q_proj.weight[:8] *= 3

@@ -85,7 +85,7 @@ def prompt_lengths(tiny_folder: Path, tmp_path: Path) -> dict[str, int]:
     return {one.id: len(PromptTemplate().encode(tokenizer, one.prompt)) for one in questions}
 
 
-def test_the_first_local_copy_is_the_one_that_the_store_keeps_to(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_store_accepts_only_its_first_local_copy(tiny_folder: Path, tmp_path: Path) -> None:
     store = make(tmp_path, 20, 2, told)
     path = str(store.path)
     with pytest.raises(InputError, match=r"local copy of 'served/tiny'.* --model PATH_OR_HUB_ID`\.$"):
@@ -143,7 +143,7 @@ def test_a_model_whose_prompts_are_longer_than_the_server_counted_is_refused(
         reads(f"none-{scope}", lambda i: 0, scope)
 
 
-def test_tokens_are_the_servers_or_else_the_tokenizers_and_none_where_thinking_came_before(
+def test_tokens_come_from_the_server_or_the_tokenizer_and_are_missing_after_thinking(
     tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (_, tokenizer) = load_model(str(tiny_folder))
@@ -166,7 +166,7 @@ def test_tokens_are_the_servers_or_else_the_tokenizers_and_none_where_thinking_c
         torch.testing.assert_close(row, rows[0], atol=1e-5, rtol=0)
 
 
-def test_what_a_server_did_not_tell_is_no_number(tmp_path: Path) -> None:
+def test_values_that_a_server_did_not_report_are_nan(tmp_path: Path) -> None:
     store = make(tmp_path, 8, 2, lambda i, j: told(i, j) if j else {"text": "ab"})
     plant(store)
     table = load_table(store)
@@ -194,14 +194,17 @@ def plant(store: Store) -> None:
 
 @pytest.fixture(scope="module")
 def readable(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Store:
-    """Make a store of 100 questions with 4 answers each, from a text-only server, read with a local copy."""
+    """Make a store of a served model without token ids, with signals that a local copy has read.
+
+    The store has 100 questions with 4 answers each.
+    """
     store = make(tmp_path_factory.mktemp("served"), 100, 4, lambda i, j: {"text": "abcd"[: 1 + (i + j) % 4]})
     read(str(store.path), model=str(tiny_folder))
     plant_grades(store, 0)
     return store
 
 
-def test_a_probe_of_a_served_store_attaches_to_the_local_copy_and_baselines_without_numbers_are_named(
+def test_a_probe_of_a_served_store_attaches_to_the_local_copy_and_baselines_without_values_are_named(
     readable: Store, tiny_folder: Path, tmp_path: Path
 ) -> None:
     folder = train.run(
@@ -227,7 +230,7 @@ def test_a_probe_of_a_served_store_attaches_to_the_local_copy_and_baselines_with
     assert f"`{MODEL}` (known by name only) answered" in words
 
 
-def test_a_comparison_has_no_cost_where_the_server_told_none(readable: Store) -> None:
+def test_a_comparison_has_no_cost_if_the_server_reported_none(readable: Store) -> None:
     record = comparison_record(Comparison(str(readable.path), probes=["logistic"], n_folds=3).run(), 3, 50, 0)
     assert record["methods"]["logistic"]["tokens_read"] is None
     assert record["methods"]["constant"]["tokens_read"] == 0
@@ -236,7 +239,7 @@ def test_a_comparison_has_no_cost_where_the_server_told_none(readable: Store) ->
 
 
 @pytest.mark.slow
-def test_asking_about_a_served_store_takes_the_local_copy(tmp_path: Path) -> None:
+def test_asking_about_a_served_store_uses_the_local_copy(tmp_path: Path) -> None:
     store, copy = make(tmp_path, 6, 2, told), save_model(tiny_model(max_position_embeddings=1024), tmp_path / "copy")
     with pytest.raises(InputError, match="--model PATH_OR_HUB_ID"):
         ask(str(store.path), ["verbalized"])
@@ -254,7 +257,7 @@ def test_answers_without_ids_are_shown_by_the_tokenizer_of_the_local_copy(
     assert MODEL in out.read_text()
 
 
-def test_a_whole_store_is_left_alone_and_one_that_lacks_signals_asks_for_the_local_copy(
+def test_a_complete_store_is_unchanged_and_missing_signals_require_the_local_copy(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     store = make(tmp_path, 8, 2, told)

@@ -37,7 +37,7 @@ def test_hidden_states_equal_output_hidden_states(family: str) -> None:
             torch.testing.assert_close(states[row, layer], expected[layer][0, -1], rtol=1e-4, atol=1e-4)
 
 
-def test_neither_batch_nor_order_nor_choice_of_layers_changes_a_state(model: Any) -> None:
+def test_states_do_not_depend_on_the_batch_the_order_or_the_chosen_layers(model: Any) -> None:
     together = read_hidden(model, PROMPTS)
     alone = torch.cat([read_hidden(model, [prompt]) for prompt in PROMPTS])
     small = read_hidden(model, PROMPTS, batch_tokens=1)
@@ -48,7 +48,7 @@ def test_neither_batch_nor_order_nor_choice_of_layers_changes_a_state(model: Any
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
-def test_a_prefix_that_fills_a_batch_is_read_once_and_changes_no_value(
+def test_a_prefix_that_fills_a_batch_is_read_once_and_does_not_change_values(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, signals = tiny_model(family), signals_of("question")
@@ -66,13 +66,13 @@ def test_a_prefix_that_fills_a_batch_is_read_once_and_changes_no_value(
     assert (sum(seen) <= 32 + 8 * 6) == can_share(model)
 
 
-def test_a_changed_token_moves_its_state_and_no_earlier_one(model: Any) -> None:
+def test_a_changed_token_changes_its_state_but_no_earlier_one(model: Any) -> None:
     base, changed = read_hidden(model, [[5, 6, 7]]), read_hidden(model, [[4, 6, 7]])
     assert torch.equal(base[:, 0], changed[:, 0])  # the embedding of the last token
     assert not torch.allclose(base[:, 1:], changed[:, 1:])
 
 
-def test_a_changed_block_moves_only_later_layers() -> None:
+def test_a_changed_block_affects_only_later_layers() -> None:
     model = tiny_model()
     before = read_hidden(model, PROMPTS)
     model.model.layers[1].mlp.down_proj.weight[0] += 1
@@ -81,7 +81,7 @@ def test_a_changed_block_moves_only_later_layers() -> None:
     assert not torch.allclose(before[:, 2:], after[:, 2:])
 
 
-def test_hooks_are_gone_afterwards_and_also_after_an_error(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_are_removed_even_after_an_error(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def hooks() -> int:
         return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
@@ -93,8 +93,8 @@ def test_hooks_are_gone_afterwards_and_also_after_an_error(model: Any, monkeypat
     assert hooks() == before
 
 
-def test_positions_and_layers_outside_are_refused(model: Any) -> None:
-    with pytest.raises(InputError, match="prompt of 0 tokens"):
+def test_positions_and_layers_out_of_range_are_refused(model: Any) -> None:
+    with pytest.raises(InputError, match="within 0 prompt tokens"):
         position_ranges("question", [0], [0])
     with pytest.raises(InputError, match=r"between 0 \(embeddings\) and 3, but got \[4\]"):
         HiddenCapture(model, [1, 4])
@@ -102,7 +102,7 @@ def test_positions_and_layers_outside_are_refused(model: Any) -> None:
         load_signal("hiden")
 
 
-def test_the_fingerprint_sees_one_changed_weight_and_two_swapped_ones() -> None:
+def test_the_fingerprint_detects_one_changed_weight_and_two_swapped_ones() -> None:
     model = tiny_model()
     first = weight_fingerprint(model)
     assert weight_fingerprint(tiny_model()) == first
@@ -115,7 +115,7 @@ def test_the_fingerprint_sees_one_changed_weight_and_two_swapped_ones() -> None:
     assert weight_fingerprint(swapped) != first
 
 
-def test_the_tokenizer_hash_forgets_padding(tokenizer: Any) -> None:
+def test_the_tokenizer_hash_ignores_padding(tokenizer: Any) -> None:
     before = tokenizer_hash(tokenizer)
     tokenizer(["a", "bcd"], padding=True, truncation=True, max_length=2)
     assert tokenizer_hash(tokenizer) == before

@@ -63,13 +63,13 @@ def refusal(read: Callable[[Path], Any], store: Path, named: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_whole_store_is_read(whole_store: Path, tmp_path: Path) -> None:
+def test_an_intact_store_is_read(whole_store: Path, tmp_path: Path) -> None:
     load(whole_store)
     verify(str(whole_store))
     describe(Store.open(whole_store))
 
 
-def test_the_pickles_of_these_tests_would_be_noticed(tmp_path: Path) -> None:
+def test_loading_a_test_pickle_is_detected(tmp_path: Path) -> None:
     pickle.loads(bomb(tmp_path / "store"))
     assert (tmp_path / "executed").exists()
 
@@ -86,7 +86,7 @@ def test_an_altered_store_is_refused_by_training_and_by_verify(store: Path, name
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_store_runs_nothing_writes_nothing_and_gives_no_traceback(store: Path, name: str) -> None:
+def test_a_forged_store_runs_no_code_writes_nothing_and_gives_no_traceback(store: Path, name: str) -> None:
     FORGED[name](store)
     before = sorted(store.parent.rglob("*"))
     for read in (load, lambda path: describe(Store.open(path)), lambda path: verify(str(path))):
@@ -186,7 +186,7 @@ def test_a_signal_is_hashed_once_however_many_keys_are_read(whole_store: Path, m
     ],
     ids=["signal", "key", "layer", "grader", "grades to write", "baseline", "table"],
 )
-def test_a_name_that_leads_elsewhere_is_refused(whole_store: Path, read: Callable[[Store], Any]) -> None:
+def test_a_name_that_leads_outside_the_store_is_refused(whole_store: Path, read: Callable[[Store], Any]) -> None:
     refusal(lambda path: read(Store.open(path)), whole_store, "Expected `")
 
 

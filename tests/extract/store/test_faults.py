@@ -53,7 +53,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
     return Commands(tmp_path_factory.mktemp("commands"), n_questions=48)
 
 
-def test_after_kills_the_next_run_goes_on_rewrites_nothing_and_gives_the_bytes_of_an_undisturbed_one(
+def test_a_run_after_kills_rewrites_nothing_and_gives_the_bytes_of_an_undisturbed_run(
     commands: Commands,
 ) -> None:
     stores = [commands.folder / name for name in ("undisturbed", "killed")]
@@ -67,7 +67,7 @@ def test_after_kills_the_next_run_goes_on_rewrites_nothing_and_gives_the_bytes_o
 @pytest.mark.parametrize(
     ("number", "status", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
 )
-def test_a_signal_ends_a_command_with_one_line_and_what_is_finished_is_kept(
+def test_a_signal_ends_a_command_with_one_line_and_finished_files_are_kept(
     number: signal.Signals, status: int, word: str, commands: Commands, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
@@ -86,7 +86,9 @@ def test_a_signal_ends_a_command_with_one_line_and_what_is_finished_is_kept(
     assert not list(store.rglob("*.tmp"))
 
 
-def test_workers_write_the_bytes_of_one(recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_workers_write_the_same_bytes_as_one(
+    recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
     for rank in (2, 0, 1):
         make(tmp_path / "store", recipe, Worker(rank, 3))
     assert content(tmp_path / "store") == undisturbed
@@ -98,13 +100,13 @@ def test_workers_of_one_job_do_not_wait_for_each_other(recipe: StoreRecipe, tmp_
         pass
 
 
-def test_a_file_that_is_named_like_a_lock_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_file_with_the_name_of_a_lock_blocks_no_run(tmp_path: Path) -> None:
     (tmp_path / ".writer-x.lock").touch()
     with Worker().writing(tmp_path):
         pass
 
 
-def test_a_worker_has_every_block_of_its_own() -> None:
+def test_a_worker_has_every_nth_block() -> None:
     owners = [[rank for rank in range(3) if Worker(rank, 3).has(block)] for block in range(7)]
     assert owners == [[0], [1], [2], [0], [1], [2], [0]]
 
@@ -144,7 +146,7 @@ def test_a_second_run_waits_says_so_and_finds_nothing_left_to_do(
     assert finished(store) == before
 
 
-def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
+def test_a_full_disk_gives_a_one_line_error_and_the_next_run_continues(
     recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, fsync = [], os.fsync
@@ -176,7 +178,7 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
         ("samples/00002.000-003.json", "sample"),
     ],
 )
-def test_a_damaged_file_is_named_and_made_again(
+def test_a_damaged_file_is_named_and_recreated(
     name: str,
     command: str,
     recipe: StoreRecipe,
@@ -197,7 +199,7 @@ def test_a_damaged_file_is_named_and_made_again(
     assert {path: stamp for path, stamp in finished(store).items() if path in others} == others
 
 
-def test_damaged_parts_that_stand_side_by_side_are_made_again_as_they_were(recipe: StoreRecipe, tmp_path: Path) -> None:
+def test_adjacent_damaged_shards_are_recreated_unchanged(recipe: StoreRecipe, tmp_path: Path) -> None:
     store = tmp_path / "store"
     make(store, replace(recipe, k=2))
     make(store, recipe)
@@ -216,7 +218,7 @@ def test_damaged_questions_are_written_again(
     assert content(make(store, recipe)) == undisturbed
 
 
-def test_what_a_killed_run_left_is_taken_away_by_the_worker_whose_it_was(recipe: StoreRecipe, tmp_path: Path) -> None:
+def test_temporary_files_of_a_killed_run_are_deleted_by_the_same_worker(recipe: StoreRecipe, tmp_path: Path) -> None:
     store = make(tmp_path / "store", recipe)
     left = [store / "samples" / f".0000{block}.000-003.parquet.{'0' * 8}.tmp" for block in (0, 1)]
     for path in [*left, store / ".manifest.json.00000000.tmp"]:
@@ -240,7 +242,7 @@ def out_of_memory_above(limit: int, of: Callable[[int], Any]) -> Callable[[int, 
     return work
 
 
-def test_work_is_done_with_half_as_much_while_memory_runs_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_batches_are_halved_while_memory_runs_out(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[tuple[int, int]] = []
     done = retry_with_smaller_batch(
         out_of_memory_above(100, str), 320, "answers", lambda items, tokens: seen.append((items, tokens))
@@ -250,12 +252,12 @@ def test_work_is_done_with_half_as_much_while_memory_runs_out(capsys: pytest.Cap
     assert "out of memory: continuing with 160 answers at a time" in capsys.readouterr().err
 
 
-def test_a_memory_too_small_for_one_is_refused() -> None:
+def test_too_little_memory_for_one_item_is_refused() -> None:
     with pytest.raises(InputError, match=r"process answers one at a time, but got: CUDA out of memory[^\n]*$"):
         retry_with_smaller_batch(out_of_memory_above(0, str), 5, "answers", lambda items, tokens: None)
 
 
-def test_sampling_goes_on_with_fewer_answers_at_a_time_and_records_it(
+def test_sampling_continues_with_smaller_batches_and_records_it(
     recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = TokenSampler.sample_grid
@@ -288,7 +290,7 @@ def test_sampling_goes_on_with_fewer_answers_at_a_time_and_records_it(
         (PermissionError(errno.EACCES, "Permission denied", "runs"), 2, "error: 'runs': Permission denied. Finished"),
     ],
 )
-def test_a_command_that_does_not_come_to_its_end_says_why_in_one_line(
+def test_a_failed_command_gives_the_reason_in_one_line(
     error: BaseException, status: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command() -> None:
@@ -300,12 +302,12 @@ def test_a_command_that_does_not_come_to_its_end_says_why_in_one_line(
     assert said.count("\n") == 1
 
 
-def test_a_mistake_of_ours_keeps_its_traceback() -> None:
+def test_internal_errors_keep_their_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         exit_status(lambda: 1 / 0)
 
 
-def test_a_store_below_a_file_is_one_line(commands: Commands, tmp_path: Path) -> None:
+def test_a_store_path_below_a_file_gives_a_one_line_error(commands: Commands, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     status, said = commands.finish("sample", tmp_path / "file" / "store")
     assert status == 2

@@ -66,7 +66,7 @@ def halves(tmp_path: Path, whole: Path) -> list[str]:
     return [str(tmp_path / f"half-{rank}") for rank in range(2)]
 
 
-def test_halves_become_the_bytes_of_the_whole(tmp_path: Path, whole: Path, halves: list[str]) -> None:
+def test_merged_halves_have_the_bytes_of_the_whole(tmp_path: Path, whole: Path, halves: list[str]) -> None:
     before = [contents(Path(half)) for half in halves]
     (store,) = merge(str(tmp_path / "new"), halves)
     assert contents(tmp_path / "new") == contents(whole)
@@ -92,7 +92,7 @@ def test_two_workers_merge_their_own_blocks(tmp_path: Path, whole: Path, halves:
     assert contents(tmp_path / "new") == contents(whole)
 
 
-def test_further_samples_and_graders_are_put_beside(tmp_path: Path, whole: Path) -> None:
+def test_additional_samples_and_graders_are_merged(tmp_path: Path, whole: Path) -> None:
     other = Path(shutil.copytree(whole, tmp_path / "other"))
     for path in [*other.glob("samples/*.002-004.*"), *other.glob("grades/coin/*.002-004.*")]:
         path.unlink()
@@ -139,7 +139,7 @@ def rewrite(store: Store, part: SampleRange, **changes: Any) -> None:
     store.samples.write(part, [{**row, **changes} for row in rows.to_pylist()])
 
 
-def test_two_answers_to_one_sample_are_refused_by_name(tmp_path: Path, whole: Path) -> None:
+def test_different_answers_for_one_sample_are_refused_with_the_file_name(tmp_path: Path, whole: Path) -> None:
     other = Path(shutil.copytree(whole, tmp_path / "other"))
     rewrite(Store.open(other), SampleRange(1, 0, 2), text="something else")
     before = contents(whole)
@@ -148,7 +148,7 @@ def test_two_answers_to_one_sample_are_refused_by_name(tmp_path: Path, whole: Pa
     assert contents(whole) == before
 
 
-def test_parts_that_share_samples_are_refused(tmp_path: Path, whole: Path) -> None:
+def test_shards_that_share_samples_are_refused(tmp_path: Path, whole: Path) -> None:
     other = Path(shutil.copytree(whole, tmp_path / "other"))
     for ending in ("parquet", "json"):
         for name in ("00000.000-002", "00000.002-004"):
@@ -173,7 +173,7 @@ def test_a_damaged_file_is_not_copied(tmp_path: Path, halves: list[str]) -> None
         merge(str(tmp_path / "new"), halves)
 
 
-def test_signals_and_tables_that_were_made_otherwise_are_refused(tmp_path: Path, halves: list[str]) -> None:
+def test_signals_and_tables_with_other_settings_are_refused(tmp_path: Path, halves: list[str]) -> None:
     other = Store.open(halves[1])
     shutil.rmtree(other.path / "signals/hidden")
     other.signals.write("hidden", Block(1), {"0/last_prompt": torch.zeros(8, 4)})
@@ -198,7 +198,7 @@ def test_signals_and_tables_that_were_made_otherwise_are_refused(tmp_path: Path,
         merge(halves[0], [halves[1]])
 
 
-def test_a_grids_stores_are_merged_by_name(tmp_path: Path, whole: Path, halves: list[str]) -> None:
+def test_the_stores_of_a_grid_are_merged_by_name(tmp_path: Path, whole: Path, halves: list[str]) -> None:
     for i, half in enumerate(halves):
         (tmp_path / f"grid-{i}").mkdir()
         for name in ("t0.0", "t0.7")[: 2 - i]:
@@ -212,7 +212,7 @@ def test_a_grids_stores_are_merged_by_name(tmp_path: Path, whole: Path, halves: 
         merge(halves[0], [str(tmp_path / "grid")])
 
 
-def test_a_merge_that_was_killed_goes_on(tmp_path: Path, whole: Path, halves: list[str]) -> None:
+def test_a_killed_merge_continues(tmp_path: Path, whole: Path, halves: list[str]) -> None:
     new = tmp_path / "new"
     options = ["--store", str(new), "--others", f"[{','.join(halves)}]"]
     slow = "import os, time; sync = os.fsync; os.fsync = lambda fd: (time.sleep(0.02), sync(fd))"
@@ -257,7 +257,7 @@ def logged(store: Store, part: SampleRange) -> list[tuple[str, int, str]]:
     return [(row["question_id"], row["sample"], row["text"]) for row in read_log(store, part)]
 
 
-def test_answers_of_unfinished_parts_come_along_and_none_twice(tmp_path: Path) -> None:
+def test_answers_of_unfinished_shards_are_merged_once(tmp_path: Path) -> None:
     a, b = served(tmp_path / "a"), served(tmp_path / "b")
     log(a, SampleRange(0, 0, 2), [row("q0", 0, "a")])
     log(b, SampleRange(0, 0, 2), [row("q0", 0, "other"), row("q1", 1, "b")])
@@ -272,7 +272,7 @@ def test_answers_of_unfinished_parts_come_along_and_none_twice(tmp_path: Path) -
     assert contents(b.path) == before
 
 
-def test_answers_that_are_finished_elsewhere_give_way_and_that_is_said(
+def test_logged_answers_that_are_finished_elsewhere_are_dropped_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = served(tmp_path / "a"), served(tmp_path / "b")
@@ -281,7 +281,7 @@ def test_answers_that_are_finished_elsewhere_give_way_and_that_is_said(
     log(b, part, [row("q0", 0, "b")])
     merge(str(a.path), [str(b.path)])
     assert "ignored 1 answers in" in (said := capsys.readouterr().err)
-    assert "as 00000.000-001 is finished in" in said
+    assert "because 00000.000-001 is finished in" in said
     merge(str(b.path), [str(a.path)])
     assert Store.open(b.path).samples.read()["text"].to_pylist() == ["whole", "whole"]
     assert "00000.000-001 is now finished" in capsys.readouterr().err

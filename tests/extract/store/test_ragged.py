@@ -35,7 +35,7 @@ def of_lengths(*lengths: int) -> Ragged:
     return Ragged.of(list(torch.arange(sum(lengths)).float().split(lengths)))
 
 
-def test_rows_of_different_lengths_become_ragged_and_padded_and_rows_again() -> None:
+def test_rows_are_converted_to_ragged_and_padded_tensors_and_back() -> None:
     rows = [torch.tensor([1.0, 2.0]), torch.zeros(0), torch.tensor([3.0])]
     ragged = Ragged.of(rows)
     assert (ragged.n_rows, ragged.lengths.tolist(), ragged.offsets.tolist()) == (3, [2, 0, 1], [0, 2, 2, 3])
@@ -61,7 +61,7 @@ def test_tokens_of_all_answers_are_read_in_the_order_of_the_samples(store: Store
     assert torch.equal(store.signals.read_ragged("tokens", "1/entropy").values, read.values + 1)
 
 
-def test_offsets_are_no_keys_and_the_layout_says_what_is_ragged(store: Store) -> None:
+def test_offsets_are_not_keys_and_the_layout_names_ragged_tensors(store: Store) -> None:
     assert store.signals.keys("tokens", "sample") == ["1/entropy", "2/entropy"]
     assert [entry.ragged for entry in store.signals.layout("tokens", "sample").values()] == [True, True]
     assert [entry.shape for entry in store.signals.layout("tokens", "sample").values()] == [(), ()]
@@ -70,7 +70,7 @@ def test_offsets_are_no_keys_and_the_layout_says_what_is_ragged(store: Store) ->
     assert list(find_problems(store)) == []
 
 
-def test_vectors_of_tokens_and_tensors_of_rows_stand_in_one_file_and_may_be_of_questions(store: Store) -> None:
+def test_a_file_can_contain_token_vectors_and_row_tensors_also_for_questions(store: Store) -> None:
     generator = torch.Generator().manual_seed(0)
     written = []
     for block in range(store.questions.n_blocks):
@@ -85,7 +85,7 @@ def test_vectors_of_tokens_and_tensors_of_rows_stand_in_one_file_and_may_be_of_q
     assert torch.equal(store.signals.read("mixed", "0/count"), torch.ones(20))
 
 
-def test_answers_without_a_single_token_are_read_as_such(store: Store) -> None:
+def test_answers_without_tokens_are_read_as_empty_rows(store: Store) -> None:
     for part in store.samples.ranges():
         nothing = of_lengths(*[0] * store.questions.n_rows(part))
         store.signals.write("none", part, {"0/a": nothing, "0/b": nothing})
@@ -94,13 +94,13 @@ def test_answers_without_a_single_token_are_read_as_such(store: Store) -> None:
     assert list(find_problems(store)) == []
 
 
-def test_a_tensor_longer_than_a_piece_is_read_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_longer_than_a_chunk_is_read_completely(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = store.signals.read_ragged("tokens", "2/entropy")
     monkeypatch.setattr("extract.store.signals.CHUNK_BYTES", 12)  # bytes: three tokens
     assert torch.equal(store.signals.read_ragged("tokens", "2/entropy").values, whole.values)
 
 
-def test_each_way_of_reading_refuses_what_the_other_one_reads(store: Store) -> None:
+def test_ragged_and_plain_reading_refuse_each_others_tensors(store: Store) -> None:
     with pytest.raises(
         InputError,
         match="'2/entropy' of the signal 'tokens' .* to be a plain tensor, but it is not. Use `read_ragged`",
@@ -114,7 +114,7 @@ def test_each_way_of_reading_refuses_what_the_other_one_reads(store: Store) -> N
         store.signals.read_ragged("rollout", "2/entropy")
 
 
-def test_a_missing_answer_is_nan_in_all_of_its_tokens(store: Store) -> None:
+def test_all_tokens_of_a_missing_answer_are_nan(store: Store) -> None:
     samples, tokens = SampleRange(1, 0, 2), of_lengths(2, 0, 3, *[1] * 13)
     tokens.values[2:5] = torch.nan
     store.signals.write("tokens", samples, {"2/entropy": tokens, "1/entropy": of_lengths(*tokens.lengths.tolist())})
@@ -122,7 +122,7 @@ def test_a_missing_answer_is_nan_in_all_of_its_tokens(store: Store) -> None:
     assert [int(row.isnan().sum()) for row in read.rows()[32:36]] == [0, 0, 3, 0]
 
 
-def test_ranges_of_which_one_is_ragged_and_one_is_not_are_refused(store: Store) -> None:
+def test_a_mixture_of_ragged_and_plain_ranges_is_refused(store: Store) -> None:
     part = SampleRange(1, 0, 2)
     store.signals.write(
         "tokens", part, {f"{layer}/entropy": torch.ones(store.questions.n_rows(part)) for layer in (1, 2)}

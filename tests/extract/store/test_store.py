@@ -72,7 +72,7 @@ def test_a_store_keeps_the_positions_of_its_shuffled_questions_in_the_source(
     assert rows != sorted(rows)
 
 
-def test_a_store_from_before_positions_were_kept_has_the_same_identity(tmp_path: Path) -> None:
+def test_a_store_without_positions_has_the_same_identity(tmp_path: Path) -> None:
     path = altered_stores.make_store(tmp_path / "store")
     table = pq.read_table(path / "questions.parquet")
     write_table(path / "questions.parquet", table.drop_columns(["row"]))
@@ -81,7 +81,7 @@ def test_a_store_from_before_positions_were_kept_has_the_same_identity(tmp_path:
     assert [question.row for question in Store.open(path).questions] == list(range(20))
 
 
-def test_five_samples_at_once_or_in_two_goes_are_the_same(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+def test_five_samples_in_one_or_two_runs_are_the_same(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
     sample(str(tmp_path / "a"), recipe(questions, tiny_folder, k=5))
     for k in (2, 5):
         sample(str(tmp_path / "b"), recipe(questions, tiny_folder, k=k))
@@ -94,7 +94,9 @@ def test_five_samples_at_once_or_in_two_goes_are_the_same(tmp_path: Path, questi
     assert rows[0] == rows[1]
 
 
-def test_an_interrupted_run_goes_on_and_gives_the_same_bytes(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+def test_an_interrupted_run_continues_and_gives_the_same_bytes(
+    tmp_path: Path, questions: str, tiny_folder: Path
+) -> None:
     for name in ("whole", "broken"):
         sample(str(tmp_path / name), recipe(questions, tiny_folder))
         read(str(tmp_path / name), model=str(tiny_folder))
@@ -150,7 +152,7 @@ def test_device_and_k_are_not_in_the_identity(tmp_path: Path, questions: str, ti
     assert first.sha256 == second.sha256
 
 
-def test_verify_names_what_is_damaged(tmp_path: Path, small_store: Path) -> None:
+def test_verify_names_damaged_files(tmp_path: Path, small_store: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(small_store, store)
     assert list(find_problems(Store.open(store))) == []
@@ -166,7 +168,7 @@ def test_verify_names_what_is_damaged(tmp_path: Path, small_store: Path) -> None
     assert "grades/planted/00000.000-006.parquet: it has 0 bytes instead of" in problems
 
 
-def test_an_altered_identity_and_a_folder_that_is_no_store_are_refused(tmp_path: Path, small_store: Path) -> None:
+def test_an_altered_identity_and_a_folder_that_is_not_a_store_are_refused(tmp_path: Path, small_store: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(small_store, store)
     record = json.loads((store / "identity.json").read_text())
@@ -196,7 +198,7 @@ def test_one_layer_is_one_contiguous_tensor_with_rows_in_the_questions_order(sma
     assert torch.equal(store.signals.read("hidden", "3/last_prompt")[32:64], block)
 
 
-def test_a_missing_signal_is_refused_with_the_command_that_makes_it(small_store: Path) -> None:
+def test_a_missing_signal_is_refused_with_the_command_that_reads_it(small_store: Path) -> None:
     with pytest.raises(InputError, match=r"`python -m extract read --store .* --signals \[entropy\]`"):
         Store.open(small_store).signals.keys("entropy")
 
@@ -212,7 +214,7 @@ def test_another_dtype_is_refused_before_the_model_is_loaded(small_store: Path, 
         asked.check_store(Store.open(small_store))
 
 
-def test_a_lost_part_of_an_extended_store_is_drawn_again(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+def test_a_lost_shard_of_an_extended_store_is_drawn_again(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
     path = tmp_path / "store"
     for k in (3, 6):
         sample(str(path), recipe(questions, tiny_folder, k=k))
@@ -227,7 +229,9 @@ def test_a_lost_part_of_an_extended_store_is_drawn_again(tmp_path: Path, questio
     assert contents(path) == before
 
 
-def test_another_model_folder_is_refused_for_a_whole_store(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+def test_another_model_folder_is_refused_for_a_complete_store(
+    tmp_path: Path, questions: str, tiny_folder: Path
+) -> None:
     path = tmp_path / "store"
     make_store(str(path), recipe(questions, tiny_folder), "short", ["hidden"])
     other = Path(shutil.copytree(tiny_folder, tmp_path / "other"))
@@ -235,7 +239,7 @@ def test_another_model_folder_is_refused_for_a_whole_store(tmp_path: Path, quest
         make_store(str(path), recipe(questions, other), "short", ["hidden"])
 
 
-def test_a_grader_or_signal_that_is_not_there_is_refused_before_anything_is_sampled(
+def test_an_unknown_grader_or_signal_is_refused_before_sampling(
     tmp_path: Path, questions: str, tiny_folder: Path
 ) -> None:
     for grader, signal in (("shrt", "hidden"), ("short", "hiden")):
@@ -253,7 +257,7 @@ def test_a_relative_path_opens_the_same_store(small_store: Path, monkeypatch: py
     assert store.signals.keys("hidden") == absolute.signals.keys("hidden")
 
 
-def test_a_store_whose_model_was_a_folder_asks_for_its_place(
+def test_a_store_whose_model_was_a_folder_requires_its_path(
     small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = shutil.copytree(small_store, tmp_path / "store")
@@ -319,7 +323,7 @@ def test_asked_tables_are_added_and_read_in_order(made: Store, scope: Scope, n_r
 
 
 @pytest.mark.parametrize("scope", ["question", "sample"])
-def test_asking_otherwise_is_refused_naming_what_differs(made: Store, scope: Scope) -> None:
+def test_the_error_for_other_settings_names_the_difference(made: Store, scope: Scope) -> None:
     ask(made, scope)
     other = {**HOW, "options": {"attempts": 5}}
     for store in (made, Store.open(made.path)):
@@ -334,7 +338,7 @@ def test_asking_otherwise_is_refused_naming_what_differs(made: Store, scope: Sco
     ask(Store.open(made.path), scope, other)
 
 
-def test_a_baseline_that_was_not_asked_of_everything_is_refused(made: Store) -> None:
+def test_an_incomplete_baseline_is_refused(made: Store) -> None:
     with pytest.raises(
         InputError, match=r"3 of 3 blocks lack it \(available baselines: none\). Run `python -m extract ask"
     ):
@@ -403,7 +407,7 @@ def test_embeddings_of_two_encoders_are_not_mixed(made: Store, scope: Scope) -> 
 
 
 @pytest.mark.slow
-def test_a_signal_of_answers_that_are_gone_is_named(made: Store) -> None:
+def test_a_signal_of_deleted_answers_is_named(made: Store) -> None:
     for samples in made.samples.ranges():
         made.signals.write("mean", samples, {"0/answer": torch.zeros(made.questions.n_rows(samples), 2)})
     made.samples.file(made.samples.ranges()[3]).unlink()

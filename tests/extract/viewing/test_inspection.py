@@ -97,7 +97,7 @@ def test_figures_are_those_counted_by_hand(store: Store) -> None:
     np.testing.assert_allclose(counts.accuracy, [2 / 3, 0, 1, np.nan])
 
 
-def test_the_page_says_them(store: Store) -> None:
+def test_the_page_contains_the_figures(store: Store) -> None:
     page = describe(store)
     assert "samples    12: 3 to each of 4 questions" in page
     assert "endings    12 (100 %) ended on their own" in page
@@ -119,7 +119,7 @@ def test_the_page_says_them(store: Store) -> None:
     assert "standard deviation over questions 0.416" in page
 
 
-def test_columns_stand_under_each_other(store: Store) -> None:
+def test_columns_are_aligned(store: Store) -> None:
     lines = describe(store).splitlines()
     for first in ("grader ", "group, by"):
         start = next(i for i, line in enumerate(lines) if line.startswith(first))
@@ -128,7 +128,7 @@ def test_columns_stand_under_each_other(store: Store) -> None:
         assert len({len(line) for line in table}) == 1
 
 
-def test_shown_answers_are_spread_over_the_marks_and_stay_the_same(store: Store) -> None:
+def test_shown_answers_are_spread_over_the_grades_and_do_not_change(store: Store) -> None:
     shown = summarize(store, "planted", 5).shown
     assert [one.right for one in shown] == [True, True, False, False, None]
     assert summarize(Store.open(store.path), "planted", 5).shown == shown
@@ -139,7 +139,7 @@ def test_shown_answers_are_spread_over_the_marks_and_stay_the_same(store: Store)
     assert "found nothing; expected x" in page
 
 
-def test_several_graders_stand_side_by_side(store: Store) -> None:
+def test_several_graders_are_shown_side_by_side(store: Store) -> None:
     grade(store, "strict", ["WWW", "WWW", "RUU", "UUU"])
     page = describe(store)
     lines = [line.split()[:3] for line in page.splitlines() if line.startswith(("planted", "strict"))]
@@ -150,7 +150,7 @@ def test_several_graders_stand_side_by_side(store: Store) -> None:
         describe(store, "judge")
 
 
-def test_nothing_that_varies_is_warned_of_unless_the_temperature_is_0(tmp_path: Path) -> None:
+def test_identical_answers_cause_a_warning_unless_the_temperature_is_0(tmp_path: Path) -> None:
     texts = [["a", "a"], ["b", "b"], ["c", "c"]]
     assert "warning    answers do not vary although the temperature is above 0" in describe(
         make(tmp_path / "warm", ask(3), texts)
@@ -159,7 +159,7 @@ def test_nothing_that_varies_is_warned_of_unless_the_temperature_is_0(tmp_path: 
 
 
 @pytest.mark.parametrize("option", [{"temperature": 0.0}, {"top_k": 1}])
-def test_a_deterministic_policy_is_named_and_different_answers_to_a_question_are_warned_of(
+def test_a_deterministic_policy_is_named_and_different_answers_to_a_question_cause_a_warning(
     tmp_path: Path, option: dict[str, float]
 ) -> None:
     equal, different = [["a", "a"], ["b", "b"]], [["a", "a"], ["b", "c"]]
@@ -185,7 +185,7 @@ def test_long_texts_are_shortened_to_their_beginning_and_end(tmp_path: Path) -> 
     assert "→ line line\n" in page
 
 
-def test_nothing_of_a_private_question_is_shown(tmp_path: Path) -> None:
+def test_private_questions_are_not_shown(tmp_path: Path) -> None:
     questions = ask(2, meta={"private": True})
     store = make(tmp_path / "store", questions, [["secret a", "secret b"]] * 2)
     grade(store, "planted", ["RW", "RW"])
@@ -196,7 +196,7 @@ def test_nothing_of_a_private_question_is_shown(tmp_path: Path) -> None:
     assert "expected x" not in page
 
 
-def test_unbalanced_and_unfinished_samples_are_said(store: Store) -> None:
+def test_unbalanced_and_unfinished_samples_are_reported(store: Store) -> None:
     for ending in ("parquet", "json"):
         (store.path / f"samples/00001.000-003.{ending}").unlink()
         (store.path / f"grades/planted/00001.000-003.{ending}").unlink()
@@ -207,7 +207,7 @@ def test_unbalanced_and_unfinished_samples_are_said(store: Store) -> None:
     assert "unfinished 1 sample range with 3 answers" in page
 
 
-def test_a_store_without_samples_or_grades_says_what_to_run(tmp_path: Path) -> None:
+def test_a_store_without_samples_or_grades_names_the_next_command(tmp_path: Path) -> None:
     questions = ask(2)
     store = make(tmp_path / "store", questions, [["a"], ["b"]])
     assert describe(store).endswith("grades     none yet: run `python -m extract grade`")
@@ -216,7 +216,7 @@ def test_a_store_without_samples_or_grades_says_what_to_run(tmp_path: Path) -> N
     assert describe(store).endswith("samples    none yet: run `python -m extract sample`")
 
 
-def test_a_bar_shows_rates_the_time_left_and_what_was_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_shows_rates_remaining_time_and_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
     with Progress("sample", 10, "answers") as progress:
@@ -228,7 +228,7 @@ def test_a_bar_shows_rates_the_time_left_and_what_was_spent(monkeypatch: pytest.
     assert "tokens/s, $0.12 spent, 3 tried again" in last
 
 
-def test_questions_that_are_all_alike_are_no_certainty() -> None:
+def test_identical_questions_do_not_give_certainty() -> None:
     assert interval(np.zeros(20)) == (0.0, 0.0, pytest.approx(1 - 0.025**0.05))
     assert (
         pytest.approx(0.025, rel=0.03) == (1 - 0.168) ** 20
@@ -236,7 +236,7 @@ def test_questions_that_are_all_alike_are_no_certainty() -> None:
     assert interval(np.full(3, 0.2)) != (0.2, 0.2, 0.2)
 
 
-def test_a_grader_that_is_behind_is_pointed_out(store: Store) -> None:
+def test_missing_grades_are_pointed_out(store: Store) -> None:
     part = store.samples.ranges()[0]
     rows = [
         {"question_id": id_, "sample": j, "right": True, "answer": "x"}
@@ -254,5 +254,5 @@ def test_the_stores_of_a_grid_are_compared_in_one_table(store: Store) -> None:
     assert page[1].split()[:3] == ["0.7", "12", "planted"]
 
 
-def test_the_first_question_is_shown_as_it_is_asked(store: Store) -> None:
+def test_the_prompt_of_the_first_question_is_shown(store: Store) -> None:
     assert "prompt of the first question\n  user       Say" in describe(store)

@@ -59,7 +59,7 @@ def drawn(seed: int, n: int = 60, draws: int = 5) -> tuple[torch.Tensor, torch.T
 
 
 @pytest.mark.parametrize("n_features", [5, 100])
-def test_predictions_are_those_of_scikit_learn_with_the_penalty_of_generalised_cross_validation(
+def test_predictions_equal_scikit_learn_with_the_penalty_of_generalised_cross_validation(
     n_features: int,
 ) -> None:
     accuracy, fold = drawn(0)
@@ -99,7 +99,7 @@ def test_constant_features_predict_the_mean_of_the_other_folds() -> None:
         torch.testing.assert_close(found[:, fold == number], expected)
 
 
-def test_aurocs_of_many_draws_are_those_of_the_metric_with_ties() -> None:
+def test_aurocs_of_many_draws_equal_the_metric_with_ties() -> None:
     accuracy, fold = drawn(2)
     predicted = torch.from_numpy(np.random.default_rng(0).integers(0, 9, accuracy.shape) / 8)
     known = torch.full((60,), 4)
@@ -237,7 +237,7 @@ def test_an_audit_finds_the_planted_leak_and_no_other(record: dict[str, Any]) ->
     assert "No leak was found" in none
 
 
-def test_the_text_and_the_group_are_no_leaks_however_well_they_predict(tmp_path: Path) -> None:
+def test_the_text_and_the_group_are_never_leaks(tmp_path: Path) -> None:
     accuracy = np.where(np.arange(120) % 4 == 0, 0.9, 0.1)
     store = store_of(tmp_path / "store", accuracy)
     add_answer_signals(store)

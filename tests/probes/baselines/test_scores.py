@@ -68,7 +68,7 @@ def test_semantic_sets_are_distinct_normalised_answers(data: FeatureDataModule) 
     expect(data, "semantic_sets", lambda rows: len({answer[row] for row in rows}))
 
 
-def test_unreadable_answers_are_sets_of_their_own(data: FeatureDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_unparsed_answer_is_a_separate_set(data: FeatureDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = data.table.answers
     unreadable = replace(data.table, answers=replace(answers, answer_class=0 * answers.answer_class))
     monkeypatch.setattr(data, "table", unreadable)
@@ -101,7 +101,7 @@ def test_the_sequence_nll_is_the_sum_over_the_content_tokens(data: FeatureDataMo
 
 
 @pytest.mark.parametrize(("name", "sign"), [("entropy", -1), ("margin", 1)])
-def test_the_first_token_costs_the_prompt_alone(data: FeatureDataModule, name: str, sign: int) -> None:
+def test_the_first_token_costs_only_the_prompt(data: FeatureDataModule, name: str, sign: int) -> None:
     read = data.store.signals.read("tokens", f"{LAST}/{name}")
     method = f"first_token_{name}"
     assert not BASELINES[method].half

@@ -46,7 +46,7 @@ def test_jaccard_is_the_share_of_words_in_both(texts: list[str]) -> None:
             assert matrix[i, j] == pytest.approx(1.0 if i == j else expected, abs=1e-12)
 
 
-def test_words_keep_their_marks_for_jaccard_but_not_for_rouge() -> None:
+def test_words_keep_their_punctuation_for_jaccard_but_not_for_rouge() -> None:
     assert rouge_l(["Lima.", "lima!"])[0, 1] == 1
     assert jaccard(["Lima.", "lima!"])[0, 1] == 0
     assert jaccard(["Lima  Peru", "PERU lima"])[0, 1] == 1

@@ -50,7 +50,7 @@ def record(out: OutOfFold) -> dict[str, Any]:
     return comparison_record(out, 3, 200, 0)
 
 
-def test_every_question_is_tested_once_by_a_probe_that_never_saw_it(store: Path) -> None:
+def test_every_question_is_tested_once_by_a_probe_that_was_not_trained_on_it(store: Path) -> None:
     comparison = Comparison(str(store), probes=PROBES, n_folds=3)
     tested = torch.cat([fold["test"] for fold in comparison.folds])
     assert tested.sort().values.tolist() == list(range(120))
@@ -59,7 +59,7 @@ def test_every_question_is_tested_once_by_a_probe_that_never_saw_it(store: Path)
         assert rows.sort().values.tolist() == list(range(120))
 
 
-def test_what_a_probe_says_of_a_question_does_not_depend_on_its_own_answers(store: Path, out: OutOfFold) -> None:
+def test_the_confidence_of_a_question_does_not_depend_on_its_own_answers(store: Path, out: OutOfFold) -> None:
     comparison = Comparison(str(store), probes=PROBES, n_folds=3)
     test = comparison.folds[0]["test"].numpy()
     table = comparison.data.table
@@ -129,16 +129,14 @@ def test_validation_losses_are_compared_on_the_validation_questions_of_the_fold(
         assert chosen["val_loss"] == pytest.approx(float(losses[rows["val"]].mean()))
 
 
-def test_the_planted_direction_is_found_and_a_constant_ranks_nothing(record: dict[str, Any]) -> None:
+def test_the_planted_direction_is_found_and_a_constant_has_no_ranking(record: dict[str, Any]) -> None:
     best = record["methods"][BEST]
     assert best["auroc"]["value"] > 0.9 * best["auroc_ceiling"]["value"]
     assert record["methods"]["constant"]["auroc"]["value"] == 0.5  # though it differs from fold to fold
     assert [one["layers"] for one in record["chosen"]] == [[2]] * 3
 
 
-def test_the_two_calibrations_differ_by_what_no_question_confidence_can_know(
-    out: OutOfFold, record: dict[str, Any]
-) -> None:
+def test_the_two_brier_scores_differ_by_the_irreducible_part(out: OutOfFold, record: dict[str, Any]) -> None:
     one = scored(out, BEST, half=False)
     right, known = one.right.double(), one.known.double()
     irreducible = float((right * (known - right) / (known * (known - 1))).mean())
@@ -147,7 +145,7 @@ def test_the_two_calibrations_differ_by_what_no_question_confidence_can_know(
             assert figures["gap"] == pytest.approx(irreducible, abs=1e-12), name
 
 
-def test_methods_that_spend_answers_are_scored_on_the_others_and_so_is_their_rival(record: dict[str, Any]) -> None:
+def test_methods_that_use_answers_and_their_rival_are_scored_on_the_other_answers(record: dict[str, Any]) -> None:
     assert record["methods"]["consistency"]["n_samples"] == 600
     assert record["on_half"][BEST]["n_samples"] == 600
     assert record["methods"][BEST]["n_samples"] == 1200
@@ -165,7 +163,7 @@ def test_p_values_are_corrected_for_all_pairs_of_a_metric(out: OutOfFold, record
     assert "constant" in surely
 
 
-def test_cost_and_what_is_missing_stand_in_the_record(out: OutOfFold, record: dict[str, Any]) -> None:
+def test_the_record_contains_costs_and_missing_methods(out: OutOfFold, record: dict[str, Any]) -> None:
     assert record["methods"][BEST]["tokens_read"] == 9
     assert record["methods"][BEST]["tokens_written"] == 0
     assert record["methods"]["consistency"]["tokens_written"] == 10  # five answers of two tokens
@@ -240,7 +238,7 @@ def test_few_answers_leave_no_half_to_be_scored_on(tmp_path: Path, k: int, said:
     assert said in (folder / "comparison.md").read_text()
 
 
-def test_accuracies_that_are_all_alike_have_no_skill_and_no_ceiling(tmp_path: Path) -> None:
+def test_identical_accuracies_have_no_skill_and_no_ceiling(tmp_path: Path) -> None:
     features, _ = planted()
     store = make_store(tmp_path / "store", features, np.full(120, 0.5))
     for part in store.samples.ranges():  # five right and five wrong answers per question
@@ -254,9 +252,7 @@ def test_accuracies_that_are_all_alike_have_no_skill_and_no_ceiling(tmp_path: Pa
     assert record["methods"][BEST]["brier_skill"] is None
 
 
-def test_a_comparison_that_breaks_leaves_nothing_behind(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_comparison_leaves_no_files(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -296,7 +292,7 @@ def test_transfer_shows_where_a_direction_holds(tmp_path: Path) -> None:
     assert (folder / "plots/left_out.png").is_file()
 
 
-def test_transfer_between_stores_wants_one_model(store: Path, tmp_path: Path) -> None:
+def test_transfer_between_stores_requires_one_model(store: Path, tmp_path: Path) -> None:
     make_store(tmp_path / "other", *planted(n=60, seed=1), name="other")
     folder = transfer(
         [str(store), str(tmp_path / "other")], str(tmp_path / "out"), "difference_of_means", folds=2, n_resamples=100
@@ -314,7 +310,7 @@ def test_transfer_between_stores_wants_one_model(store: Path, tmp_path: Path) ->
     assert len(record["stores"]) == 2
 
 
-def test_a_set_that_nothing_can_be_learnt_from_is_left_out_with_its_reason(tmp_path: Path) -> None:
+def test_a_set_from_which_nothing_can_be_learnt_is_left_out_with_the_reason(tmp_path: Path) -> None:
     features, accuracy = planted(n=160)
     accuracy[3::4] = 0.0  # the fourth group is always wrong
     make_store(tmp_path / "store", features, accuracy)
@@ -328,7 +324,7 @@ def test_a_set_that_nothing_can_be_learnt_from_is_left_out_with_its_reason(tmp_p
     )
 
 
-def test_transfer_between_what_can_not_be_compared_is_refused(store: Path, tmp_path: Path) -> None:
+def test_transfer_between_incompatible_sets_is_refused(store: Path, tmp_path: Path) -> None:
     features, accuracy = planted(n=60, seed=1)
     make_store(tmp_path / "layers", features[:, :2], accuracy, name="other")
     make_store(tmp_path / "same", features, accuracy)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from probes.fitting.backoff import PENALTY, PRIOR, base_rate_weight, clusters, fit_backoff, whole_groups
+from probes.fitting.backoff import PENALTY, PRIOR, base_rate_weight, clusters, fit_backoff
+from probes.fitting.group_ridge import whole_groups
 
 
 def test_groups_are_not_divided_and_folds_have_similar_sizes() -> None:

@@ -42,7 +42,7 @@ def loss(calibrator: Calibrator, score: Tensor, right: Tensor, known: Tensor) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fit_makes_answers_likelier_and_their_mean_right_and_keeps_the_order(kind: str) -> None:
+def test_a_fit_increases_the_likelihood_matches_the_mean_and_keeps_the_order(kind: str) -> None:
     score, right, known = simulated()
     calibrator = fit_calibrator(kind, score, right, known)
     assert type(calibrator) is CALIBRATORS[kind]
@@ -68,7 +68,7 @@ def test_confidences_have_the_shape_and_dtype_of_the_scores(kind: str) -> None:
     assert calibrator(torch.tensor([torch.inf, -torch.inf])).isfinite().all()
 
 
-def test_many_fits_at_once_are_the_single_ones_and_scikit_learns() -> None:
+def test_joint_fits_equal_single_fits_and_scikit_learn() -> None:
     score, right, known = simulated()
     noise = torch.tensor(np.random.default_rng(1).normal(size=(4, 300)))
     candidates = torch.cat(
@@ -94,14 +94,14 @@ def test_many_fits_at_once_are_the_single_ones_and_scikit_learns() -> None:
         assert float(exact[1][0]) == pytest.approx(exploded.intercept_[0], abs=1e-3)
 
 
-def test_where_scores_separate_right_from_wrong_the_slope_stays_finite() -> None:
+def test_the_slope_is_finite_if_scores_separate_right_from_wrong_answers() -> None:
     score, known = torch.linspace(-1, 1, 20), torch.full((20,), 4)
     right = (score > 0) * 4
     assert 1 < float(fit_platt(score, right, known).slope) < 1e4
     assert 1e-4 < float(fit_temperature(score, right, known).temperature) < 1
 
 
-def test_the_temperature_has_the_greatest_likelihood() -> None:
+def test_the_temperature_maximises_the_likelihood() -> None:
     score, right, known = simulated()
     found = fit_temperature(score, right, known)
     best = minimize_scalar(
@@ -117,14 +117,14 @@ def test_the_temperature_has_the_greatest_likelihood() -> None:
     )
 
 
-def test_where_higher_scores_go_with_wrong_answers_the_temperature_says_one_half() -> None:
+def test_temperature_scaling_gives_one_half_if_wrong_answers_have_higher_scores() -> None:
     score, right, known = simulated()
     for turned in (-score, score * 0):
         f = fit_temperature(turned, right, known)(turned)
         assert torch.allclose(f, torch.full_like(f, 0.5), atol=0.002)
 
 
-def test_isotonic_is_scikit_learns_but_never_certain() -> None:
+def test_isotonic_regression_equals_scikit_learn_but_is_never_certain() -> None:
     score, right, known = simulated()
     score = score.round(decimals=1)
     right = torch.where(score < -3, 0, torch.where(score > 4, known, right))
@@ -138,7 +138,7 @@ def test_isotonic_is_scikit_learns_but_never_certain() -> None:
     assert len(ours.x) < 60
 
 
-def test_isotonic_of_a_constant_or_a_falling_score_is_the_mean_accuracy() -> None:
+def test_isotonic_regression_of_a_constant_or_falling_score_is_the_mean_accuracy() -> None:
     score, right, known = simulated()
     mean = float(right.sum() / known.sum())
     constant = fit_isotonic(torch.full_like(score, 2.0), right, known)
@@ -149,7 +149,7 @@ def test_isotonic_of_a_constant_or_a_falling_score_is_the_mean_accuracy() -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_of_one_kind_give_the_base_rate(kind: str) -> None:
+def test_only_right_or_only_wrong_answers_give_the_base_rate(kind: str) -> None:
     score, _, known = simulated()
     margin = 0.5 / float(known.sum())
     for right, base_rate in ((known * 0, margin), (known, 1 - margin)):
@@ -157,14 +157,14 @@ def test_answers_of_one_kind_give_the_base_rate(kind: str) -> None:
         assert confidence.tolist() == pytest.approx([base_rate] * len(score), abs=1e-12)
 
 
-def test_what_cannot_be_fitted_is_refused_in_a_line() -> None:
+def test_impossible_fits_give_a_one_line_error() -> None:
     score, right, known = simulated()
     with pytest.raises(InputError, match=r"at least 30 rows.*but got 29.*Use the calibrator platt"):
         fit_isotonic(score[:29], right[:29], known[:29])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_cross_fitted_loss_is_that_of_new_rows_and_not_of_those_of_the_fit(kind: str) -> None:
+def test_the_cross_fitted_loss_is_computed_on_rows_outside_the_fit(kind: str) -> None:
     score, right, known = simulated()
     calibrator, new = fit_calibrator(kind, score, right, known), simulated(3000, seed=1)
     p = new[1] / new[2]
@@ -188,7 +188,7 @@ def test_the_base_rate_is_the_mean_accuracy_and_never_0_or_1() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_calibrator_is_made_again_from_its_saved_tensors(kind: str) -> None:
+def test_a_calibrator_is_restored_from_its_saved_tensors(kind: str) -> None:
     calibrator = fit_calibrator(kind, *simulated())
     saved = calibrator.state_dict()
     assert {tensor.dtype for tensor in saved.values()} == {torch.float64}
@@ -215,5 +215,5 @@ def test_a_calibrator_is_made_again_from_its_saved_tensors(kind: str) -> None:
         (Isotonic([], []), "`x` has the shape [0] and `y` has the shape [0]"),
     ],
 )
-def test_values_that_no_fit_gives_are_named(calibrator: Calibrator, problem: str) -> None:
+def test_values_that_no_fit_can_give_are_named(calibrator: Calibrator, problem: str) -> None:
     assert calibrator.problem() == problem

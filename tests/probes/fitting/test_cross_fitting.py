@@ -58,7 +58,7 @@ def out_of_fold(module: ClosedForm) -> tuple[torch.Tensor, torch.Tensor]:
     return scores, batch.row
 
 
-def test_out_of_fold_scores_are_those_of_probes_fitted_on_the_other_folds(make_data: MakeData) -> None:
+def test_out_of_fold_scores_come_from_probes_fitted_on_the_other_folds(make_data: MakeData) -> None:
     data = make_data()
     module = fitted(Logistic(), data)
     scores, _ = out_of_fold(module)

@@ -45,7 +45,7 @@ def sklearn_ridge(x, target, penalty):
 
 @pytest.mark.parametrize(("rows", "d"), [(40, 90), (120, 30), (50, 50)], ids=["wide", "tall", "square"])
 @pytest.mark.parametrize(("solve", "reference"), [(solvers.logistic, sklearn_logistic), (solvers.ridge, sklearn_ridge)])
-def test_coefficients_are_those_of_scikit_learn(solve, reference, rows, d):
+def test_coefficients_equal_those_of_scikit_learn(solve, reference, rows, d):
     x, target = problem(rows, d, features=2)
     w, b = solve(x, target, PENALTIES)
     assert (w.shape, b.shape) == ((5, 2, d), (5, 2))
@@ -57,7 +57,7 @@ def test_coefficients_are_those_of_scikit_learn(solve, reference, rows, d):
             assert abs(float(b[place, feature]) - intercept) < 1e-4
 
 
-def test_logistic_ends_where_the_gradient_is_0():
+def test_logistic_regression_ends_where_the_gradient_is_0():
     x, target = problem()
     x = x.double()
     w, b = solvers.logistic(x, target, PENALTIES)
@@ -69,7 +69,7 @@ def test_logistic_ends_where_the_gradient_is_0():
 
 
 @pytest.mark.parametrize("solve", [solvers.logistic, solvers.ridge])
-def test_a_large_penalty_leaves_the_mean_alone(solve):
+def test_a_large_penalty_leaves_only_the_mean(solve):
     x, target = problem()
     w, b = solve(x, target, [1e7])
     mean = target.mean()
@@ -78,7 +78,7 @@ def test_a_large_penalty_leaves_the_mean_alone(solve):
     assert torch.allclose(b, expected.expand_as(b), atol=1e-4)
 
 
-def test_a_balanced_logistic_without_information_says_half():
+def test_balanced_logistic_regression_without_information_predicts_one_half():
     x = torch.zeros(2, 20, 3)
     w, b = solvers.logistic(x, torch.arange(20) % 2.0, [0.1])
     assert not w.any()
@@ -94,7 +94,7 @@ every_solver = pytest.mark.parametrize("solve", SOLVERS.values(), ids=SOLVERS.ke
 
 
 @every_solver
-def test_layers_are_solved_each_for_itself(solve):
+def test_layers_are_solved_independently(solve):
     x, target = problem(features=4)
     order = [2, 0, 3, 1]
     w, b = solve(x, target)
@@ -114,7 +114,7 @@ def test_the_order_of_rows_does_not_matter(solve):
 
 
 @every_solver
-def test_the_same_call_gives_the_same_bits_and_leaves_its_arguments(solve):
+def test_the_same_call_gives_the_same_bits_and_does_not_change_its_arguments(solve):
     x, target = problem()
     kept = x.clone(), target.clone()
     first, second = solve(x, target), solve(x, target)
@@ -129,7 +129,7 @@ def test_a_constant_coordinate_gets_no_weight(solve):
     assert solve(x, target)[0][:, :, 4].abs().max() < 1e-12
 
 
-def test_separable_classes_end_at_a_finite_direction():
+def test_separable_classes_have_a_finite_solution():
     x = torch.linspace(-1, 1, 20)[None, :, None] * torch.tensor([1.0, 1000.0])[:, None, None]
     target = (x[0, :, 0] > 0).float()
     w, b = solvers.logistic(x, target, [1e-4, 1.0])
@@ -140,7 +140,7 @@ def test_separable_classes_end_at_a_finite_direction():
     assert float(w[0, 0, 0]) == pytest.approx(float(expected[0]), abs=1e-4)
 
 
-def test_difference_of_means_is_what_a_loop_gives():
+def test_difference_of_means_equals_a_loop():
     x, target = problem()
     w, b = solvers.difference_of_means(x, target)
     assert (w.shape, b.shape) == ((1, 3, 90), (1, 3))
@@ -155,7 +155,7 @@ def test_difference_of_means_is_what_a_loop_gives():
         assert float(b[0, feature]) == pytest.approx(-(right - wrong) @ (right + wrong) / 2, abs=1e-6)
 
 
-def test_what_has_no_answer_is_refused_in_one_line(monkeypatch):
+def test_unsolvable_problems_give_a_one_line_error(monkeypatch):
     x, target = problem()
     for solve in (solvers.logistic, solvers.ridge):
         with pytest.raises(InputError, match="penalties above 0") as error:
@@ -163,9 +163,9 @@ def test_what_has_no_answer_is_refused_in_one_line(monkeypatch):
         assert "\n" not in str(error.value)
     for answer in (0.0, 1.0):
         one = torch.full_like(target, answer)
-        with pytest.raises(InputError, match=f"all 60 rows are {answer:g}"):
+        with pytest.raises(InputError, match=f"all 60 values are {answer:g}"):
             solvers.logistic(x, one, [0.1])
-        with pytest.raises(InputError, match=f"all 60 rows are {answer:g}"):
+        with pytest.raises(InputError, match=f"all 60 values are {answer:g}"):
             solvers.difference_of_means(x, one)
     monkeypatch.setattr(solvers, "MOST_STEPS", 1)
     with pytest.raises(InputError, match=r"`l2` to be large enough .* 2 of 2 fits did not converge within 1 steps"):

@@ -107,7 +107,7 @@ def test_the_largest_cell_equals_a_direct_fit(store: Path, fitted: LearningCurve
     torch.testing.assert_close(cell.confidence[0], direct.confidence["layer_average"], rtol=0, atol=1e-5)
 
 
-def test_training_and_calibration_see_one_grade_and_tests_see_all(store: Path) -> None:
+def test_training_and_calibration_use_one_grade_and_tests_use_all(store: Path) -> None:
     one = LearningCurve(str(store), n=[30], k=[1], n_folds=2, n_subsets=1).run()
     train, test = (one.data.batch(split) for split in ("train", "test"))
     assert set(train.known.tolist()) == {1}

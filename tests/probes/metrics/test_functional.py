@@ -1,4 +1,4 @@
-"""Compare the metrics with loops, scikit-learn, SciPy and torchmetrics (their meaning: test_statistics.py)."""
+"""Compare the metrics with loops, scikit-learn, SciPy and torchmetrics. See also test_statistics.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from probes.metrics.metrics import QuestionMetric
 from tests.helpers.planted import simulated
 
 
-def test_with_one_answer_a_question_it_is_the_ordinary_auroc() -> None:
+def test_with_one_answer_per_question_the_auroc_is_the_ordinary_one() -> None:
     rng = np.random.default_rng(0)
     f, y = torch.tensor(rng.random(100).round(1)), torch.tensor(rng.integers(0, 2, 100))
     ours = float(F.capability_auroc(f, y, torch.ones(100)))
@@ -28,7 +28,7 @@ def test_with_one_answer_a_question_it_is_the_ordinary_auroc() -> None:
     assert ours == pytest.approx(float(binary_auroc(f, y)), abs=1e-6)
 
 
-def test_the_hard_auroc_is_torchmetrics_auroc_of_mostly_right_questions() -> None:
+def test_the_hard_auroc_equals_the_auroc_of_torchmetrics_for_mostly_right_questions() -> None:
     f, right, known, _ = simulated()
     theirs = float(binary_auroc(f, (right / known >= 0.5).long()))
     assert float(F.hard_auroc(f, right, known)) == pytest.approx(theirs, abs=1e-6)
@@ -50,7 +50,7 @@ def test_ece_equals_a_loop_over_bins() -> None:
     assert float(F.expected_calibration_error(f, right, known)) == pytest.approx(total, abs=1e-9)
 
 
-def test_bins_of_equal_mass_hold_equally_many_and_ties_stay_together() -> None:
+def test_bins_of_equal_mass_contain_equally_many_questions_and_ties_stay_together() -> None:
     f = torch.rand(100, dtype=torch.float64)
     assert torch.bincount(F.bin_index(f, 10, "mass")).tolist() == [10] * 10
     assert len(F.bin_index(torch.tensor([0.1, 0.5, 0.5, 0.5, 0.9], dtype=torch.float64), 5, "mass").unique()) == 3
@@ -61,7 +61,7 @@ def test_spearman_equals_scipy() -> None:
     assert float(F.spearman(f, right, known)) == pytest.approx(stats.spearmanr(f, right / known).statistic, abs=1e-12)
 
 
-def test_of_single_answers_ece_and_brier_are_torchmetrics_and_scikit_learns() -> None:
+def test_ece_and_brier_of_single_answers_equal_torchmetrics_and_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     f, one = torch.tensor(rng.random(500)), torch.ones(500)
     y = torch.tensor(rng.binomial(1, f.numpy() ** 2))
@@ -88,7 +88,7 @@ def test_brier_terms_differ_between_methods_as_the_capability_brier_does() -> No
     assert float(difference) == pytest.approx(float(debiased), abs=1e-12)
 
 
-def test_a_reference_of_each_questions_own_is_compared_question_by_question() -> None:
+def test_the_reference_of_the_skill_can_differ_between_questions() -> None:
     f, right, known, _ = simulated()
     constant = torch.full((60,), 0.4, dtype=torch.float64)
     assert float(F.brier_skill(f, right, known, constant)) == float(F.brier_skill(f, right, known, 0.4))
@@ -97,7 +97,7 @@ def test_a_reference_of_each_questions_own_is_compared_question_by_question() ->
     assert float(F.brier_skill(f, right, known, folds)) == pytest.approx(float(expected), abs=1e-12)
 
 
-def test_strata_count_only_pairs_of_one_fold() -> None:
+def test_strata_count_only_pairs_within_a_fold() -> None:
     f, right, known, _ = simulated()
     folds = torch.tensor(np.random.default_rng(0).integers(0, 3, 60)) * 7 - 7
     won = pairs = 0.0
@@ -182,7 +182,7 @@ def test_a_bin_of_one_question_is_merged_with_its_neighbour() -> None:
     assert torch.isnan(F.rmsce(f[:1], right[:1], known[:1]))
 
 
-def test_of_the_new_metrics_too_weights_mean_copies() -> None:
+def test_weights_of_calibration_errors_mean_copies() -> None:
     f, right, known, _ = simulated(20)
     weights = resample_weights(20, 30, 0)
     for metric in (F.squared_calibration_error, F.rmsce):
@@ -194,7 +194,7 @@ def test_of_the_new_metrics_too_weights_mean_copies() -> None:
 
 
 @pytest.mark.parametrize("metric", [F.squared_calibration_error, F.capability_auroc])
-def test_metrics_have_a_derivative_by_the_weights(metric: Callable[..., Tensor]) -> None:
+def test_metrics_are_differentiable_with_respect_to_the_weights(metric: Callable[..., Tensor]) -> None:
     _, right, known, p = simulated(20)
     f = p.clamp(0.01, 0.99)  # without ties, which would lie on an edge of a bin
     weights = torch.ones(20, dtype=torch.float64, requires_grad=True)
@@ -206,7 +206,7 @@ def test_metrics_have_a_derivative_by_the_weights(metric: Callable[..., Tensor])
         assert float(gradient[question]) == pytest.approx(float(higher - lower) / 2e-6, abs=1e-7)
 
 
-def test_the_ceiling_brackets_and_finds_the_true_one() -> None:
+def test_the_bounds_of_the_ceiling_contain_the_true_value() -> None:
     rng = np.random.default_rng(5)
     p = rng.beta(0.7, 1.3, 3000)
     known = torch.full((3000,), 10)
@@ -246,7 +246,7 @@ def test_without_spread_there_is_no_ceiling() -> None:
         ({"right": torch.tensor([1])}, r"same shape \[question\]"),
     ],
 )
-def test_metrics_refuse_what_they_cannot_mean(change: dict[str, Tensor], message: str) -> None:
+def test_invalid_inputs_are_refused(change: dict[str, Tensor], message: str) -> None:
     good = {"preds": torch.tensor([0.1, 0.2]), "right": torch.tensor([1, 2]), "known": torch.tensor([5, 5])}
     with pytest.raises(ValueError, match=message):
         F.debiased_brier(**(good | change))
@@ -270,6 +270,6 @@ def test_metrics_over_batches_equal_the_function_over_all(function: Callable[...
     assert float(metric.compute()) == pytest.approx(float(function(f, right, known)), abs=1e-6)
 
 
-def test_the_ceiling_survives_right_answers_to_a_single_question() -> None:
+def test_the_ceiling_exists_with_right_answers_to_a_single_question() -> None:
     value, low, high = F.auroc_ceiling(torch.tensor([2, 0, 0, 0]), torch.tensor([4] * 4))
     assert low <= value <= high

@@ -1,4 +1,4 @@
-"""Metrics of selective prediction and error detection against loops, scikit-learn and the published definitions."""
+"""Compare metrics of selective prediction and error detection with loops, scikit-learn and published definitions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NAMES = ("aurc", "e_aurc", "prr", "prr_50", "auprc", "recall_at_fpr_1", "recall_
 
 
 def remaining(order: list[int], quality: np.ndarray, most: float) -> np.ndarray:
-    """Mean quality of the first N, N − 1, ... questions, up to a share `most` of rejections."""
+    """Return the mean quality of the first N, N − 1, … questions, until a fraction `most` of them is rejected."""
     n = len(order)
     return np.array([quality[order[: n - r]].mean() for r in range(int(most * n))])
 
 
 def orders_of(f: list[float]) -> list[list[int]]:
-    """All orders that put higher scores first."""
+    """Return all orders in which higher scores come first."""
     return [list(o) for o in permutations(range(len(f))) if all(f[a] >= f[b] for a, b in pairwise(o))]
 
 
@@ -51,7 +51,7 @@ def test_areas_are_averages_over_the_orders_of_ties(shuffled: bool) -> None:
 
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("most", [1.0, 0.5, 0.25])
-def test_the_rejection_ratio_is_lm_polygraphs(most: float, single: bool) -> None:
+def test_the_rejection_ratio_equals_that_of_lm_polygraph(most: float, single: bool) -> None:
     f, right, known, _ = simulated(ties=False)
     f = f + torch.linspace(0, 1e-9, 60)  # the clipped ones tie
     if single:
@@ -76,7 +76,7 @@ def test_half_of_an_odd_number_of_rejections_is_interpolated() -> None:
     assert float(PRR_50(f, right, known)) == neighbours[1]
 
 
-def test_of_single_answers_malinins_ratio_is_twice_the_auroc_minus_one() -> None:
+def test_malinins_ratio_of_single_answers_is_twice_the_auroc_minus_one() -> None:
     rng = np.random.default_rng(0)
     f, wrong = rng.random(80), rng.integers(0, 2, 80)
     errors = [np.r_[0, wrong[np.argsort(s)].cumsum()] for s in (-f, wrong)]  # by questions kept, as a share of all
@@ -92,7 +92,7 @@ def test_the_best_order_has_no_excess_area_and_a_ratio_of_one() -> None:
         assert float(metric(-right / known, right, known)) != pytest.approx(best, abs=0.1)
 
 
-def test_the_excess_area_subtracts_the_oracles_area_of_the_paper() -> None:
+def test_the_excess_area_subtracts_the_area_of_the_oracle_in_the_paper() -> None:
     y, risk = torch.arange(10_000) % 5 > 0, 0.2
     area, excess = (float(metric(torch.zeros(10_000), y, torch.ones(10_000))) for metric in (F.aurc, F.e_aurc))
     assert area - excess == pytest.approx(risk + (1 - risk) * np.log(1 - risk), abs=1e-4)
@@ -100,7 +100,7 @@ def test_the_excess_area_subtracts_the_oracles_area_of_the_paper() -> None:
 
 @pytest.mark.parametrize("max_fpr", [0.01, 0.05, 0.5])
 @pytest.mark.parametrize("case", ["single", "single with ties", "questions", "resample"])
-def test_detection_of_wrong_answers_is_scikit_learns(case: str, max_fpr: float) -> None:
+def test_detection_of_wrong_answers_equals_scikit_learn(case: str, max_fpr: float) -> None:
     f, right, known, _ = simulated(300, ties=case != "single")
     if case.startswith("single"):
         right, known = (right / known > 0.5).long(), torch.ones_like(known)
@@ -156,7 +156,7 @@ def test_detection_over_many_questions_is_that_of_a_random_answer_to_each(name: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_only_the_order_of_the_scores_counts(name: str) -> None:
+def test_only_the_order_of_the_scores_matters(name: str) -> None:
     f, right, known, _ = simulated()
     weights, order = resample_weights(60, 5, 0), torch.randperm(60, generator=torch.Generator().manual_seed(0))
     expected = CAPABILITY[name](f, right, known, weights)
@@ -166,7 +166,7 @@ def test_only_the_order_of_the_scores_counts(name: str) -> None:
     assert torch.allclose(permuted, expected, atol=1e-12, rtol=0)
 
 
-def test_a_constant_scores_as_chance_does() -> None:
+def test_a_constant_has_the_score_of_chance() -> None:
     _, right, known, _ = simulated()
     constant, risk = torch.full((60,), 0.3), float((1 - right.double() / known).mean())
     chance = {"aurc": risk, "prr": 0, "prr_50": 0, "auprc": risk, "recall_at_fpr_1": 0.01, "recall_at_fpr_5": 0.05}
@@ -200,7 +200,7 @@ def test_weights_mean_copies(name: str) -> None:
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_derivative_by_the_weights_is_the_influence_of_a_question(name: str, ties: bool) -> None:
+def test_the_derivative_with_respect_to_a_weight_is_the_influence_of_the_question(name: str, ties: bool) -> None:
     metric: Callable[..., Tensor] = CAPABILITY[name]
     f, right, known, _ = simulated(20, ties=ties)
     weights = torch.ones(20, dtype=torch.float64, requires_grad=True)
@@ -212,6 +212,6 @@ def test_the_derivative_by_the_weights_is_the_influence_of_a_question(name: str,
         assert float(gradient[question]) == pytest.approx(float(higher - lower) / 2e-6, abs=1e-7)
 
 
-def test_they_are_reported_for_questions_and_answers() -> None:
+def test_selective_metrics_are_reported_for_questions_and_answers() -> None:
     assert set(NAMES) <= set(METRICS["capability"])
     assert set(NAMES) <= set(METRICS["response"])

@@ -32,7 +32,7 @@ def test_the_sign_flip_test_of_few_questions_tries_all_patterns(n: int) -> None:
         assert sign_flip(torch.tensor(differences)) == pytest.approx(enumerated(differences.tolist()), abs=1e-12)
 
 
-def test_random_flips_come_close_to_all_patterns_and_depend_on_the_seed_alone() -> None:
+def test_random_flips_come_close_to_all_patterns_and_depend_only_on_the_seed() -> None:
     differences = torch.tensor(np.random.default_rng(0).normal(0.35, 1, 20))
     exact = sign_flip(differences)
     padded = torch.cat(
@@ -45,7 +45,7 @@ def test_random_flips_come_close_to_all_patterns_and_depend_on_the_seed_alone() 
     assert drawn != sign_flip(padded, n_flips=20_000, seed=1)
 
 
-def test_no_p_value_is_less_than_its_draws_can_tell() -> None:
+def test_no_p_value_is_below_the_resolution_of_its_draws() -> None:
     assert sign_flip(torch.ones(500), n_flips=999) == 1 / 1000
     assert sign_flip(torch.ones(20)) == 2 / 2**20
     assert bootstrap_p(lambda w: w.sum(-1), lambda w: 0 * w.sum(-1), 50, n_resamples=1999) == 2 / 2000
@@ -58,7 +58,7 @@ def test_without_a_difference_sign_flip_p_values_are_uniform(n: int) -> None:
     assert stats.kstest(p_values, "uniform").pvalue > 0.01
 
 
-def test_holm_of_a_textbook_example_and_a_loop() -> None:
+def test_holm_equals_a_textbook_example_and_a_loop() -> None:
     example = torch.tensor([0.01, 0.04, 0.03, 0.005], dtype=torch.float64)
     assert holm(example).tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
     rng = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def test_holm_of_a_textbook_example_and_a_loop() -> None:
         assert holm(torch.tensor(values)).tolist() == pytest.approx(looped.tolist(), abs=1e-12)
 
 
-def test_what_was_not_tested_is_not_counted_in_holms_correction() -> None:
+def test_missing_p_values_are_not_counted_in_holms_correction() -> None:
     adjusted = holm(torch.tensor([torch.nan, 0.02, torch.nan, 0.5], dtype=torch.float64))
     assert adjusted.isnan().tolist() == [True, False, True, False]
     assert adjusted[[1, 3]].tolist() == pytest.approx([0.04, 0.5])

@@ -51,7 +51,7 @@ def test_weights_mean_copies_and_copies_are_not_paired_with_themselves() -> None
 
 
 @pytest.mark.parametrize("resample", [False, True])
-def test_the_auroc_equals_scikit_learns_on_all_answers_without_each_questions_pairs_with_itself(resample: bool) -> None:
+def test_the_auroc_equals_scikit_learn_without_pairs_from_the_same_question(resample: bool) -> None:
     f, right, known, _ = simulated()
     w = resample_weights(60, 1, 3)[0].double().numpy() if resample else np.ones(60)
     p = (right.double() / known).numpy()
@@ -132,7 +132,7 @@ def test_calibration_errors_have_a_value_and_no_interval(target: str) -> None:
     assert all(single[name] is None for name in METRICS[target])
 
 
-def test_confidences_that_are_integers_have_the_skill_of_the_same_floats() -> None:
+def test_integer_confidences_have_the_same_skill_as_floats() -> None:
     _, right, known, p = simulated()
     saturated = (p > 0.5).long()
     floats = F.brier_skill(saturated.double(), right, known, 0.4)
@@ -146,7 +146,7 @@ def test_a_perfect_reference_leaves_no_skill_to_measure() -> None:
 
 
 @pytest.mark.slow
-def test_the_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+def test_the_intervals_contain_the_truth_about_as_often_as_stated() -> None:
     rng, n, k, draws = np.random.default_rng(0), 150, 10, 150
 
     def questions(size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,7 +173,7 @@ def test_the_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert all(least <= count <= most for count in held.values()), held
 
 
-def test_the_interval_of_a_mean_is_scipys_bca_interval_at_students_level() -> None:
+def test_the_interval_of_a_mean_equals_scipys_bca_interval_at_students_level() -> None:
     f, right, known, _ = simulated(30)
     terms = (f**2 - 2 * f * right / known + right * (right - 1) / (known * (known - 1))).numpy()
     ours = bootstrap(lambda w: F.debiased_brier(f, right, known, w), 30, n_resamples=40_000)
@@ -215,7 +215,7 @@ def test_resamples_are_drawn_once_and_their_values_do_not_depend_on_the_chunks(m
     assert whole == [bootstrap(metric, n, 100) for metric, n in zip(metrics, (60, 20), strict=True)]
 
 
-def test_one_question_and_a_metric_that_is_not_a_number_have_no_interval() -> None:
+def test_a_single_question_and_a_nan_metric_have_no_interval() -> None:
     f, right, known, _ = simulated(1)
     assert bootstrap(lambda w: F.debiased_brier(f, right, known, w), 1) is None
     assert bootstrap(lambda w: w.sum(-1) * torch.nan, 60) is None

@@ -96,7 +96,7 @@ def full_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Right and wrong answers
 
 
-def test_pictures_of_a_store_are_made_with_their_numbers_beside_them(full_store: Path, tmp_path: Path) -> None:
+def test_pictures_of_a_store_are_saved_together_with_their_values(full_store: Path, tmp_path: Path) -> None:
     folder = pictures(str(full_store), str(tmp_path / "out"), n_resamples=100)
     assert {path.name for path in folder.iterdir()} == {"plots", "pictures.md", "pictures.json"}
     assert {path.name for path in (folder / "plots").iterdir()} == {"layers.png", "entropy_profile.png"}
@@ -128,7 +128,7 @@ def test_the_map_is_highest_where_the_answer_was_planted(full_store: Path) -> No
         assert best["auroc"]["low"] < auroc.max() < best["auroc"]["high"]
 
 
-def test_no_probe_of_the_map_has_seen_the_question_it_scores() -> None:
+def test_the_probes_of_the_map_are_not_trained_on_the_questions_that_they_score() -> None:
     rng = torch.Generator().manual_seed(0)
     question = torch.arange(40).repeat_interleave(3)
     right = torch.randint(2, (120,), generator=rng)
@@ -143,7 +143,7 @@ def test_no_probe_of_the_map_has_seen_the_question_it_scores() -> None:
     assert scores.isnan().nonzero()[:, 0].tolist() == [7]
 
 
-def test_a_map_of_few_or_many_layers_says_what_it_is(full_store: Path) -> None:
+def test_a_map_of_few_or_many_layers_states_that_it_is_not_corrected(full_store: Path) -> None:
     store = Store.open(full_store)
     found = layer_map(store, load_table(store), "capability", n_resamples=100)
     title = layer_heat_map({"capability": found}, "made").axes[0].get_title(loc="left")
@@ -160,7 +160,7 @@ def one_with_layers(found: dict[str, Any], n_layers: int) -> dict[str, Any]:
     return {**found, "layers": list(range(n_layers)), "auroc": [auroc], "best": best}
 
 
-def test_bands_are_about_the_plain_means_and_take_the_question_as_the_unit(full_store: Path) -> None:
+def test_bands_surround_the_means_with_the_question_as_the_unit(full_store: Path) -> None:
     answers = load_table(Store.open(full_store)).answers
     rng = np.random.default_rng(0)
     question = np.repeat(np.arange(60), 4)
@@ -190,7 +190,7 @@ def test_bands_are_about_the_plain_means_and_take_the_question_as_the_unit(full_
     assert "1 answers without" in str(profile_picture(found, "made").get_suptitle())
 
 
-def test_what_was_not_read_is_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_signals_are_left_out_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_store(tmp_path / "store", *planted(), k=4)
     folder = pictures(str(tmp_path / "store"), str(tmp_path / "out"), n_resamples=100)
     assert [path.name for path in (folder / "plots").iterdir()] == ["layers.png"]
@@ -205,7 +205,7 @@ def test_what_was_not_read_is_left_out_and_said(tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "other").exists()
 
 
-def test_bad_options_of_pictures_are_one_line(
+def test_bad_options_of_pictures_give_a_one_line_error(
     full_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = [f"--store={full_store}", f"--out={tmp_path / 'out'}"]
@@ -231,7 +231,7 @@ def test_bad_options_of_pictures_are_one_line(
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30), st.data())
-def test_texts_of_tokens_join_to_the_text_and_no_character_is_cut(text: str, data: st.DataObject) -> None:
+def test_token_texts_join_to_the_text_without_splitting_characters(text: str, data: st.DataObject) -> None:
     ids = ids_of(text)
     cut = text[: data.draw(st.integers(max(0, len(text) - 1), len(text)))]  # a stop string may begin in the last token
     found = pieces(TOKENIZER, ids, cut)
@@ -241,7 +241,7 @@ def test_texts_of_tokens_join_to_the_text_and_no_character_is_cut(text: str, dat
         assert [piece.text for piece in found] == list(text)
 
 
-def test_special_tokens_and_broken_bytes_stand_with_their_neighbours() -> None:
+def test_special_tokens_and_broken_bytes_are_shown_with_their_neighbours() -> None:
     a, b, end = ids_of("a")[0], ids_of("b")[0], 0
     assert [(one.text, list(one.tokens)) for one in pieces(TOKENIZER, [a, end, b], "ab")] == [("a", [0]), ("b", [1, 2])]
     assert [(one.text, list(one.tokens)) for one in pieces(TOKENIZER, [a, end], "a")] == [("a", [0, 1])]
@@ -289,7 +289,7 @@ class Reader(HTMLParser):
             self.answers[-1] += data
 
 
-def test_a_page_says_every_answer_as_it_is_and_nothing_in_it_runs_or_loads(
+def test_the_page_shows_every_answer_unchanged_and_runs_or_loads_nothing(
     told_store: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     out = show(str(told_store), ["q0", "q1"], out=str(tmp_path / "page.html"), model=str(tokenizer_folder))
@@ -306,7 +306,7 @@ def test_a_page_says_every_answer_as_it_is_and_nothing_in_it_runs_or_loads(
     assert "3/norm_element_mean_token" in text
 
 
-def test_numbers_of_every_token_stand_in_its_title_and_in_the_table(
+def test_the_values_of_every_token_are_in_its_title_and_in_the_table(
     told_store: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     out = show(str(told_store), ["q1"], [0], str(tmp_path / "page.html"), model=str(tokenizer_folder))
@@ -329,7 +329,7 @@ def shown_answer(text: str, entropy: Sequence[float], influence: Sequence[float]
     return ShownAnswer("q", 0, "Why?", ("x",), "right", None, False, found, values, values / 4, values, weights)
 
 
-def test_shades_follow_the_entropies_and_what_has_no_number_is_hatched() -> None:
+def test_shades_follow_the_entropies_and_missing_values_are_hatched() -> None:
     text = page([shown_answer("abc", [0, 1, 2], [0, 1, 4]), shown_answer("d", [torch.nan], [torch.nan])], "made", "s")
     assert re.findall(r"--e:([\d.]+)", text) == ["0.000", "0.500", "1.000"]
     assert re.findall(r"--i:([\d.]+)", text) == ["0.000", "0.250", "1.000"]
@@ -364,7 +364,7 @@ def test_text_is_easy_to_read_on_every_shade(scheme: str) -> None:
     assert contrast(colours["influence"], colours["paper"]) > 4.5
 
 
-def test_without_ids_a_right_and_a_wrong_answer_to_a_handful_of_questions_are_shown() -> None:
+def test_by_default_a_right_and_a_wrong_answer_to_a_few_questions_are_shown() -> None:
     right: dict[tuple[str, int], bool | None] = {(f"q{i}", j): j > i % 3 for i in range(30) for j in range(4)}
     right |= {("all wrong", j): False for j in range(4)} | {("odd", j): None for j in range(4)}
     chosen = choose(right, None, None)
@@ -393,7 +393,7 @@ def test_the_curve_of_one_answer_has_its_tokens_below(told_store: Path, tokenize
     assert drawable("a\U0010ffffb\n") == "a\ufffdb\n"
 
 
-def test_what_is_too_long_for_a_picture_is_not_drawn_and_stays_whole_on_a_page() -> None:
+def test_an_answer_that_is_too_long_for_a_picture_is_only_on_the_page() -> None:
     long = shown_answer("a" * (LONGEST_OF_A_CURVE + 1), [0.5] * (LONGEST_OF_A_CURVE + 1))
     with pytest.raises(InputError, match=r"at most 800 tokens for a plot.*--out answers.html"):
         entropy_curve(long, "model")
@@ -404,7 +404,7 @@ def test_what_is_too_long_for_a_picture_is_not_drawn_and_stays_whole_on_a_page()
 # Missing data
 
 
-def test_what_can_not_be_shown_is_one_line_with_what_to_do(
+def test_answers_that_cannot_be_shown_give_one_line_with_the_next_step(
     told_store: Path, full_store: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     out, model = str(tmp_path / "x.html"), str(tokenizer_folder)
@@ -421,7 +421,7 @@ def test_what_can_not_be_shown_is_one_line_with_what_to_do(
         ({"out": str(tmp_path / "x.png"), "questions": ["q0"]}, r"a single answer for a plot, but got 2.*--questions"),
         (
             {"out": str(tmp_path / "x.png"), "questions": ["q1"], "samples": [1]},
-            "an entropy for every token, but answer 1 to 'q1'",
+            "Expected answer 1 to 'q1' to have an entropy for every token",
         ),
         ({"model": None}, "Pass --model PATH"),
         ({"model": str(tmp_path)}, "can't be loaded"),

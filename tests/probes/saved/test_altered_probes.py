@@ -14,7 +14,7 @@ from tests.helpers.altered_probes import ALTERATIONS, make_probe
 
 
 @pytest.mark.slow
-def test_whole_probes_are_read(tmp_path: Path) -> None:
+def test_intact_probes_are_read(tmp_path: Path) -> None:
     for seed in range(12):
         probe = load_probe(make_probe(tmp_path / str(seed), random.Random(seed)))
         assert 0 < float(probe.confidences(torch.zeros(8)).confidence) < 1
@@ -36,6 +36,6 @@ def test_an_altered_probe_is_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("probe", ["a/b c", "../x/y", "a//b", "a/..", "-a/b", "a/b\0c", "x" * 5000, ""])
-def test_what_is_neither_a_folder_nor_a_hub_id_is_refused(probe: str) -> None:
+def test_a_path_that_is_neither_a_folder_nor_a_hub_id_is_refused(probe: str) -> None:
     with pytest.raises(InputError, match="Expected `probe` to be"):
         load_probe(probe)

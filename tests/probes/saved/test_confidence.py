@@ -23,6 +23,7 @@ from probes.saved.artefact import ConfidenceProbe
 from probes.saved.calibrators import Isotonic, Platt
 from probes.saved.head import LinearHead, MLPHead
 from tests.helpers.planted import read_hidden
+from tests.helpers.saved_probes import linear_probe, probe_config
 from tests.helpers.tiny import tiny_model
 
 QUESTIONS = ["Why?", "What is this long question about?", "Who", "Where is it, then?", "How much wood?"]
@@ -30,27 +31,8 @@ QUESTIONS = ["Why?", "What is this long question about?", "Who", "Where is it, t
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) -> Path:
-    """Save a probe of layer 2 of the tiny model with random weights."""
-    torch.manual_seed(3)
-    head = LinearHead(32)
-    head.weight.normal_()
-    head.mean.normal_()
-    head.scale.uniform_(20, 60)  # so that the confidences differ and none is near 0 or 1
-    head.bias.fill_(0.3)
-    identity = model_identity(model, tokenizer)
-    config = {
-        "head": "linear",
-        "d_model": 32,
-        "sizes": {},
-        "calibrator": "platt",
-        "signal": "hidden",
-        "layers": [2],
-        "position": "last_prompt",
-        "target": "capability",
-        "model": {**identity.__dict__},
-        "prompt": {"template": "Q: {question} A:", "system": None, "chat": True},
-    }
-    return ConfidenceProbe(head, Platt(0.7, -0.2), config).save(tmp_path_factory.mktemp("probe"), "card")
+    """Save a linear probe with random weights."""
+    return linear_probe(model, tokenizer, bias=0.3).save(tmp_path_factory.mktemp("probe"), "card")
 
 
 @pytest.fixture
@@ -73,7 +55,7 @@ def expected(saved: Path, model: Any, tokenizer: Any) -> torch.Tensor:
     return torch.stack(values)
 
 
-def test_score_equals_plain_arithmetic_whatever_the_order(
+def test_score_equals_plain_arithmetic_in_any_order(
     saved: Path, model: Any, tokenizer: Any, expected: torch.Tensor
 ) -> None:
     probe = load_probe(saved)
@@ -131,7 +113,7 @@ def test_a_probe_of_several_layers_reads_the_states_of_transformers(
     torch.testing.assert_close(attached.score(QUESTIONS).confidence, torch.stack(expected), atol=1e-5, rtol=0)
 
 
-def test_strings_chats_and_token_ids_are_the_same_question(
+def test_strings_chats_and_token_ids_give_the_same_confidence(
     saved: Path, model: Any, tokenizer: Any, expected: torch.Tensor
 ) -> None:
     probe = load_probe(saved)
@@ -211,7 +193,7 @@ def test_a_model_with_an_adapter_is_refused(saved: Path, tokenizer: Any, merged:
         assert "\n" not in str(raised.value)
 
 
-def test_two_probes_on_the_same_or_on_different_models_do_not_disturb_each_other(
+def test_two_probes_on_the_same_or_on_different_models_do_not_affect_each_other(
     saved: Path, reads_answers: ConfidenceProbe, model: Any, tokenizer: Any, expected: torch.Tensor
 ) -> None:
     probe, other = load_probe(saved), tiny_model(seed=1)
@@ -328,7 +310,7 @@ def test_a_probe_loads_from_a_hub_cache(
         load_probe("someone/else")
 
 
-def test_load_probe_needs_torch_safetensors_and_the_hub_only(saved: Path) -> None:
+def test_load_probe_needs_only_torch_safetensors_and_the_hub(saved: Path) -> None:
     program = f"""
 import sys
 for name in ("lightning", "transformers", "torchmetrics", "datasets", "sklearn", "matplotlib", "pyarrow", "wandb", "jsonargparse", "scipy", "jinja2"):
@@ -348,7 +330,7 @@ def test_a_model_from_a_folder_is_the_same_model(saved: Path, tiny_folder: Path)
     assert read_hidden(loaded, [[3, 4]]).shape == (1, 4, 32)
 
 
-def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="can't be loaded"):
         load_model(str(tmp_path))
     with pytest.raises(InputError, match="`dtype` to be one of auto"):
@@ -357,7 +339,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
         load_model(device="abacus")
 
 
-def test_what_is_no_prompt_is_refused_and_a_mask_is_heeded(
+def test_invalid_prompts_are_refused_and_the_mask_is_respected(
     saved: Path, model: Any, tokenizer: Any, expected: torch.Tensor
 ) -> None:
     probe = load_probe(saved)
@@ -387,14 +369,14 @@ def test_what_is_no_prompt_is_refused_and_a_mask_is_heeded(
 @pytest.mark.parametrize(
     ("key", "value"), [("position", "foo"), ("signal", "zz"), ("layers", "abc"), ("model", "x"), ("head", ["linear"])]
 )
-def test_a_config_that_names_what_is_not_there_is_refused(copied: Path, key: str, value: object) -> None:
+def test_a_config_with_unknown_values_is_refused(copied: Path, key: str, value: object) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(InputError, match=f"`{key}` in"):
         load_probe(copied)
 
 
-def test_the_same_weights_with_other_positions_are_another_model(saved: Path, tokenizer: Any) -> None:
+def test_the_same_weights_with_other_position_encodings_are_another_model(saved: Path, tokenizer: Any) -> None:
     changed = tiny_model(rope_parameters={"rope_type": "default", "rope_theta": 123.0})
     with pytest.raises(InputError, match="differs in fingerprint"):
         load_probe(saved).attach(changed, tokenizer)
@@ -409,18 +391,8 @@ def reads_answers(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenize
         if name != "scale":
             tensor.normal_()
     head.scale.uniform_(20, 60)
-    config = {
-        "head": "mlp",
-        "d_model": 32,
-        "sizes": {"hidden": 4},
-        "calibrator": "isotonic",
-        "signal": "hidden",
-        "layers": [2],
-        "position": "mean_answer",
-        "target": "response",
-        "model": {**model_identity(model, tokenizer).__dict__},
-        "prompt": {"template": "Q: {question} A:", "system": None, "chat": True},
-    }
+    fields = {"position": "mean_answer", "target": "response"}
+    config = probe_config(model, tokenizer, head="mlp", sizes={"hidden": 4}, calibrator="isotonic", **fields)
     calibrator = Isotonic([-3.0, 0.0, 3.0], [0.1, 0.4, 0.9])
     folder = ConfidenceProbe(head, calibrator, config).save(tmp_path_factory.mktemp("reads") / "probe", "card")
     return load_probe(folder)
@@ -474,7 +446,7 @@ def test_a_probe_that_reads_answers_gives_each_answer_of_generate_its_own_confid
     assert hooks(model) == before
 
 
-def test_answers_are_asked_for_where_they_are_read_and_only_there(
+def test_only_probes_that_read_answers_require_them(
     reads_answers: ConfidenceProbe, saved: Path, model: Any, tokenizer: Any
 ) -> None:
     with pytest.raises(InputError, match="one answer per question"):
@@ -485,7 +457,7 @@ def test_answers_are_asked_for_where_they_are_read_and_only_there(
         load_probe(saved).score(model, tokenizer, QUESTIONS, ["me"] * 5)
 
 
-def test_a_probe_that_reads_answers_ends_them_where_the_policy_did(
+def test_a_probe_that_reads_answers_ends_them_at_the_stop_strings_of_the_policy(
     reads_answers: ConfidenceProbe, model: Any, tokenizer: Any
 ) -> None:
     torch.manual_seed(1)
@@ -501,7 +473,7 @@ def test_a_probe_that_reads_answers_ends_them_where_the_policy_did(
     torch.testing.assert_close(answers.confidence, given, atol=1e-5, rtol=0, equal_nan=True)
 
 
-def test_a_probe_that_reads_questions_ends_answers_where_the_policy_did(
+def test_a_probe_that_reads_questions_ends_answers_at_the_stop_strings_of_the_policy(
     saved: Path, model: Any, tokenizer: Any
 ) -> None:
     probe, options = load_probe(saved), {"max_new_tokens": 12, "do_sample": False}

@@ -10,34 +10,18 @@ import torch
 
 import probes
 from extract import InputError
-from extract.models.loading import model_identity
 from probes import abstain, best_of, route
-from probes.saved.artefact import ConfidenceProbe
-from probes.saved.calibrators import Platt
 from probes.saved.confidence import ConfidentModel
-from probes.saved.head import LinearHead
+from tests.helpers.saved_probes import linear_probe
 
 QUESTIONS = ["Why?", "What is this long question about?", "Who", "Where is it, then?", "How much wood?"]
 OPTIONS = {"max_new_tokens": 4, "do_sample": False}
 
 
 def attached(model: Any, tokenizer: Any, target: str, **changes: Any) -> ConfidentModel:
-    """Attach a probe of layer 2 with random weights."""
-    torch.manual_seed(3)
-    head = LinearHead(32)
-    head.weight.normal_()
-    head.mean.normal_()
-    head.scale.uniform_(20, 60)
-    config = {
-        "d_model": 32,
-        "signal": "hidden",
-        "layers": [2],
-        "position": "last_prompt" if target == "capability" else "last_answer",
-        "target": target,
-        "model": {**model_identity(model, tokenizer).__dict__},
-        "prompt": {"template": "Q: {question} A:", "system": None, "chat": True},
-    }
-    return ConfidenceProbe(head, Platt(0.7, -0.2), config | changes).attach(model, tokenizer)
+    """Attach a linear probe with random weights."""
+    position = "last_prompt" if target == "capability" else "last_answer"
+    return linear_probe(model, tokenizer, target=target, position=position, **changes).attach(model, tokenizer)
 
 
 @pytest.fixture
@@ -84,7 +68,7 @@ def test_only_questions_at_or_above_the_threshold_are_generated(
     torch.testing.assert_close(found.confidence, every.confidence, atol=1e-5, rtol=0)
 
 
-def test_answers_below_the_threshold_are_withheld_and_empty_ones_too(of_answers: ConfidentModel) -> None:
+def test_answers_below_the_threshold_and_empty_answers_are_withheld(of_answers: ConfidentModel) -> None:
     every = of_answers.generate(QUESTIONS, **OPTIONS)
     threshold = middle(every.confidence)
     found = abstain(of_answers, QUESTIONS, threshold=threshold, **OPTIONS)
@@ -157,7 +141,9 @@ CALLS: dict[str, tuple[Callable[[ConfidentModel, ConfidentModel], Any], str]] = 
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_bad_arguments_are_one_line(name: str, of_questions: ConfidentModel, of_answers: ConfidentModel) -> None:
+def test_bad_arguments_give_a_one_line_error(
+    name: str, of_questions: ConfidentModel, of_answers: ConfidentModel
+) -> None:
     call, message = CALLS[name]
     with pytest.raises(InputError, match=message) as raised:
         call(of_questions, of_answers)

@@ -77,7 +77,7 @@ def test_a_saved_probe_keeps_its_prefix_calibrators(kind: str, tmp_path: Path) -
         expected = probe.calibrated(SCORES, fraction)
         assert torch.equal(loaded.calibrated(SCORES, fraction), expected)
     assert torch.equal(loaded.calibrated(SCORES), WHOLE[kind](SCORES))
-    assert json.loads((tmp_path / "probe" / "config.json").read_text())["format_version"] == 5
+    assert json.loads((tmp_path / "probe" / "config.json").read_text())["format_version"] == 6
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from filelock import FileLock
 
 from extract.errors import InputError
-from extract.models.loading import model_identity
 from extract.questions.question import HIDDEN
 from extract.running.cli import run
 from probes import load_probe
 from probes.__main__ import COMMANDS
-from probes.saved.artefact import ConfidenceProbe
-from probes.saved.calibrators import Platt
-from probes.saved.head import LinearHead
 from probes.saved.scoring import score
 from tests.helpers.experiments import ROOT
+from tests.helpers.saved_probes import linear_probe
 from tests.helpers.tiny import save_model, tiny_model
 
 QUESTIONS = ["Why?", "Is it so?", "Where was it seen, and by whom, in the end?", "Who?", "How much of it is left?"]
@@ -40,28 +36,9 @@ LONG = "a" * 600  # the tiny model reads at most 512 tokens
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) -> dict[str, str]:
     """Save a probe that reads questions and one that reads answers."""
-    saved = {}
-    for target, position in (("capability", "last_prompt"), ("response", "mean_answer")):
-        torch.manual_seed(3)
-        head = LinearHead(32)
-        head.weight.normal_()
-        head.mean.normal_()
-        head.scale.uniform_(20, 60)
-        config = {
-            "head": "linear",
-            "d_model": 32,
-            "sizes": {},
-            "calibrator": "platt",
-            "signal": "hidden",
-            "layers": [2],
-            "position": position,
-            "target": target,
-            "model": {**model_identity(model, tokenizer).__dict__},
-            "prompt": {"template": "Q: {question} A:", "system": None, "chat": True},
-        }
-        folder = tmp_path_factory.mktemp(target)
-        saved[target] = str(ConfidenceProbe(head, Platt(0.7, -0.2), config).save(folder, "card"))
-    return saved
+    positions = {"capability": "last_prompt", "response": "mean_answer"}
+    saved = {target: linear_probe(model, tokenizer, target=target, position=at) for target, at in positions.items()}
+    return {target: str(probe.save(tmp_path_factory.mktemp(target), "card")) for target, probe in saved.items()}
 
 
 Score = Callable[..., list[dict[str, Any]]]
@@ -140,7 +117,7 @@ def test_the_texts_of_a_private_set_are_scored_but_not_written(scored: Score, tm
     assert 0 < record["confidence"] < 1
 
 
-def test_the_threshold_says_where_to_abstain(scored: Score, tmp_path: Path) -> None:
+def test_questions_below_the_threshold_are_marked_for_abstention(scored: Score, tmp_path: Path) -> None:
     file = write(tmp_path / "questions.txt", [{"question": question} for question in QUESTIONS])
     confidences = [record["confidence"] for record in scored(file)]
     threshold = sorted(confidences)[2]
@@ -243,14 +220,14 @@ def test_a_file_of_another_program_is_not_continued(
         score(folders["capability"], str(file), str(out), model=str(tiny_folder))
 
 
-def test_a_byte_order_mark_is_no_part_of_a_line(scored: Score, tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(scored: Score, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_bytes(codecs.BOM_UTF8 + b'{"id": "a", "question": "Why?"}\n')
     (record,) = scored(file)
     assert (record["id"], record["question"]) == ("a", "Why?")
 
 
-def test_an_interrupted_command_keeps_its_lines_and_goes_on_after_them(
+def test_an_interrupted_command_keeps_its_lines_and_continues_after_them(
     folders: dict[str, str], tiny_folder: Path, tmp_path: Path, piped: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, text = tmp_path / "results" / "out.jsonl", "".join(f"{question}\n" for question in QUESTIONS).encode()
@@ -281,7 +258,7 @@ def test_an_interrupted_command_keeps_its_lines_and_goes_on_after_them(
     assert out.read_bytes() == complete
 
 
-def test_a_reader_gets_each_line_at_once_and_may_leave_in_a_process_without_lightning_wandb_and_sklearn(
+def test_each_line_is_written_at_once_without_importing_lightning_wandb_or_sklearn(
     folders: dict[str, str], tiny_folder: Path
 ) -> None:
     program = f"""

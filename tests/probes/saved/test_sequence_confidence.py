@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from extract import InputError
-from extract.models.loading import model_identity
 from extract.prompts import PromptTemplate
 from extract.signals.base import Answer
 from extract.signals.reading import read_answers
@@ -20,6 +19,7 @@ from probes import load_probe
 from probes.saved.artefact import ConfidenceProbe
 from probes.saved.calibrators import Platt
 from probes.saved.heads import OF_TOKENS
+from tests.helpers.saved_probes import probe_config
 from tests.helpers.tiny import tiny_model
 
 QUESTIONS = ["Why?", "What is this long question about?", "Who"]
@@ -31,20 +31,17 @@ def make_probe(kind: str, model: Any, tokenizer: Any, layer: int = 2) -> Confide
     head = OF_TOKENS[kind](32, **SIZES[kind])
     for name, values in head.state_dict().items():
         values.uniform_(20, 60) if name == "scale" else values.normal_()
-    identity = model_identity(model, tokenizer)
-    config = {
-        "head": kind,
-        "d_model": 32,
-        "sizes": SIZES[kind],
-        "calibrator": "platt",
-        "signal": "hidden_tokens",
-        "layers": [layer],
-        "position": "answer_tokens",
-        "target": "response",
-        "model": {**identity.__dict__},
-        "prompt": {"template": "Q: {question} A:", "system": None, "chat": True},
-        "decoding": {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "max_new_tokens": 9, "stop": ["\n"], "seed": 0},
-    }
+    config = probe_config(
+        model,
+        tokenizer,
+        head=kind,
+        sizes=SIZES[kind],
+        signal="hidden_tokens",
+        layers=[layer],
+        position="answer_tokens",
+        target="response",
+        decoding={"temperature": 0.7, "top_p": 1.0, "top_k": 0, "max_new_tokens": 9, "stop": ["\n"], "seed": 0},
+    )
     return ConfidenceProbe(head, Platt(0.7, -0.2), config)
 
 

@@ -107,7 +107,7 @@ print(error(load_probe, "someone/copy", revision="none"))
 
 
 @pytest.mark.slow
-def test_what_the_hub_refuses_is_one_line_with_the_reason(hub: Hub, saved: Path, tmp_path: Path) -> None:
+def test_a_refusal_by_the_hub_is_one_line_with_the_reason(hub: Hub, saved: Path, tmp_path: Path) -> None:
     hub.add("someone/private", {})
     hub.add("someone/gated", {"config.json": b"{}", "model.safetensors": b""})
     hub.add("someone/text", {"README.md": b"# No probe"})
@@ -169,7 +169,7 @@ def test_an_interrupted_upload_leaves_no_part_of_a_probe_and_can_be_repeated(
 
 
 @pytest.mark.slow
-def test_a_hub_that_is_not_there_is_one_line(saved: Path, tmp_path: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_line(saved: Path, tmp_path: Path) -> None:
     hub = Hub(url="http://127.0.0.1:9")
     program = f"""
 print(error(load_probe, "someone/probe"))
@@ -178,6 +178,16 @@ print(error(load_probe({str(saved)!r}).push_to_hub, "someone/probe"))
     loaded, pushed = in_process(program, hub, tmp_path / "home").splitlines()
     assert re.match(r"InputError: .*the Hub reported: .*Connect.* A run", loaded)
     assert re.match(r"InputError: .*was not uploaded: .*[Cc]onnect", pushed)
+
+
+LEGACY = sorted((Path(__file__).parents[2] / "data/legacy/runs").glob("*/probe"))
+
+
+@pytest.mark.parametrize("folder", LEGACY, ids=lambda folder: folder.parent.name)
+def test_a_probe_of_an_earlier_version_is_saved_with_the_same_weights_and_card(folder: Path, tmp_path: Path) -> None:
+    found = load_probe(load_probe(folder).save(tmp_path))
+    assert (tmp_path / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert found.card == (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_mixin_writes_no_config_and_no_card_of_its_own(saved: Path, tmp_path: Path) -> None:
@@ -189,7 +199,7 @@ def test_the_mixin_writes_no_config_and_no_card_of_its_own(saved: Path, tmp_path
     assert ConfidenceProbe.from_pretrained(tmp_path / "probe").config == probe.config
 
 
-def test_a_token_is_no_argument_and_no_part_of_a_message(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_cannot_be_an_argument_and_appears_in_no_message(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="Expected no `token`, but got one. Run `hf auth login`") as error:
         load_probe(saved).push_to_hub("someone/probe", token=TOKEN)
     assert TOKEN not in str(error.value)
@@ -225,7 +235,7 @@ def test_a_card_that_links_to_another_folder_is_refused(saved: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(("model", "base"), [("org/a: b", "org/a: b"), ("folder", None)])
-def test_the_metadata_of_a_card_name_the_model_if_it_is_on_the_hub(model: str, base: str | None) -> None:
+def test_the_metadata_of_a_card_contain_the_base_model_only_if_it_has_a_hub_id(model: str, base: str | None) -> None:
     path = Path(__file__).parents[2] / "data/legacy/runs/sep/probe/config.json"
     config = json.loads(path.read_text())
     config["model"]["id"], config["training"]["cross_fitted"] = model, False

@@ -163,7 +163,7 @@ def test_the_standard_error_and_the_interval_are_close_to_those_of_the_bootstrap
         assert float(high[row]) == pytest.approx(interval["high"], abs=0.12 * width)
 
 
-def test_intervals_hold_what_is_true_of_noise() -> None:
+def test_intervals_of_noise_contain_one_half() -> None:
     rng, (question, _), held = np.random.default_rng(2), rows_of(60, 4), []
     for _ in range(40):
         low, high = clustered_auroc(*drawn(rng, 50, 60, 4, 0.4), question, 60).interval()
@@ -171,7 +171,7 @@ def test_intervals_hold_what_is_true_of_noise() -> None:
     assert 0.93 < float(torch.stack(held).mean()) < 0.97
 
 
-def test_no_number_is_made_up_where_there_is_none() -> None:
+def test_undefined_values_are_nan() -> None:
     question, sample = rows_of(20, 2)
     right = torch.arange(40) % 3 == 0
     scores = torch.stack([torch.full((40,), 2.0), torch.full((40,), torch.nan), torch.rand(40), right.float()])
@@ -200,7 +200,7 @@ def test_few_questions_of_a_class_give_no_standard_error() -> None:
 
 
 @pytest.mark.slow
-def test_corrected_p_values_are_those_of_a_loop_over_exchanged_grades() -> None:
+def test_corrected_p_values_equal_a_loop_over_permuted_grades() -> None:
     rng, (question, sample) = np.random.default_rng(3), rows_of(12, 3)
     scores, right = drawn(rng, 5, 12, 3, 0.5)
     scores[0] += 1.5 * right
@@ -220,7 +220,7 @@ def test_corrected_p_values_are_those_of_a_loop_over_exchanged_grades() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("accuracy", "shared"), [(0.4, 1.0), (0.1, 1.0), (0.4, 3.0)])
-def test_noise_is_called_a_signal_in_one_family_of_twenty(accuracy: float, shared: float) -> None:
+def test_noise_is_significant_in_one_of_twenty_families(accuracy: float, shared: float) -> None:
     rng, (question, sample) = np.random.default_rng(5), rows_of(40, 4)
     found = 0
     for seed in range(400):
@@ -229,7 +229,7 @@ def test_noise_is_called_a_signal_in_one_family_of_twenty(accuracy: float, share
     assert 0.02 < found / 400 < 0.085  # three standard errors about 0.05
 
 
-def test_scores_that_say_the_same_are_counted_once() -> None:
+def test_equivalent_scores_are_counted_once() -> None:
     rng, (question, sample) = np.random.default_rng(6), rows_of(40, 4)
     scores, right = drawn(rng, 3, 40, 4, 0.5)
     scores[0] += 0.8 * right
@@ -240,7 +240,7 @@ def test_scores_that_say_the_same_are_counted_once() -> None:
     assert float(many[0]) > float(alone[0])
 
 
-def test_missing_answers_are_left_out_of_exchanges_too() -> None:
+def test_missing_answers_are_left_out_of_permutations() -> None:
     rng, (question, sample) = np.random.default_rng(7), rows_of(40, 4)
     scores, right = drawn(rng, 20, 40, 4, 0.5)
     scores[:10, torch.from_numpy(rng.random(160) < 0.2)] = torch.nan
@@ -278,7 +278,9 @@ def test_the_grid_has_every_signal_pooling_and_weighting_once(grid: Grid) -> Non
     assert "rollout" not in {name.signal for name in grid.names}
 
 
-def test_predictive_entropy_is_made_of_other_answers_than_it_is_scored_on(store: Store, table: QuestionTable) -> None:
+def test_predictive_entropy_uses_other_answers_than_those_on_which_it_is_scored(
+    store: Store, table: QuestionTable
+) -> None:
     grid = make_grid(store, table, 0.4, n_draws=99)
     row = grid.row_of[Score("mc_predictive_entropy", "3/nll", "mean")]
     part, answers = grid.parts["test"], table.answers
@@ -292,7 +294,7 @@ def test_predictive_entropy_is_made_of_other_answers_than_it_is_scored_on(store:
     assert not grid.names[grid.chosen].half
 
 
-def test_a_signal_the_wrong_way_round_stays_below_one_half(tmp_path: Path) -> None:
+def test_a_signal_with_the_wrong_sign_stays_below_one_half(tmp_path: Path) -> None:
     wrong: Made = {("tokens", "3/entropy"): lambda right, n, rng: planted(~right, n, rng)}
     store = fill(tmp_path / "store", wrong)
     grid = make_grid(store, load_table(store), 0.4, n_draws=999)
@@ -301,7 +303,7 @@ def test_a_signal_the_wrong_way_round_stays_below_one_half(tmp_path: Path) -> No
     assert float(grid.aurocs["test"].auroc[row]) < 0.3
     record = grid_record(grid, 200, 0)
     assert record["grid"]["n_below"] > 0
-    assert "the wrong way round" in signals_page(record, [])
+    assert "rank wrong answers above right answers" in signals_page(record, [])
 
 
 # Choice and test
@@ -313,7 +315,7 @@ def test_the_planted_signal_is_found_and_noise_is_not(grid: Grid, record: dict[s
     assert rows["tokens"]["auroc"]["low"] > 0.6
     assert rows["tokens"]["p_corrected"] < 0.01
     assert rows["entropy_profile"]["p_corrected"] > 0.05
-    assert "ranks right answers above wrong ones" in signals_verdict(record)
+    assert "ranks right answers above wrong answers" in signals_verdict(record)
     of_noise = torch.tensor([name.signal == "entropy_profile" for name in grid.names])
     assert not (grid.p[of_noise] < 0.05).any()
     constant = grid.row_of[Score("entropy_profile", "1/entropy", "std")]
@@ -332,7 +334,7 @@ def test_a_verdict_claims_no_more_than_both_test_and_interval(record: dict[str, 
     assert "not significantly different from chance" in signals_verdict(unsure)
 
 
-def test_noise_alone_gives_a_verdict_of_nothing(tmp_path: Path) -> None:
+def test_the_verdict_on_noise_claims_nothing(tmp_path: Path) -> None:
     made: Made = {("tokens", "3/entropy"): noise, ("entropy_profile", "1/entropy"): noise}
     store = fill(tmp_path / "store", made, seed=3)
     said = signals_verdict(grid_record(make_grid(store, load_table(store), 0.4, n_draws=999), 200, 0))
@@ -340,7 +342,7 @@ def test_noise_alone_gives_a_verdict_of_nothing(tmp_path: Path) -> None:
     assert "better than" not in said
 
 
-def test_what_is_only_length_is_lost_between_answers_of_equal_length(record: dict[str, Any]) -> None:
+def test_an_effect_of_length_vanishes_between_answers_of_equal_length(record: dict[str, Any]) -> None:
     rows = {row["family"] or row["name"]: row for row in record["rows"]}
     confounded, length, signal = rows["attention_entropy"], rows[LENGTH], rows["tokens"]
     assert confounded["auroc"]["low"] > 0.55
@@ -353,7 +355,7 @@ def test_what_is_only_length_is_lost_between_answers_of_equal_length(record: dic
     assert 0 < signal["share_of_pairs"] < 1
 
 
-def test_lengths_of_a_stratum_are_equal_or_near() -> None:
+def test_lengths_within_a_stratum_are_equal_or_similar() -> None:
     n = torch.arange(1, 400)
     stratum = length_stratum(n)
     assert (stratum.diff() >= 0).all()
@@ -363,7 +365,7 @@ def test_lengths_of_a_stratum_are_equal_or_near() -> None:
         assert int(own[-1]) < 1.25 * int(own[0]) or len(own) == 1
 
 
-def test_grades_of_test_questions_change_no_choice(store: Store, grid: Grid) -> None:
+def test_grades_of_test_questions_do_not_change_the_choice(store: Store, grid: Grid) -> None:
     table = load_table(store)
     rows = grid.parts["test"].row.numpy()
     table.answers.right[rows] = 1 - table.answers.right[rows]
@@ -375,7 +377,7 @@ def test_grades_of_test_questions_change_no_choice(store: Store, grid: Grid) -> 
     assert grid_record(turned, 200, 0)["longer_is_wrong"]
 
 
-def test_grades_of_validation_questions_change_it(store: Store, grid: Grid) -> None:
+def test_grades_of_validation_questions_change_the_choice(store: Store, grid: Grid) -> None:
     table = load_table(store)
     rows = grid.parts["val"].row.numpy()
     table.answers.right[rows] = 1 - table.answers.right[rows]
@@ -435,7 +437,7 @@ def test_the_chosen_score_is_tested_against_length_and_mean_entropy(record: dict
     assert 0.9 * on_half < of_half[0]["n_answers"] <= on_half  # those with content tokens
 
 
-def test_a_score_that_weights_do_not_change_is_no_weighted_one(grid: Grid) -> None:
+def test_a_score_that_weights_do_not_change_is_not_a_weighted_score(grid: Grid) -> None:
     chosen = {family: grid.names[row] for family, row in grid.of_families().items()}
     assert set(chosen) == {name.family for name in grid.names}
     val = grid.aurocs["val"].influence
@@ -493,7 +495,7 @@ def test_the_command_writes_its_page_record_table_and_pictures(store: Store, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [[("tokens", "3/nll")], [("entropy_profile", "1/entropy")]])
-def test_a_store_of_one_signal_has_a_page_too(tmp_path: Path, keys: list[tuple[str, str]]) -> None:
+def test_a_store_with_one_signal_has_a_page(tmp_path: Path, keys: list[tuple[str, str]]) -> None:
     fill(tmp_path / "store", {key: ALL[key] for key in keys}, n=40)
     folder = signals(str(tmp_path / "store"), str(tmp_path / "out"), test_fraction=0.4, n_resamples=100)
     record = json.loads((folder / "report.json").read_text())
@@ -502,7 +504,7 @@ def test_a_store_of_one_signal_has_a_page_too(tmp_path: Path, keys: list[tuple[s
     assert {row["family"] for row in record["rows"] if row["role"] == "best"} >= {keys[0][0]}
 
 
-def test_a_signal_that_is_not_read_to_the_end_is_left_out_with_its_command(tmp_path: Path) -> None:
+def test_an_incomplete_signal_is_left_out_and_its_command_is_named(tmp_path: Path) -> None:
     store = fill(tmp_path / "store")
     store.signals.file("entropy_profile", store.samples.ranges()[0]).with_suffix(".json").unlink()
     store = Store.open(tmp_path / "store")
@@ -534,7 +536,7 @@ def test_a_store_without_token_signals_names_the_command_that_reads_them(tmp_pat
         signals(str(tmp_path / "store"), str(tmp_path / "out"))
 
 
-def test_answers_that_are_all_right_say_nothing(tmp_path: Path) -> None:
+def test_a_store_with_only_right_answers_is_refused(tmp_path: Path) -> None:
     store = fill(tmp_path / "store", TOKENS, n=40)
     for part in store.samples.ranges():
         rows = [{**row, "right": True} for row in store.grades.read("made", part).to_pylist()]

@@ -24,7 +24,7 @@ def imported(folder: Path, rows: list[dict[str, Any]]) -> Store:
     return import_log(str(folder / "store"), str(write_lines(folder / "answers.jsonl", rows)), "jsonl")
 
 
-def test_columns_of_questions_answers_and_the_policy(tmp_path: Path) -> None:
+def test_columns_become_questions_answers_and_the_policy(tmp_path: Path) -> None:
     question = {
         "id": 7,
         "text": "Which?",
@@ -99,7 +99,9 @@ def test_wrong_lines_are_named(tmp_path: Path, row: dict[str, Any], message: str
 
 
 def test_duplicate_answers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="ids to be unique, but line 2 of 'answers.jsonl' repeats 0 of question 'a'"):
+    with pytest.raises(
+        InputError, match="ids to be unique, but line 2 of 'answers.jsonl' repeats the id 0 of question 'a'"
+    ):
         imported(tmp_path, [{**LINE, "sample": 0}, {**LINE, "sample": 0}])
 
 

@@ -174,7 +174,7 @@ def test_scores_with_several_values_are_several_graders(tmp_path: Path) -> None:
     assert set(store.grades.read("inspect_my-scorer_first")["answer"].to_pylist()) == {"x"}
 
 
-def test_options_reasoning_and_endings_of_inspect(tmp_path: Path) -> None:
+def test_options_reasoning_and_finish_reasons_of_inspect_are_read(tmp_path: Path) -> None:
     def change(log: dict[str, Any]) -> None:
         log["plan"]["config"]["system_message"] = "Be brief."
         for sample in log["samples"]:
@@ -191,7 +191,7 @@ def test_options_reasoning_and_endings_of_inspect(tmp_path: Path) -> None:
     assert load_table(store, "choice").accuracy.tolist() == [1.0] * 6
 
 
-def test_chats_for_servers_in_logs_of_lm_eval(tmp_path: Path) -> None:
+def test_chats_for_servers_are_read_from_logs_of_lm_eval(tmp_path: Path) -> None:
     def change(rows: list[dict[str, Any]], results: dict[str, Any]) -> None:
         for row in rows:
             request = row["arguments"]["gen_args_0"]
@@ -214,7 +214,7 @@ def test_scores_of_errors_and_scores_that_belong_to_no_answer_are_left_out(tmp_p
     assert (log.rules, log.model, log.decoding.temperature) == ({}, "unknown", 0.7)
 
 
-def test_references_are_read_as_the_kind_of_the_questions(tmp_path: Path) -> None:
+def test_references_are_parsed_by_the_kind_of_the_questions(tmp_path: Path) -> None:
     def solve(rows: list[dict[str, Any]], results: dict[str, Any]) -> None:
         for row in rows:
             row["target"] = "2 and 40 are\n#### 42"
@@ -227,7 +227,9 @@ def test_references_are_read_as_the_kind_of_the_questions(tmp_path: Path) -> Non
     assert load_table(store, "number").accuracy.tolist() == [1.0] * 12
 
 
-def test_a_failed_epoch_is_no_answer_that_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_epoch_does_not_count_as_a_different_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def change(log: dict[str, Any]) -> None:
         log["plan"]["config"]["temperature"] = 0
         for sample in log["samples"]:
@@ -304,7 +306,10 @@ def no_text(rows: list[dict[str, Any]], results: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (lambda rows, results: rows[1].pop("filter"), "line 2 .* but it lacks filter. Files of other versions"),
-        (lambda rows, results: rows.append(rows[0]), "ids to be unique, but line 37 .* repeats 'none' of question '0'"),
+        (
+            lambda rows, results: rows.append(rows[0]),
+            "ids to be unique, but line 37 .* repeats the id 'none' of question '0'",
+        ),
         (lambda rows, results: rows.clear(), "at least one question"),
         (likelihoods, "compares log-probabilities of given texts. .* `python -m extract likelihood`"),
         (alike_metrics, "would be stored as 'lm_eval_acc_short'"),
@@ -329,7 +334,7 @@ def test_bad_logs_of_lm_eval_are_refused(tmp_path: Path, change: Callable[..., o
 @pytest.mark.parametrize(
     ("source", "path"), [("inspect", INSPECT), ("inspect", INSPECT.with_suffix(".eval")), ("lm-eval", LM_EVAL)]
 )
-def test_truncated_and_empty_files_are_one_clear_line(tmp_path: Path, source: str, path: Path) -> None:
+def test_truncated_and_empty_files_give_a_one_line_error(tmp_path: Path, source: str, path: Path) -> None:
     for size in (0, 10, path.stat().st_size // 2, path.stat().st_size - 5):
         (tmp_path / path.name).write_bytes(path.read_bytes()[:size])
         with pytest.raises(InputError) as raised:

@@ -48,7 +48,7 @@ def answers_to(n: int, k: int, seed: int = 0) -> list[dict[str, object]]:
     ]
 
 
-def test_the_same_log_again_writes_nothing(tmp_path: Path) -> None:
+def test_importing_the_same_log_again_writes_nothing(tmp_path: Path) -> None:
     store = tmp_path / "new" / "store"
     import_log(str(store), str(INSPECT), "inspect")
     before = files(store)
@@ -105,7 +105,9 @@ def test_damaged_and_deleted_files_are_written_again(tmp_path: Path) -> None:
     assert {name: content for name, (content, _) in files(store.path).items()} == before
 
 
-def test_the_command_line_and_the_refusal_to_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_imports_a_log_and_refuses_to_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store, options = str(tmp_path / "store"), ["--source", "inspect", "--path", str(INSPECT)]
     assert run(COMMANDS, "extract", ["import", *options, "--store", store]) == 0
     assert run(COMMANDS, "extract", ["sample", "--store", store, "--n_questions", "2"]) == 2

@@ -1,0 +1,59 @@
+"""Ridge regressions on a few layers, for groups of questions that are held out."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from probes.fitting import solvers
+from probes.fitting.standardiser import standardiser
+
+#: L2 penalty of the ridge regressions, and the maximum number of layers whose scores are averaged.
+RIDGE, MOST_LAYERS = 1.0, 4
+#: Maximum number of folds of groups.
+MOST_FOLDS = 8
+
+
+def whole_groups(groups: Sequence[Any]) -> Tensor:
+    """Divide rows into at most `MOST_FOLDS` folds of similar size, without dividing a group. Returns [row] int64."""
+    _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    fold, filled = np.zeros(len(sizes), dtype=np.int64), np.zeros(min(MOST_FOLDS, len(sizes)), dtype=np.int64)
+    for group in np.argsort(-sizes, kind="stable"):  # the largest group goes into the emptiest fold
+        fold[group] = filled.argmin()
+        filled[fold[group]] += sizes[group]
+    return torch.from_numpy(fold[member])
+
+
+def each_fold(fold: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield masks [row] of the rows in each fold, and of all other rows."""
+    for number in fold.unique():
+        yield fold == number, fold != number
+
+
+def few_layers(features: Tensor) -> Tensor:
+    """Select at most `MOST_LAYERS` evenly spaced layers of features [row, layer, width]."""
+    return features[:, :: -(-features.shape[1] // MOST_LAYERS)]
+
+
+def fit_ridge(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Fit a ridge regression to each layer of features [row, layer, width], and average their scores.
+
+    Returns:
+        Weights [layer, width] and the bias [] for raw features. The score of a row is the sum of its weighted features
+        plus the bias.
+    """
+    mean, scale = standardiser(features)
+    weight, bias = (one[0] for one in solvers.ridge(((features - mean) / scale).transpose(0, 1), target, [RIDGE]))
+    weight = weight / scale / len(weight)
+    return weight, bias.mean() - (weight * mean).sum()
+
+
+def held_out_scores(features: Tensor, target: Tensor, fold: Tensor) -> Tensor:
+    """Return the scores [row] float64 of ridge regressions that are fitted to the other folds."""
+    scores = torch.zeros(len(features), dtype=torch.float64)
+    for held, others in each_fold(fold):
+        weight, bias = fit_ridge(features[others], target[others])
+        scores[held] = (torch.einsum("rld,ld->r", features[held], weight) + bias).double()
+    return scores

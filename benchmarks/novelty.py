@@ -1,7 +1,8 @@
 """Measure novelty and back-off on 12 rewordings of 96 test questions of `facts`, and on 200 questions of other kinds.
 
-A probe is trained on the default store. Novelty must separate every rewording, and every other kind, from the test
-split. Creates the stores if they do not exist.
+A probe is trained on the default store. Its broader store contains two rewordings of each training and validation
+question, which differ from the 12 tested rewordings. Novelty must separate every tested rewording, and the other kinds,
+from the test split. Creates the stores if they do not exist.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from datamodules import FeatureDataModule
 from datamodules.splits import split_questions
 from extract.commands import make_store
 from extract.questions.facts import facts
+from extract.questions.rewording import reworded as reworded_for_training
 from probes.comparison.folds import data_of, fit
 from probes.fitting.backoff import backed_off, fit_novelty
 from probes.metrics.functional import capability_auroc, debiased_brier, rmsce
@@ -52,14 +54,29 @@ def loaded(name: str, records: Sequence[dict[str, Any]], probe: str) -> FeatureD
     return data
 
 
+def broader_store(data: FeatureDataModule, probe: str) -> str:
+    """Create a store of rewordings of the training and validation questions, and return its folder."""
+    of_id = {question.id: question for question in facts()}
+    rows = torch.cat([data.question_rows["train"], data.question_rows["val"]]).tolist()
+    questions = reworded_for_training([of_id[data.table.ids[row]] for row in rows])
+    records = [{name: value for name, value in one.record().items() if value and name != "dataset"} for one in questions]
+    loaded("broader", records, probe)
+    return "stores/broader"
+
+
 def main() -> None:
     """Print the novelty AUROC, and the RMSCE with and without back-off, of each rewording and kind."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--probe", default="layer_average")
-    probe = parser.parse_args().probe
+    parser.add_argument("--probe", default="layer_average_tokens")
+    parser.add_argument("--no_broader", action="store_true", help="back off towards the base rate instead")
+    options = parser.parse_args()
+    probe = options.probe
     method = METHODS[probe]
+    make_store("stores/facts", recipe_of("default"), "short", [method.signal, *method.join])
     data = FeatureDataModule("stores/facts", join=list(method.join) or None, val_fraction=0.2, test_fraction=0.3)
     data.setup()
+    if not options.no_broader:
+        data.broader = [broader_store(data, probe)]
     module = fit(method.load(), data, method.epochs, 0)
     novelty, test = fit_novelty(module), data.batch("test")
     familiar = backed_off(module, novelty, test.features).novelty
@@ -97,7 +114,7 @@ def main() -> None:
         f"AUROC ≥ {LEAST_AUROC}; RMSCE ≤ {LARGEST_RATIO} of raw where raw ≥ 0.1",
         lowest >= LEAST_AUROC and max(ratios.values(), default=0.0) <= LARGEST_RATIO,
         probe=probe,
-        base_rate_weight=float(novelty.weight),
+        backoff_weight=float(novelty.weight),
     )
 
 

@@ -13,6 +13,7 @@ from datamodules.features import FeatureDataModule
 from datamodules.table import AnswerTable, QuestionTable
 from extract.errors import InputError
 from extract.hashing import differences
+from extract.questions.rewording import ORIGINAL
 
 
 class UnionDataModule(FeatureDataModule):
@@ -43,7 +44,7 @@ class UnionDataModule(FeatureDataModule):
 def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str]]:
     """Return the rows of all broader stores of a datamodule, and the store and group of each row.
 
-    Questions of the test split are left out. `data` must be split.
+    Questions of the test split, and rewordings of them, are left out. `data` must be split.
 
     Raises:
         InputError: If a store differs from the store of `data` in the model or the features, or has no usable rows.
@@ -55,9 +56,9 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str]]:
         part.feature_spec = replace(data.feature_spec)
         part.load()
         check_features(data, part, "broader")
-        batch, table = part.every(prefixes=True), part.table
-        batches.append(batch.take(torch.tensor([table.ids[row] not in held_out for row in batch.question.tolist()])))
-        groups += [f"{path}/{table.groups[row]}" for row in batches[-1].question.tolist()]
+        batch, originals = part.every(prefixes=True), [one.meta.get(ORIGINAL, one.id) for one in part.store.questions]
+        batches.append(batch.take(torch.tensor([originals[row] not in held_out for row in batch.question.tolist()])))
+        groups += [f"{path}/{part.table.groups[row]}" for row in batches[-1].question.tolist()]
     return Batch.cat(batches), groups
 
 

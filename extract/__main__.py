@@ -5,6 +5,7 @@ from typing import Any
 
 from extract import commands
 from extract.likelihood.command import likelihood
+from extract.questions.rewording import reword
 from extract.running.cli import run
 from extract.running.exit import end_process
 from extract.sampling.imported.command import import_log
@@ -15,6 +16,7 @@ from extract.viewing.show import show
 COMMANDS: dict[str, Callable[..., Any]] = {
     "sample": commands.sample_family,
     "import": import_log,
+    "reword": reword,
     "grade": each_store(commands.grade),
     "read": each_store(commands.read),
     "ask": each_store(commands.ask),

@@ -25,6 +25,7 @@ def read_questions(
     layers: Sequence[int] | Mapping[str, Sequence[int]] = (),
     batch_tokens: int = 2048,
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
+    shared: SharedPrompt | None = None,
 ) -> dict[str, dict[str, Tensor]]:
     """Read signals at the last prompt token of each question. All signals are computed in the same forward passes.
 
@@ -37,6 +38,7 @@ def read_questions(
         layers: Layers whose hidden states are kept, or a dict from signal to layers.
         batch_tokens: Maximum number of tokens in a batch, including padding. A longer prompt forms its own batch.
         progress: Callback that receives the numbers of questions and tokens in each finished batch.
+        shared: Cache of a prefix that all prompts have, if it has been read before.
 
     Returns:
         Dict from signal to a dict from key to a CPU tensor, with rows in the order of `prompts`. Token signals have
@@ -47,8 +49,8 @@ def read_questions(
     """
     check_prompts(model, prompts)
     lengths, prefix = [len(prompt) for prompt in prompts], common_prefix(prompts)
-    fills = len(prefix) * len(prompts) > batch_tokens and can_share(model)
-    shared = SharedPrompt(model).then(prefix) if fills else None
+    if shared is None and len(prefix) * len(prompts) > batch_tokens and can_share(model):
+        shared = SharedPrompt(model).then(prefix)
 
     def passes(reader: Reader) -> Iterator[tuple[list[int], Pass]]:
         for indices in by_length(lengths, batch_tokens):
@@ -105,6 +107,7 @@ def read_answers(
     layers: Sequence[int] | Mapping[str, Sequence[int]] = (),
     batch_tokens: int = 2048,
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
+    shared: SharedPrompt | None = None,
 ) -> dict[str, dict[str, Tensor | Ragged]]:
     """Read signals of answers. All signals are computed in the same forward passes.
 
@@ -112,7 +115,7 @@ def read_answers(
     is processed once for all its answers, and the common prefix of all prompts is processed only once.
 
     Args:
-        model, signals, layers, batch_tokens, progress: See `read_questions`.
+        model, signals, layers, batch_tokens, progress, shared: See `read_questions`.
         answers: Answers with their prompts.
 
     Returns:
@@ -137,8 +140,8 @@ def read_answers(
     check_prompts(model, sequences)
 
     def passes(reader: Reader) -> Iterator[tuple[list[int], Pass]]:
-        for shared, indices in _batches(model, distinct, batch_tokens):
-            yield indices, reader.answers([distinct[i] for i in indices], shared)
+        for of_batch, indices in _batches(model, distinct, batch_tokens, shared):
+            yield indices, reader.answers([distinct[i] for i in indices], of_batch)
             progress(sum(counts[distinct[i]] for i in indices), sum(len(sequences[i]) for i in indices))
         if n_empty:
             progress(n_empty, 0)
@@ -149,12 +152,13 @@ def read_answers(
 
 
 def _batches(
-    model: Any, answers: Sequence[Answer], batch_tokens: int
+    model: Any, answers: Sequence[Answer], batch_tokens: int, beginning: SharedPrompt | None
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
     """Yield batches of answer indices, each with the cached prefix that the prompts in the batch share.
 
-    If a prompt has several answers, its answers form separate batches. All other answers are batched together. Cached
-    tokens count toward the size of a batch, because every row has a copy of their keys and values in memory.
+    `beginning` is a prefix that has been read before, or None. If a prompt has several answers, its answers form
+    separate batches. All other answers are batched together. Cached tokens count toward the size of a batch, because
+    every row has a copy of their keys and values in memory.
     """
 
     def batches(indices: Sequence[int]) -> Iterator[list[int]]:
@@ -167,7 +171,8 @@ def _batches(
     of_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for i, answer in enumerate(answers):
         of_prompt[answer.prompt].append(i)
-    beginning = SharedPrompt(model).then(common_prefix(list(of_prompt)))
+    if beginning is None:
+        beginning = SharedPrompt(model).then(common_prefix(list(of_prompt)))
     for prompt, indices in of_prompt.items():
         if len(indices) > 1:
             shared = beginning.then(prompt[len(beginning.tokens) : -1])

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from probes.fitting.calibration import fit_platt
-from probes.fitting.group_ridge import few_layers, fit_ridge, held_out_scores, whole_groups
+from probes.fitting.group_ridge import fit_ridge, held_out_scores, whole_groups
 from probes.saved.novelty import START, Novelty
 
 #: Quantile of the distances of the broader stores' questions at which the back-off is complete.
 FULL = 0.1
+#: Number of folds in which the calibrator is fitted.
+N_FOLDS = 5
 
 
 def fit_broader(
@@ -30,20 +32,19 @@ def fit_broader(
         groups: Group of each row. The groups of training questions are None.
         confidence: [row] confidences of the probe.
     """
-    accuracy, few = right / known, few_layers(features)
+    accuracy = right / known
     other = torch.tensor([group is not None for group in groups])
     novelty = Novelty(narrow.n_hidden, narrow.rank, features[0].numel())
     novelty.load_state_dict(narrow.state_dict(), strict=False)
     distances = narrow.distance(features[other, 0])
     novelty.full.copy_(torch.maximum(distances.quantile(FULL), narrow.quantiles[START]))
 
-    calibrator = fit_platt(held_out_scores(few, accuracy, torch.arange(len(few)) % 5), right, known)
-    broader = calibrator(held_out_scores(few, accuracy, whole_groups([str(group) for group in groups])))
+    random, whole = torch.arange(len(features)) % N_FOLDS, whole_groups([str(group) for group in groups])
+    calibrator = fit_platt(held_out_scores(features, accuracy, random), right, known)
+    broader = calibrator(held_out_scores(features, accuracy, whole))
     novelty.weight.copy_(least_squares_weight(confidence[other].double(), broader[other], accuracy[other].double()))
-    weight, bias = fit_ridge(few, accuracy)
-    every = torch.zeros(features.shape[1:])
-    few_layers(every[None])[0].copy_(weight * calibrator.slope)
-    novelty.broader_weight.copy_(every.flatten())
+    weight, bias = fit_ridge(features, accuracy)
+    novelty.broader_weight.copy_(weight.flatten() * calibrator.slope)
     novelty.broader_bias.copy_(bias * calibrator.slope + calibrator.intercept)
     return novelty
 

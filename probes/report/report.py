@@ -131,11 +131,12 @@ class Report:
             "paired": paired,
         }
 
-    def _of_novelty(self) -> dict[str, float]:
+    def _of_novelty(self) -> dict[str, Any]:
         """Summarise the back-off and the novelties of the test split for the record."""
         test = self.novelties[self.data.split_rows["test"]]
         return {
-            "base_rate_weight": float(self.novelty.weight),
+            "weight": float(self.novelty.weight),
+            "broader": [Path(store).name for store in self.data.broader],
             "test_median": float(test.median()),
             "test_novel": float((test >= START / (N_QUANTILES - 1)).double().mean()),
         }

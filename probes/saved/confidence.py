@@ -17,6 +17,7 @@ from probes.saved.streamed_text import until
 
 if TYPE_CHECKING:
     from extract.prompts import Prompt
+    from extract.store.ragged import Ragged
     from probes.saved.artefact import ConfidenceProbe
     from probes.saved.novelty import Confidences
     from probes.saved.streaming import Step
@@ -95,21 +96,7 @@ class ConfidentModel:
     ) -> Confidences:
         """See `ConfidenceProbe.score`."""
         ids = self._encode(prompts, attention_mask)
-        if not self.probe.reads_answers:
-            if answers is not None:
-                raise InputError(
-                    "Expected no `answers`, but got some. This probe reads only questions. Omit `answers`, or train a "
-                    "probe with --data.target=response."
-                )
-            return self._read(ids, None, backoff)
-        texts = [answers] if isinstance(answers, str) else list(answers or ())
-        if len(texts) != len(ids):
-            raise InputError(
-                f"Expected `answers` to contain one answer per question, but got {len(texts)} for {len(ids)} questions."
-                " This probe reads answers. Pass the model's own answers."
-            )
-        contents = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        return self._read(ids, contents, backoff)
+        return self._read(ids, self._encode_answers(answers, len(ids)), backoff)
 
     @torch.inference_mode()
     def generate(self, inputs: Prompts, backoff: bool = True, **options: Any) -> Answers:
@@ -245,6 +232,27 @@ class ConfidentModel:
         check_prompts(self._model, encoded)
         return encoded
 
+    def _encode_answers(self, answers: str | Sequence[str] | None, n_questions: int) -> list[list[int]] | None:
+        """Convert answers to token ids. Returns None if the probe reads only questions.
+
+        Raises:
+            InputError: If the number of answers is not that of the questions, or the probe reads no answers.
+        """
+        if not self.probe.reads_answers:
+            if answers is not None:
+                raise InputError(
+                    "Expected no `answers`, but got some. This probe reads only questions. Omit `answers`, or train a "
+                    "probe with --data.target=response."
+                )
+            return None
+        texts = [answers] if isinstance(answers, str) else list(answers or ())
+        if len(texts) != n_questions:
+            raise InputError(
+                f"Expected `answers` to contain one answer per question, but got {len(texts)} for {n_questions} "
+                "questions. This probe reads answers. Pass the model's own answers."
+            )
+        return [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
     def _pad_token(self) -> int:
         of_model, tokenizer = self._model.generation_config.pad_token_id, self.tokenizer
         candidates = (of_model, tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
@@ -254,25 +262,35 @@ class ConfidentModel:
         self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None, backoff: bool
     ) -> Confidences:
         """Compute confidences [row] with one forward pass per prompt, or per prompt and answer."""
+        return self.probe.confidences(self._features(prompts, answers), backoff)
+
+    def _features(
+        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None, shared: Any = None
+    ) -> Tensor | Ragged:
+        """Read the probe's features [row, ...] on the CPU. See `_read`, and `read_questions` for `shared`."""
         from extract.signals.base import Answer
         from extract.signals.reading import read_answers, read_questions
 
         probe, layers = self.probe, self.probe.layers
         if answers is None:
-            read: Any = read_questions(self._model, prompts, probe.signals, layers=layers)
-            return probe.confidences(probe.features(read), backoff)
+            read: Any = read_questions(self._model, prompts, probe.signals, layers=layers, shared=shared)
+            return probe.features(read)
         pairs = [Answer(tuple(prompt), tuple(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
-        read = read_answers(self._model, pairs, probe.signals, layers=layers)
-        return probe.confidences(probe.features(read), backoff)
+        read = read_answers(self._model, pairs, probe.signals, layers=layers, shared=shared)
+        return probe.features(read)
 
-    def _contents(self, drawn: list[list[int]]) -> tuple[list[str], list[list[int]]]:
-        """Truncate answers at stop strings, as in the training data, and return their texts and content tokens."""
+    def _contents(self, drawn: list[list[int]], stop: Sequence[str] | None = None) -> tuple[list[str], list[list[int]]]:
+        """Truncate answers at stop strings, as in the training data, and return their texts and content tokens.
+
+        By default, the stop strings are those of the probe's training data.
+        """
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens
 
+        stop = self._stop if stop is None else stop
         ends, texts, contents = end_tokens(self._model, self.tokenizer), [], []
         for tokens in drawn:
             until_end = tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))]
-            texts.append(until(self._stop, self.tokenizer.decode(until_end, skip_special_tokens=True)))
+            texts.append(until(stop, self.tokenizer.decode(until_end, skip_special_tokens=True)))
             contents.append(content_tokens(self.tokenizer, ends, until_end, texts[-1]))
         return texts, contents

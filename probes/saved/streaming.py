@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from probes.saved.novelty import Confidences
 from probes.saved.paused_generation import Streamer, tokens_of
-from probes.saved.sequence_head import SequenceHead
+from probes.saved.running_confidence import RunningConfidence, add_prompts, add_tokens
 from probes.saved.streamed_text import StreamedText
 
 if TYPE_CHECKING:
@@ -62,11 +61,7 @@ def stream(model: ConfidentModel, question: Prompts, backoff: bool, options: dic
     from extract.models.loading import check_prompts
 
     probe, hf_model = model.probe, model._model
-    if probe.reads_answers and probe.pooled is not None:
-        raise InputError(
-            "Expected a probe that can be streamed, but this one reads pooled token signals of complete answers. Use "
-            "`generate`, or train a probe without token signals."
-        )
+    check_streamable(probe)
     prompts, arguments = model._arguments(question, options)
     if len(prompts) != 1:
         raise InputError(
@@ -91,6 +86,15 @@ def stream(model: ConfidentModel, question: Prompts, backoff: bool, options: dic
     return _steps(model, prompts[0], backoff, arguments)
 
 
+def check_streamable(probe: ConfidenceProbe) -> None:
+    """Raise InputError if the probe reads pooled token signals of answers, which exist only for complete answers."""
+    if probe.reads_answers and probe.pooled is not None:
+        raise InputError(
+            "Expected a probe that can be streamed, but this one reads pooled token signals of complete answers. Use "
+            "`generate`, or train a probe without token signals."
+        )
+
+
 def _steps(model: ConfidentModel, prompt: list[int], backoff: bool, arguments: dict[str, Any]) -> Iterator[Step]:
     """Generate an answer and yield its steps."""
     from extract.models.loading import end_tokens
@@ -113,7 +117,7 @@ def _steps(model: ConfidentModel, prompt: list[int], backoff: bool, arguments: d
     yield Step(complete, complete[len(text.shown) :], *reader.at_end(len(content)), len(content))
 
 
-class _Reader:
+class _Reader(RunningConfidence):
     """Confidences of a question, or of the answer so far, computed in the passes that generate the answer.
 
     Args:
@@ -123,17 +127,12 @@ class _Reader:
     """
 
     def __init__(self, model: ConfidentModel, prompt: list[int], backoff: bool) -> None:
-        self._model, self._probe, self._backoff, self._n_left = model._model, model.probe, backoff, len(prompt)
-        self._running = RunningScore(model.probe)
+        super().__init__(model.probe, backoff)
+        self._model, self._n_left, self._prompt_features = model._model, len(prompt), model._prompt_features
         # a token waits only for the device on which it is drawn
-        self._has_one_device = len({parameter.device for parameter in model._model.parameters()}) == 1
-        #: Scores [1] and features [1, d_model] of the first t tokens of the answer, for t = 1, 2, …
-        self._scores, self._features = list[Tensor](), list[Tensor]()
-        #: Confidence, novelty and `is_novel` of the first t tokens, t = 0, 1, …; those of the question are at t = 0.
-        self._found = list[Tensor]()
-        self._prompt_features = model._prompt_features
+        self._wait = len({parameter.device for parameter in model._model.parameters()}) > 1
         if self._prompt_features is None and not model.probe.reads_answers:  # needs signals that are not captured
-            self._add(model._read([prompt], None, backoff))
+            add_prompts([self], model._read([prompt], None, backoff))
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
@@ -142,7 +141,7 @@ class _Reader:
         from extract.signals.model_parts import decoder_of
 
         thread = threading.get_ident()
-        layers = self._probe.layers if self._prompt_features is None else self._prompt_features.layers
+        layers = self.probe.layers if self._prompt_features is None else self._prompt_features.layers
 
         def act(hidden: Tensor) -> None:
             if threading.get_ident() == thread:
@@ -157,72 +156,9 @@ class _Reader:
 
     def _read(self, states: Mapping[int, Tensor]) -> None:
         """Add the confidence for the states of the token that was read last, [1, d_model], given by layer."""
-        if self._probe.reads_answers and not self._found:
-            self._found.append(torch.full((3,), torch.nan))
-        elif self._probe.reads_answers:
-            self._scores.append(self._running.update(torch.cat([states[layer] for layer in self._probe.layers], 1)))
-            self._features.append(self._running.features)
-            prefixes, n = self._probe.prefixes, len(self._scores)
-            self._add_answer(n, 1.0 if prefixes is None else prefixes.expected_fraction(n))
-        elif not self._found and self._prompt_features is not None:
-            self._add(self._probe.confidences(self._prompt_features(states), self._backoff))
-
-    def _add_answer(self, n_read: int, fraction: float, wait: bool = False) -> None:
-        """Add the numbers of the first `n_read` tokens, which are the given fraction of the answer. See `_add`."""
-        confidence = self._probe.calibrated(self._scores[n_read - 1], fraction)
-        self._add(self._probe.with_novelty(self._features[n_read - 1], confidence, self._backoff), wait)
-
-    def _add(self, found: Confidences, wait: bool = False) -> None:
-        """Copy the numbers to the CPU. Unless `wait` is true, the copy is complete when a later token arrives there."""
-        numbers = torch.cat([values.float() for values in found])
-        self._found.append(numbers.to("cpu", non_blocking=not wait and self._has_one_device))
-
-    def after(self, n_drawn: int) -> tuple[float, float, bool, int]:
-        """Return the numbers of a step, from `confidence` to `n_read`, after `n_drawn` tokens were drawn."""
-        n_read = n_drawn - 1 if self._probe.reads_answers else 0
-        confidence, novelty, is_novel = self._found[n_read].tolist()
-        return confidence, novelty, is_novel == 1, n_read
-
-    def at_end(self, n_tokens: int) -> tuple[float, float, bool, int]:
-        """Return the numbers of the last step for a complete answer of `n_tokens` tokens."""
-        n_read = min(n_tokens, len(self._scores))
-        if n_read:
-            self._found[n_read:] = []
-            self._add_answer(n_read, 1.0, wait=True)
-        return self.after(n_read + 1)
-
-
-class RunningScore:
-    """Score of an answer so far, updated with the state of each token without reading earlier states again.
-
-    Args:
-        probe: Probe that reads answers.
-
-    Attributes:
-        features: [1, d_model] features of the tokens so far, from which the novelty is computed.
-    """
-
-    features: Tensor
-
-    def __init__(self, probe: ConfidenceProbe) -> None:
-        self._head, self._position = probe.head, probe.position
-        self._kept: Tensor | None = None
-        self._total: Tensor | None = None
-        self._n_tokens = 0
-
-    def update(self, state: Tensor) -> Tensor:
-        """Add a token with the state [1, d_model], and return the score [1] float32 of all tokens so far."""
-        head, kept = self._head.to(state.device), self._kept
-        self._n_tokens += 1
-        self._total = state.float() if self._total is None else self._total + state
-        mean = (self._total / self._n_tokens).to(state.dtype)  # rounded as in the signal `hidden`
-        if isinstance(head, SequenceHead):
-            numbers = head.numbers(state)[None]
-            self.features, self._kept = mean, numbers if kept is None else torch.cat([kept, numbers], 1)
-            return head.pool(self._kept, torch.ones_like(self._kept[..., 0], dtype=torch.bool)) + head.bias
-        if self._position == "mean_answer":
-            state = mean
-        elif self._position == "first_answer":
-            self._kept = state = state if kept is None else kept
-        self.features = state.float()
-        return torch.as_tensor(head(state))
+        if self.probe.reads_answers and not self.has_read_prompt:
+            add_prompts([self], None)
+        elif self.probe.reads_answers:
+            add_tokens([self], states, self._wait)
+        elif not self.has_read_prompt and self._prompt_features is not None:
+            add_prompts([self], self.probe.confidences(self._prompt_features(states), self.backoff), self._wait)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from datamodules import FeatureDataModule
-from datamodules.union import UnionDataModule
-from extract import InputError
+from datamodules.union import UnionDataModule, broader_rows
+from extract import InputError, Store
+from extract.questions.rewording import REWORDINGS, reworded
 from tests.helpers.planted import planted
 from tests.helpers.synthetic import make_store
 
@@ -52,3 +55,43 @@ def test_targets_of_one_store_are_refused(stores: list[str]) -> None:
     data = FeatureDataModule(stores[0], target="seu")
     with pytest.raises(InputError, match="Expected a target that is computed from grades or answers, but got 'seu'"):
         UnionDataModule([data])
+
+
+def split(store: str, **options: object) -> FeatureDataModule:
+    data = FeatureDataModule(store, **options)
+    data.setup()
+    return data
+
+
+def test_broader_rows_leave_out_the_test_questions_and_their_rewordings(stores: list[str], tmp_path: Path) -> None:
+    again, rewordings = str(tmp_path / "again"), str(tmp_path / "rewordings")
+    make_store(tmp_path / "again", *planted(n=50, seed=7), name="first")
+    own = list(Store.open(stores[0]).questions)
+    make_store(tmp_path / "rewordings", *planted(n=100, seed=8), questions=reworded(own, n=2))
+    data = split(stores[0], broader=[again, rewordings, stores[1]])
+    batch, groups = broader_rows(data)
+    n_left = 50 - len(data.question_rows["test"])
+    assert len(batch.row) == len(groups) == n_left + 2 * n_left + 60
+    assert groups[:n_left] == [f"{again}/{data.table.groups[row]}" for row in sorted(rows_but_test(data))]
+    assert {group.rpartition("/")[2] for group in groups[n_left : 3 * n_left]} <= set(REWORDINGS)
+    part = loaded(again)
+    assert torch.equal(batch.features[:n_left], part.every().features[sorted(rows_but_test(data))])
+
+
+def rows_but_test(data: FeatureDataModule) -> list[int]:
+    return torch.cat([data.question_rows["train"], data.question_rows["val"]]).tolist()
+
+
+def test_broader_stores_of_another_model_are_refused(stores: list[str], tmp_path: Path) -> None:
+    identity = tmp_path / "other"
+    make_store(identity, *planted(n=50, seed=7), name="other")
+    data = split(stores[0], broader=[str(identity)])
+    data.store.model["name"] = "another"  # as if the store were of another model
+    with pytest.raises(InputError, match="Expected `broader` with the same model, but .* differ in"):
+        broader_rows(data)
+
+
+def test_broader_stores_with_other_layers_are_refused(stores: list[str], tmp_path: Path) -> None:
+    make_store(tmp_path / "other", *planted(n=50, layers=4, seed=7), name="other")
+    with pytest.raises(InputError, match="Expected `broader` with the same layers and positions"):
+        broader_rows(split(stores[0], broader=[str(tmp_path / "other")]))

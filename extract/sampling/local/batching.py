@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: The length of a common prefix is a multiple of this number.
+#: By default, the length of a common prefix is a multiple of this number.
 _PREFIX_STEP = 16
 
 
@@ -18,15 +18,16 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device
     return ids, mask
 
 
-def common_prefix(prompts: Sequence[Sequence[int]]) -> list[int]:
+def common_prefix(prompts: Sequence[Sequence[int]], step: int = _PREFIX_STEP) -> list[int]:
     """Find the longest common prefix that leaves at least one token of every prompt.
 
-    Its length is rounded down to a multiple of 16. Otherwise, it would often depend on the first words of questions.
+    Its length is rounded down to a multiple of `step`. Otherwise, it would often depend on the first words of
+    questions.
     """
     first, last = min(map(list, prompts)), max(map(list, prompts))  # the common prefix of these two is common to all
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     length = min(shared, min(map(len, prompts)) - 1)
-    return list(first[: length - length % _PREFIX_STEP])
+    return list(first[: length - length % step])
 
 
 class Row(NamedTuple):

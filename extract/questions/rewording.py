@@ -1,0 +1,118 @@
+"""Rewordings of questions, and the command ``python -m extract reword`` that writes them to a file.
+
+A probe reads hidden states, which depend on the words around a question. Reworded training questions show how its
+confidences depend on them. They are sampled into a store of their own, for `--data.broader` of train.py.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from extract.errors import InputError, at_least_one
+from extract.questions.question import Question
+from extract.store.files import replace_file
+from extract.store.store import Store
+
+#: Key in `Question.meta` with the id of the original question.
+ORIGINAL = "reworded"
+
+
+def _initial_lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+#: Rewordings by name. Each function returns a new text with the same answer.
+REWORDINGS: dict[str, Callable[[str], str]] = {
+    "please answer": lambda text: f"Please answer the following question. {text}",
+    "only answer": lambda text: f"{text} Give only the answer.",
+    "one word": lambda text: f"{text} Reply in one or two words.",
+    "quick": lambda text: f"I have a quick question: {text}",
+    "friend": lambda text: f"My friend wants to know: {text}",
+    "need": lambda text: f"{text} I really need to know.",
+    "trivia": lambda text: f"Here is a trivia question for you. {text}",
+    "crossword": lambda text: f"For a crossword puzzle: {text}",
+    "tell me": lambda text: f"Tell me, {_initial_lower(text)}",
+    "do you know": lambda text: f"Do you know the answer to this? {text}",
+    "time": lambda text: f"{text} Take your time.",
+    "exam": lambda text: f"This was asked in an exam: {text}",
+    "hi": lambda text: f"Hi there! {text}",
+    "advance": lambda text: f"{text} Thanks in advance!",
+    "precisely": lambda text: f"Answer this as precisely as you can: {text}",
+    "wondering": lambda text: f"I was wondering, {_initial_lower(text)}",
+    "no explanation": lambda text: f"{text} (no explanation needed)",
+    "next": lambda text: f"Next question. {text}",
+    "she asked": lambda text: f'She asked: "{text}"',
+    "lower case": lambda text: text.lower().replace("?", ""),
+    "help": lambda text: f"Can you help me with this one? {text}",
+    "guess": lambda text: f"{text} If you are not sure, guess.",
+    "without looking": lambda text: f"Without looking it up: {text}",
+    "title": lambda text: text.title(),
+    "quoted": lambda text: f'"{text}"',
+    "twice": lambda text: f"{text} {text}",
+}
+
+
+def reworded(questions: Iterable[Question], n: int = 2, seed: int = 0) -> list[Question]:
+    """Return `n` different rewordings of each question, chosen at random from `REWORDINGS`.
+
+    The group of a reworded question is the name of its rewording. ``meta["reworded"]`` is the id of the original.
+
+    Args:
+        questions: Questions with a text.
+        n: Number of rewordings per question.
+        seed: Seed of the choice.
+
+    Raises:
+        InputError: If `n` is not between 1 and the number of rewordings, or a question is a chat.
+
+    >>> [one] = reworded([Question("a", "mine", "1 + 1?", references=("2",))], n=1)
+    >>> one.id, one.text, one.meta
+    ('hi: a', 'Hi there! 1 + 1?', {'reworded': 'a'})
+    """
+    at_least_one("n", n, default=2)
+    if n > len(REWORDINGS):
+        raise InputError(f"Expected `n` to be at most {len(REWORDINGS)}, the number of rewordings, but got {n}.")
+    rng, found = random.Random(seed), list[Question]()
+    for question in questions:
+        if question.messages:
+            raise InputError(
+                f"Expected questions with a text, but {question.id!r} is a chat. Only the text of a question can be "
+                "reworded."
+            )
+        for name in rng.sample(list(REWORDINGS), n):
+            meta = {**question.meta, ORIGINAL: question.id}
+            new = {"id": f"{name}: {question.id}", "text": REWORDINGS[name](question.text), "group": name, "meta": meta}
+            found.append(replace(question, **new))
+    return found
+
+
+def reword(store: str, out: str, n: int = 2, seed: int = 0) -> None:
+    """Write reworded questions of a store to a file, for a store that `train.py --data.broader` can use.
+
+    Args:
+        store: Folder of the store.
+        out: Path of the new .jsonl file.
+        n: Number of rewordings per question.
+        seed: Seed of the choice of rewordings.
+
+    Raises:
+        InputError: If `out` exists or is not a .jsonl file, a question is private, or `reworded` fails.
+    """
+    path = Path(out)
+    if path.suffix != ".jsonl" or path.exists():
+        raise InputError(f"Expected `out` to be the path of a new .jsonl file, but got {out!r}.")
+    questions = list(Store.open(store).questions)
+    if any(question.private for question in questions):
+        raise InputError(
+            f"Expected questions that can be written to a file, but those of {store!r} are private. Use another store."
+        )
+    found = reworded(questions, n, seed)
+    records = [{name: value for name, value in new.record().items() if name != "dataset"} for new in found]
+    lines = [
+        json.dumps({name: value for name, value in record.items() if value}, ensure_ascii=False) for record in records
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, ("\n".join(lines) + "\n").encode())
+    print(f"Wrote {len(found)} rewordings of {len(questions)} questions to {out}.")

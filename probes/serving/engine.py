@@ -1,0 +1,277 @@
+"""Engine of the server: one thread owns the model and the probe, and batches the requests of all clients."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from extract.errors import InputError
+from probes.saved.confidence import ConfidentModel
+from probes.saved.streaming import Step, check_streamable
+from probes.serving.generation import Batch
+from probes.serving.jobs import Job, ScoreJob, Settings, end_jobs
+from probes.serving.prompt_starts import PromptStarts
+from probes.serving.scoring import Scorer
+
+if TYPE_CHECKING:
+    from extract.prompts import Prompt
+    from probes.saved.artefact import ConfidenceProbe
+    from probes.saved.novelty import Confidences
+
+__all__ = ["Engine", "EngineClosed", "Job", "QueueFull", "Settings"]
+
+
+class QueueFull(Exception):
+    """The queue of an engine is full."""
+
+
+class EngineClosed(Exception):
+    """The engine was closed before the request was complete."""
+
+
+class Engine:
+    """Scores and generates answers for many clients.
+
+    All passes of the model run in one thread, which waits while there are no requests. Between two passes over running
+    answers, it reads the prompts of new answers and one batch of questions to score. No kind of request thus waits for
+    the end of the other kind. If a pass fails, its requests end with the exception, and the engine continues.
+
+    Generated answers depend only on their `Settings`. Other options in the model's generation config, such as a
+    repetition penalty, are not used, as in the training data of probes.
+
+    Args:
+        probe: Trained probe.
+        hf_model: The transformers model that the probe was trained on. Nothing else may use it at the same time.
+        tokenizer: Tokenizer of the model.
+        max_batch_size: Maximum number of rows in a pass.
+        max_queue: Maximum number of requests that wait.
+
+    Raises:
+        InputError: If the probe does not fit the model.
+    """
+
+    def __init__(
+        self,
+        probe: ConfidenceProbe,
+        hf_model: Any,
+        tokenizer: Any,
+        *,
+        max_batch_size: int = 32,
+        max_queue: int = 256,
+    ) -> None:
+        self._max_batch_size, self._max_queue = max_batch_size, max_queue
+        self._to_score, self._to_generate = deque[ScoreJob](), deque[Job]()
+        self._running: list[Job | ScoreJob] = []
+        self._changed, self._is_closed, self._seconds_busy = threading.Condition(), False, 0.0
+        self._counts = dict.fromkeys(("n_requests", "n_rejected", "n_passes", "n_rows", "n_tokens"), 0)
+        attached: Future[None] = Future()
+        # Attaching runs the model, too. In the thread of the engine, torch starts only one team of OpenMP threads.
+        parts = (attached, probe, hf_model, tokenizer)
+        self._thread = threading.Thread(target=self._run, args=parts, name="engine", daemon=True)
+        self._thread.start()
+        attached.result()
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a text or chat in the prompt template of the probe.
+
+        Raises:
+            InputError: If the prompt is empty or too long for the model.
+        """
+        return self._model._encode(prompt, None)[0]
+
+    def score(
+        self, prompts: Sequence[list[int]], answers: Sequence[str] | None, backoff: bool = True
+    ) -> Future[Confidences]:
+        """Compute confidences of questions, or of given answers. See `ConfidentModel.score`.
+
+        Args:
+            prompts: Token ids of the prompts, as returned by `encode`.
+            answers: One answer per prompt if the probe reads answers, and None otherwise.
+            backoff: Whether to back off the confidences of novel questions. See `Confidences`.
+
+        Returns:
+            Future of the confidences [prompt]. It can be cancelled until its first row is read.
+
+        Raises:
+            QueueFull: If too many requests wait.
+            EngineClosed: If the engine was closed.
+            InputError: If there are no prompts, the model can't read one of them, or `answers` does not fit the probe
+                and the prompts.
+        """
+        from extract.models.loading import check_prompts
+
+        prompts = [list(prompt) for prompt in prompts]
+        if not prompts:
+            raise InputError("Expected `prompts` to contain at least one question, but it is empty. Pass a text.")
+        contents = self._model._encode_answers(answers, len(prompts))
+        check_prompts(self._model._model, prompts)
+        if contents is not None:
+            sequences = [prompt + content for prompt, content in zip(prompts, contents, strict=True)]
+            check_prompts(self._model._model, sequences, name="prompt and answer")
+        job = ScoreJob(prompts, contents, backoff)
+        self._put(job, self._to_score)
+        return job.future
+
+    def generate(
+        self,
+        prompt: list[int],
+        settings: Settings,
+        on_step: Callable[[Step], None],
+        on_end: Callable[[str | BaseException], None],
+        backoff: bool = True,
+    ) -> Job:
+        """Generate an answer. The callbacks are called in the thread of the engine and must return at once.
+
+        Args:
+            prompt: Token ids of the prompt, as returned by `encode`.
+            settings: Settings of the answer.
+            on_step: Called with each step, as returned by `ConfidentModel.stream`. The last step repeats the complete
+                answer. If the callback raises an exception, the answer ends with it.
+            on_end: Called once, after the last step, with the finish reason: "stop" (end token or stop string),
+                "length" (`max_tokens` or the context of the model) or "cancelled". If the answer failed, it is called
+                with the exception instead.
+            backoff: Whether to back off the confidence of a novel question. See `Confidences`.
+
+        Raises:
+            QueueFull: If too many requests wait.
+            EngineClosed: If the engine was closed.
+            InputError: If the prompt is empty or leaves no room for an answer, or the probe reads pooled token signals
+                of answers.
+        """
+        from extract.models.loading import check_prompts
+
+        check_streamable(self._model.probe)
+        check_prompts(self._model._model, [prompt], n_further=1)
+        job = Job(list(prompt), settings, on_step, on_end, backoff)
+        self._put(job, self._to_generate)
+        return job
+
+    def counts(self) -> dict[str, float]:
+        """Return counts since the start, by name.
+
+        `queued` and `running` are the current numbers of requests that wait and that are being processed. `n_requests`
+        and `n_rejected` count accepted requests and those refused with `QueueFull`. `n_passes` counts batches that the
+        model has processed, `n_rows` their rows, `n_tokens` the generated tokens with end tokens and stop strings, and
+        `seconds_busy` the time spent on them.
+        """
+        with self._changed:
+            queued = len(self._to_score) + len(self._to_generate)
+            running = sum(not job.has_ended for job in self._running)
+            return {"queued": queued, "running": running, **self._counts, "seconds_busy": self._seconds_busy}
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Refuse further requests, end all jobs with `EngineClosed`, and wait until the thread has ended.
+
+        Args:
+            timeout: Maximum time to wait in seconds. The thread can't end during a pass of the model.
+        """
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _put(self, job: Any, queue: deque[Any]) -> None:
+        with self._changed:
+            if self._is_closed:
+                raise EngineClosed("The engine is closed.")
+            if len(self._to_score) + len(self._to_generate) >= self._max_queue:
+                self._counts["n_rejected"] += 1
+                raise QueueFull(f"{self._max_queue} requests are waiting. Try again later.")
+            self._counts["n_requests"] += 1
+            queue.append(job)
+            self._changed.notify()
+
+    # The following methods run in the thread of the engine.
+
+    def _run(self, attached: Future[None], *parts: Any) -> None:
+        """Attach the probe, and process requests until the engine is closed."""
+        try:
+            self._model = ConfidentModel(*parts)
+            self._model.tokenizer("a", add_special_tokens=False)  # sets its options, which is not thread-safe
+            starts = PromptStarts(self._model)
+            self._batch = Batch(self._model, starts, self._max_batch_size)
+            self._scorer = Scorer(self._model, starts, self._max_batch_size)
+        except BaseException as error:
+            attached.set_exception(error)
+            return
+        attached.set_result(None)
+        try:
+            while (joining := self._next_requests()) is not None:
+                start = time.perf_counter()
+                if n_rows := self._scorer.step():
+                    self._count(n_rows)
+                self._join(joining)
+                self._step()
+                with self._changed:
+                    self._seconds_busy += time.perf_counter() - start
+        finally:
+            self._end_all(EngineClosed("The engine was closed."))
+
+    def _next_requests(self) -> list[Job] | None:
+        """Wait for requests, and take them from the queues.
+
+        Returns:
+            The answers that join the batch, or None if the engine was closed. The scorer has the other requests.
+        """
+        with self._changed:
+            self._running = [job for job in self._running if not job.has_ended]
+            self._changed.wait_for(
+                lambda: self._is_closed or self._to_score or self._to_generate or self._scorer.jobs or self._batch.rows
+            )
+            if self._is_closed:
+                return None
+            for job in [job for job in self._to_generate if job.is_cancelled]:
+                self._to_generate.remove(job)
+                job.end("cancelled")
+            joining = self._batch.fitting(self._to_generate)
+            for job in joining:
+                self._to_generate.remove(job)
+            while self._to_score and len(self._scorer.jobs) < self._max_batch_size:
+                scoring = self._to_score.popleft()
+                if scoring.start():
+                    self._scorer.jobs.append(scoring)
+                    self._running.append(scoring)
+            self._running += joining
+            return joining
+
+    def _join(self, jobs: Sequence[Job]) -> None:
+        """Read the prompts of new answers."""
+        if jobs:
+            try:
+                self._batch.join(jobs)
+                self._count(len(jobs), n_tokens=len(jobs))
+            except Exception as error:
+                end_jobs(jobs, error, f"Reading {len(jobs)} prompts")
+
+    def _step(self) -> None:
+        """Remove the answers that were cancelled, and generate one token of each other answer."""
+        try:
+            self._batch.drop_cancelled()
+            if n_rows := len(self._batch.rows):
+                self._batch.step()
+                self._count(n_rows, n_tokens=n_rows)
+        except Exception as error:
+            end_jobs([row.job for row in self._batch.rows], error, "Generating answers")
+            self._batch.clear()
+
+    def _count(self, n_rows: int, n_tokens: int = 0) -> None:
+        with self._changed:
+            self._counts["n_passes"] += 1
+            self._counts["n_rows"] += n_rows
+            self._counts["n_tokens"] += n_tokens
+
+    def _end_all(self, error: EngineClosed) -> None:
+        with self._changed:
+            self._is_closed = True  # also if the thread failed
+            waiting: list[Job | ScoreJob] = [*self._to_score, *self._to_generate]
+            self._to_score.clear()
+            self._to_generate.clear()
+        for job in waiting:
+            job.end(error)
+        self._scorer.fail(error)
+        self._batch.fail(error)

@@ -1,0 +1,214 @@
+"""Generation of many answers in one batch, which rows join and leave between passes of the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from extract.errors import InputError
+from probes.saved.running_confidence import add_prompts, add_tokens
+from probes.serving.rows import Row
+
+if TYPE_CHECKING:
+    from probes.saved.confidence import ConfidentModel
+    from probes.serving.jobs import Job
+    from probes.serving.prompt_starts import PromptStarts
+
+#: Maximum number of tokens in a pass over new prompts, including padding. A longer prompt is read alone.
+_PROMPT_TOKENS = 2048
+
+
+class Batch:
+    """Answers that are generated together.
+
+    If the model caches more than keys and values, or has chunked attention, no row joins a running batch. The next
+    batch then starts with prompts of equal length.
+
+    Args:
+        model: Model with an attached probe.
+        starts: Cached starts of the prompts.
+        max_rows: Maximum number of answers.
+
+    Attributes:
+        rows: Answers in the order of the cache.
+    """
+
+    def __init__(self, model: ConfidentModel, starts: PromptStarts, max_rows: int) -> None:
+        from extract.models.loading import end_tokens
+        from extract.sampling.local.row_cache import FixedCache, RowCache, can_merge
+
+        self._model, self._hf_model, self._starts, self._max_rows = model, model._model, starts, max_rows
+        self._ends = frozenset(end_tokens(self._hf_model, model.tokenizer))
+        config = self._hf_model.config.get_text_config()
+        self._context = getattr(config, "max_position_embeddings", None) or math.inf
+        self._can_merge = can_merge(self._hf_model)
+        self._cache_class: Any = RowCache if self._can_merge else FixedCache
+        # confidences are copied without waiting if the tokens are drawn on the same device
+        self._wait = len({parameter.device for parameter in self._hf_model.parameters()}) > 1
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove all answers, without ending their jobs, and free the cache."""
+        self.rows, self._cache = list[Row](), self._cache_class(self._hf_model)
+
+    def fail(self, error: BaseException) -> None:
+        """End all answers with an exception."""
+        rows = self.rows
+        self.clear()
+        for row in rows:
+            row.job.end(error)
+
+    def fitting(self, waiting: Iterable[Job]) -> list[Job]:
+        """Select the waiting jobs that join in the next pass. The first one is among them if there is a free row."""
+        if self.rows and not self._can_merge:
+            return []
+        chosen: list[Job] = []
+        n_tokens = 0  # in the longest prompt
+        for job in waiting:
+            if chosen and not self._can_merge and len(job.prompt) != n_tokens:
+                continue
+            n_tokens = max(n_tokens, len(job.prompt))
+            if len(self.rows) + len(chosen) == self._max_rows or (
+                chosen and n_tokens * (len(chosen) + 1) > _PROMPT_TOKENS
+            ):
+                break
+            chosen.append(job)
+        return chosen
+
+    @torch.inference_mode()
+    def join(self, jobs: Sequence[Job]) -> None:
+        """Read the prompts of new answers in one pass, draw their first tokens, and add the answers to the batch."""
+        from extract.signals.reader import right_padded
+
+        probe, features = self._model.probe, self._model._prompt_features
+        rows = [Row(self._model, job, self._ends, self._context) for job in jobs]
+        prompts = [job.prompt for job in jobs]
+        start = self._starts.of(prompts)
+        n_start = len(start.tokens)
+        # A causal model never attends to later tokens, so padding on the right needs no mask.
+        ids = right_padded([prompt[n_start:] for prompt in prompts], self._hf_model.device)
+        positions = torch.arange(n_start, n_start + ids.shape[1], device=ids.device).expand(ids.shape)
+        read = start.cache(len(prompts)) if n_start else self._cache_class.for_prompts(self._hf_model)
+        last = [len(prompt) - n_start - 1 for prompt in prompts]
+        layers = None if features is None else features.layers
+        logits, states = self._pass(ids, None, positions, read, layers, last)
+        if probe.reads_answers:
+            add_prompts([row.confidence for row in rows], None)
+        else:
+            # a probe whose signals are not captured needs another pass
+            values = self._model._features(prompts, None) if features is None else features(states)
+            for backoff in {job.backoff for job in jobs}:
+                found = probe.confidences(values, backoff)
+                chosen = [i for i, job in enumerate(jobs) if job.backoff == backoff]
+                of_rows = type(found)(*(value[chosen] for value in found))
+                add_prompts([rows[i].confidence for i in chosen], of_rows, self._wait)
+        ended = self._advance(rows, logits)
+        if remaining := [i for i in range(len(rows)) if i not in ended]:
+            try:
+                self._cache.join(read, [len(prompt) for prompt in prompts], remaining)
+            except Exception as error:  # the cache may be inconsistent
+                self.fail(error)
+                raise
+            self.rows += [rows[i] for i in remaining]
+
+    def drop_cancelled(self) -> None:
+        """Remove the answers that were cancelled."""
+        cancelled = [i for i, row in enumerate(self.rows) if row.job.is_cancelled]
+        for i in cancelled:
+            self.rows[i].job.end("cancelled")
+        self._drop(cancelled)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Read the last token of each answer in one pass, and draw the next ones."""
+        mask, positions = self._cache.before_pass()
+        ids = torch.tensor([row.drawn[-1:] for row in self.rows], device=mask.device)
+        layers = self._model.probe.layers if self._model.probe.reads_answers else None
+        logits, states = self._pass(ids, mask, positions, self._cache.cache, layers, [0] * len(ids))
+        self._cache.after_pass()
+        if layers is not None:
+            add_tokens([row.confidence for row in self.rows], states, self._wait)
+        self._drop(self._advance(self.rows, logits))
+
+    @torch.inference_mode()
+    def _drop(self, rows: Sequence[int]) -> None:
+        if rows:
+            self.rows = [self.rows[i] for i in self._cache.drop(rows)]
+
+    def _pass(
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        positions: Tensor,
+        cache: Any,
+        layers: Sequence[int] | None,
+        last: Sequence[int],
+    ) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """Run the model. Returns the logits [row, vocab] and states [row, d_model] at the tokens with index `last`."""
+        from extract.signals.hidden import HiddenCapture
+
+        kept = sorted(set(last))
+        with HiddenCapture(self._hf_model, layers or ()) as capture:
+            capture.start([[range(i, i + 1) for i in last]])
+            output = self._hf_model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=torch.tensor(kept, device=ids.device),
+            )
+            states = capture.finish()
+        if getattr(output, "past_key_values", None) is None:
+            raise InputError(
+                f"Expected a model with a key/value cache, but {type(self._hf_model).__name__} has none. Its answers "
+                "can't be generated in batches. Use another model."
+            )
+        place = torch.tensor([kept.index(i) for i in last], device=output.logits.device)
+        logits = output.logits[torch.arange(len(last), device=place.device), place]
+        return logits, {layer: of_rows[:, 0] for layer, of_rows in states.items()}
+
+    def _advance(self, rows: Sequence[Row], logits: Tensor) -> list[int]:
+        """Draw a token for each row. Returns the indices of the answers that have ended."""
+        tokens, logprobs = _draw(rows, logits)
+        ended = []
+        for i, (row, token, is_nan) in enumerate(zip(rows, *_lists(tokens, logprobs.isnan()), strict=True)):
+            result: str | BaseException | None
+            try:
+                if is_nan:
+                    dtype = str(self._hf_model.dtype).removeprefix("torch.")
+                    raise InputError(
+                        f"Expected finite logits, but the model returned NaN in {dtype}. Pass --dtype float32 or "
+                        "bfloat16."
+                    )
+                result = row.add(token)
+            except Exception as error:  # a callback failed; the other answers continue
+                result = error.with_traceback(None)
+            if result is not None:
+                row.job.end(result)
+                ended.append(i)
+        return ended
+
+
+def _draw(rows: Sequence[Row], logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a token for each row of logits [row, vocab]. Returns tokens [row] and log-probabilities [row]."""
+    from extract.sampling.local.draws import draw
+
+    settings, device = [row.job.settings for row in rows], logits.device
+    if not any(each.temperature for each in settings):
+        return draw(logits, torch.zeros(len(rows), device=device), 0.0)
+    uniforms = torch.tensor([row.uniform() for row in rows], dtype=torch.float64, device=device)
+    temperatures = torch.tensor([each.temperature for each in settings], device=device)
+    tokens, logprobs = torch.zeros_like(uniforms, dtype=torch.int64), torch.zeros_like(temperatures)
+    for top_p in {each.top_p for each in settings}:
+        chosen = torch.tensor([i for i, each in enumerate(settings) if each.top_p == top_p], device=device)
+        tokens[chosen], logprobs[chosen] = draw(logits[chosen], uniforms[chosen], temperatures[chosen], top_p)
+    return tokens, logprobs
+
+
+def _lists(tokens: Tensor, flags: Tensor) -> list[list[int]]:
+    return torch.stack([tokens, flags.to(tokens)]).tolist()  # waits for the device only once

@@ -1,0 +1,140 @@
+"""Requests to the engine: one generated answer, or the confidences of some questions."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from extract.errors import InputError
+from probes.saved.novelty import Confidences
+from probes.saved.streaming import Step
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of one generated answer.
+
+    Attributes:
+        max_tokens: Maximum number of tokens, at least 1. The context of the model can end the answer earlier.
+        temperature: Sampling temperature; 0 is greedy.
+        top_p: Nucleus sampling: probability mass from which tokens are drawn, in (0, 1].
+        seed: Seed of the draws. With the same seed, an answer does not depend on the other requests. If None, the
+            draws are different in every request.
+        stop: Strings that end the answer, in addition to those of the probe.
+
+    Raises:
+        InputError: If a value is invalid.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise InputError(f"Expected `max_tokens` to be at least 1, but got {self.max_tokens}.")
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise InputError(f"Expected `temperature` to be at least 0, but got {self.temperature}. Pass 0 for greedy.")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"Expected `top_p` to be above 0 and at most 1, but got {self.top_p}.")
+        if not all(self.stop):
+            raise InputError("Expected `stop` to contain strings with at least one character, but one is empty.")
+
+
+class Job:
+    """One generated answer. See `Engine.generate`.
+
+    Attributes:
+        is_cancelled: Whether `cancel` was called.
+        has_ended: Whether the result was reported.
+    """
+
+    def __init__(
+        self,
+        prompt: list[int],
+        settings: Settings,
+        on_step: Callable[[Step], None],
+        on_end: Callable[[str | BaseException], None],
+        backoff: bool,
+    ) -> None:
+        self.prompt, self.settings, self.backoff, self.report = prompt, settings, backoff, on_step
+        self.is_cancelled, self.has_ended, self._on_end = False, False, on_end
+
+    def cancel(self) -> None:
+        """End the answer at the next step, from any thread. An answer that has ended is not changed."""
+        self.is_cancelled = True
+
+    def end(self, result: str | BaseException) -> None:
+        """Report the finish reason, or the exception, unless the job has ended already."""
+        if not self.has_ended:
+            self.has_ended = True
+            try:
+                self._on_end(result)
+            except Exception:  # the engine continues with the other jobs
+                _log.exception("A callback at the end of an answer failed.")
+
+
+class ScoreJob:
+    """A request for confidences.
+
+    Args:
+        prompts: Token ids of the prompts.
+        answers: Token ids of the answers, or None if the probe reads only questions.
+        backoff: See `Engine.score`.
+
+    Attributes:
+        rows: Indices of the rows that have not been read, in ascending order of their lengths.
+        future: Future of the confidences.
+    """
+
+    def __init__(self, prompts: list[list[int]], answers: list[list[int]] | None, backoff: bool) -> None:
+        self.prompts, self.answers, self.backoff = prompts, answers, backoff
+        lengths = [len(prompt) + (0 if answers is None else len(answers[i])) for i, prompt in enumerate(prompts)]
+        self.rows = sorted(range(len(prompts)), key=lambda i: lengths[i])
+        self.future: Future[Confidences] = Future()
+        self._found = dict[int, Confidences]()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the future has a result or was cancelled."""
+        return self.future.done()
+
+    def start(self) -> bool:
+        """Mark the request as running. Returns False if it was cancelled."""
+        return self.future.set_running_or_notify_cancel()
+
+    def add(self, row: int, found: Confidences) -> None:
+        """Add the result [1] of a row. The request is complete with the last one."""
+        self._found[row] = found
+        if len(self._found) == len(self.prompts):
+            ordered = [self._found[i] for i in range(len(self.prompts))]
+            self.future.set_result(Confidences(*map(torch.cat, zip(*ordered, strict=True))))
+
+    def end(self, error: BaseException) -> None:
+        """End the request with an exception, unless it has ended already."""
+        self.rows = []
+        if not self.future.done() and (self.future.running() or self.future.set_running_or_notify_cancel()):
+            self.future.set_exception(error)
+
+
+def end_jobs(jobs: Iterable[Job | ScoreJob], error: Exception, what: str) -> None:
+    """Log an exception of a pass, and end its requests with it.
+
+    Args:
+        jobs: Requests in the pass.
+        error: The exception. Its traceback is removed, because it would keep tensors of the pass in memory.
+        what: What failed, for the log.
+    """
+    _log.error("%s failed: %s", what, error, exc_info=None if isinstance(error, InputError) else error)
+    error = error.with_traceback(None)
+    for job in jobs:
+        job.end(error)

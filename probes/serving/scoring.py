@@ -1,0 +1,62 @@
+"""Scoring of many requests in shared batches of questions, or of questions with answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from probes.saved.novelty import Confidences
+from probes.serving.jobs import end_jobs
+
+if TYPE_CHECKING:
+    from probes.saved.confidence import ConfidentModel
+    from probes.serving.jobs import ScoreJob
+    from probes.serving.prompt_starts import PromptStarts
+
+
+class Scorer:
+    """Reads the rows of all requests in turn, so that a long request does not delay the others.
+
+    Args:
+        model: Model with an attached probe.
+        starts: Cached starts of the prompts.
+        max_rows: Maximum number of rows in a batch.
+
+    Attributes:
+        jobs: Requests with rows that have not been read.
+    """
+
+    def __init__(self, model: ConfidentModel, starts: PromptStarts, max_rows: int) -> None:
+        self._model, self._starts, self._max_rows = model, starts, max_rows
+        self.jobs: deque[ScoreJob] = deque()
+
+    def step(self) -> int:
+        """Read one batch. If this fails, its requests end with the exception. Returns the number of rows."""
+        rows: list[tuple[ScoreJob, int]] = []
+        while self.jobs and len(rows) < self._max_rows:
+            job = self.jobs.popleft()
+            rows.append((job, job.rows.pop()))
+            if job.rows:
+                self.jobs.append(job)
+        if not rows:
+            return 0
+        probe, prompts = self._model.probe, [job.prompts[i] for job, i in rows]
+        answers = [job.answers[i] for job, i in rows if job.answers is not None] if probe.reads_answers else None
+        start = self._starts.of(prompts)
+        shared = start if start.tokens or len(rows) == 1 else None  # if None, a long common prefix is read only once
+        try:
+            features = self._model._features(prompts, answers, shared)
+            found = {backoff: probe.confidences(features, backoff) for backoff in {job.backoff for job, _ in rows}}
+        except Exception as error:
+            end_jobs([job for job, _ in rows], error, f"Scoring {len(rows)} rows")
+            self.jobs = deque(job for job in self.jobs if job.rows)
+            return len(rows)
+        for k, (job, i) in enumerate(rows):
+            job.add(i, Confidences(*(values[k : k + 1] for values in found[job.backoff])))
+        return len(rows)
+
+    def fail(self, error: BaseException) -> None:
+        """End all requests with an exception."""
+        for job in self.jobs:
+            job.end(error)
+        self.jobs.clear()

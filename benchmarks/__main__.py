@@ -40,6 +40,7 @@ NAMES = (
     "served_rate",
     "served_faults",
     "vllm",
+    "serving",
     "scale",
     "golds",
     "sets",

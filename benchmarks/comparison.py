@@ -97,7 +97,7 @@ def summary(folders: dict[str, Path], n_resamples: int) -> str:
         [
             f"# Comparison on {len(found)} sets\n",
             "Out-of-fold AUROC of every method that is available on all sets. All methods are scored on the same half of",
-            "the answers. The mean rank has a 95 % bootstrap interval over questions; rank 1 is the highest AUROC.\n",
+            "the answers. Rank 1 is the highest AUROC on a set. The mean rank over the sets has a 95 % bootstrap interval.\n",
             *rows,
             "\n" + "Pages of the sets: " + ", ".join(f"[{name}]({name}.md)" for name in found) + ".",
             "",

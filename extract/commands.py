@@ -74,8 +74,8 @@ def sample_family(
         priors: File written by `python -m probes priors`. Required by the rule `prior`.
         grader: Grader that parses the answers, so that the rule can compare them. The default depends on the kind of
             the questions.
-        per_round: Number of answers to each question at each temperature per round. It does not affect the decisions of
-            the rule.
+        per_round: Number of answers that a round adds to each question, at each temperature. It does not affect the
+            decisions of the rule.
 
     Returns:
         One store for each temperature.
@@ -230,7 +230,7 @@ def ask(
 
     Raises:
         InputError: If a baseline is unknown, there is no store, a model cannot be loaded or differs from the store's
-            model, or settings differ from those in the store.
+            model, or settings differ from the settings in the store.
     """
     if max_new_tokens < 1:
         raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Pass 48, for example.")

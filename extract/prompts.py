@@ -126,8 +126,8 @@ class PromptTemplate:
         """Return the token ids of the whole prompt, up to the start of the model's answer.
 
         Raises:
-            InputError: If the prompt is empty, the tokenizer has no chat template although `chat` is True, or the chat
-                template does not support `thinking` although it is set.
+            InputError: If the prompt is empty, if `chat` is True but the tokenizer has no chat template, or if
+                `thinking` is set but the chat template does not support it.
         """
         given: Any = prompt
         if not (given.strip() if isinstance(given, str) else len(given)):
@@ -171,7 +171,7 @@ class PromptTemplate:
     def _rendered_chat(self, tokenizer: Any, messages: list[dict[str, str]]) -> str:
         if tokenizer.chat_template is None:
             raise InputError(
-                "Expected a tokenizer with a chat template if `prompt.chat` is true, but this tokenizer has none. "
+                "Expected the tokenizer to have a chat template, because `prompt.chat` is true, but it has none. "
                 "Set `prompt.chat` to false and write the whole prompt in `prompt.template`."
             )
         options = {} if self.thinking is None else {"enable_thinking": self.thinking}

@@ -8,6 +8,7 @@ from extract.running.exit import end_process
 from probes import commands
 from probes.saved.priors import priors
 from probes.saved.scoring import score
+from probes.serving.command import serve
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": commands.compare,
@@ -18,6 +19,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "pictures": commands.pictures,
     "priors": priors,
     "score": score,
+    "serve": serve,
 }
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import shutil
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
 import train
@@ -49,6 +51,29 @@ def test_training_twice_gives_two_complete_runs(small_store: Path, tmp_path: Pat
     assert reports[0] == reports[1]
     assert load_probe(folders[0] / "probe").config["training"]["n_questions"] == {"train": 60, "val": 24, "test": 36}
     assert set(pq.read_table(folders[0] / "predictions.parquet")["split"].to_pylist()) == {"train", "val", "test"}
+
+
+def test_a_broader_store_is_read_by_the_back_off_of_the_saved_probe(
+    small_store: Path, make_small_store: Callable[..., Path], tmp_path: Path
+) -> None:
+    other = make_small_store(n=80, seed=3)
+    folder = experiment(small_store, tmp_path, "--model=Ridge", f"--data.broader=[{other}]")
+    probe = load_probe(folder / "probe")
+    assert probe.novelty is not None
+    assert probe.novelty.n_broader == probe.config["d_model"]
+    far = 50 * torch.randn(30, probe.config["d_model"], generator=torch.Generator().manual_seed(0))
+    found, raw = probe.confidences(far), probe.confidences(far, backoff=False)
+    mixed = raw.confidence.lerp(probe.novelty.broader(far), float(probe.novelty.weight))
+    assert found.is_novel.all()
+    torch.testing.assert_close(found.confidence, mixed)
+    report = (folder / "report.md").read_text()
+    assert f"those of a probe that was also trained on {other.name}, with a weight of" in report
+
+
+def test_a_missing_broader_store_is_named_before_anything_else_happens(small_store: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere"):
+        experiment(small_store, tmp_path, "--model=Ridge", "--data.broader=[nowhere]")
+    assert not list((tmp_path / "runs").glob("*"))
 
 
 def test_options_in_the_format_of_a_sweep_agent_are_accepted(small_store: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class AskContext:
         device: Device for all other models: auto, cpu, cuda or cuda:N.
         embedding_model: Name of the embedded sentence encoder, or the Hub id or folder of another encoder.
         nli_model: Hub id or folder of an entailment classifier. None if no baseline uses it.
-        grader: Grader whose normalised answers are compared. By default, the store's only grader.
+        grader: Grader whose normalised answers the baseline `entailment` compares. By default, the store's only grader.
         max_new_tokens: Maximum number of tokens in a reply for the baseline `verbalized`.
         continuations: Whether the baseline `likelihood` scores the letters or the texts of options.
     """
@@ -69,7 +69,7 @@ class AskedBaseline(ABC):
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, prompts and options as JSON values. They must be identical in all files of a scope."""
+        """Return the model, prompts and options as JSON values. The result must be equal for all files of a scope."""
 
     @property
     def values(self) -> Asked | Signals:
@@ -85,7 +85,7 @@ class AskedBaseline(ABC):
         self.store.asked.read_shard(self.name, shard)
 
     def prepare(self) -> None:  # noqa: B027 (optional)
-        """Load everything that `settings` has not loaded. Called once, before the first `fill`.
+        """Load the models and tokenizers that `fill` needs. Called once, before the first `fill`.
 
         Raises:
             InputError: If a model can't be loaded or does not support this baseline.

@@ -65,7 +65,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def always_compared(self) -> bool:
-        """Whether to compare the settings even if no values are missing.
+        """Whether to compare the settings with the stored settings even if no values are missing.
 
         False for the default encoder, to avoid loading it.
         """

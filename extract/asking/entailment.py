@@ -2,7 +2,7 @@
 
 The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024. Each answer is compared
 with the first member of each cluster in turn. If the two entail each other (strict entailment), the answer joins the
-cluster. It is not compared with other members.
+cluster. The answer is not compared with the other members of a cluster.
 """
 
 from collections import Counter, defaultdict
@@ -103,7 +103,7 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """For each (premise, hypothesis), return whether entailment is the most likely label, and the token count."""
+        """Return for each pair whether entailment is the most likely label, and the number of tokens."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
@@ -127,8 +127,8 @@ class Entailment(AskedTable):
         self._grader = store.grades.choose(context.grader)
         if n_missing := len(store.grades.missing(self._grader)):
             raise InputError(
-                f"Expected all answers in {str(store.path)!r} to be graded, but {n_missing} sample ranges lack grades "
-                f"by {self._grader!r}. Run `python -m extract grade --store {store.path} --grader {self._grader}`."
+                f"Expected all answers in {str(store.path)!r} to be graded by {self._grader!r}, but {n_missing} sample "
+                f"ranges are not. Run `python -m extract grade --store {store.path} --grader {self._grader}`."
             )
 
     @cached_property

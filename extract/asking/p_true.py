@@ -31,7 +31,7 @@ _BATCH_TOKENS = 2048
 
 
 def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
-    """Return the token ids of Yes and of No, with any capitalisation and surrounding spaces (`` Yes``, ``YES``, …).
+    """Return the token ids of Yes and of No, in any capitalisation, with or without spaces (`` Yes``, ``YES``, …).
 
     Args:
         n_vocab: Number of tokens for which the model has logits.

@@ -15,9 +15,9 @@ class AskedEntry(NamedTuple):
         implementation: Import path ``module:class``. The class is imported on first use.
         scopes: Scopes that the baseline supports: question, sample or both.
         summary: Description for the help text.
-        confidences: Dict from the names of baselines in `probes` that use the values to calibrators (``"platt"`` or
-            ``"isotonic"``). The calibrator is None if the value is already a probability. Empty if the values are
-            not scores. Only baselines with a single scope and one value per row can have entries.
+        confidences: Baselines in `probes` that use the values, as a dict from name to calibrator (``"platt"``,
+            ``"isotonic"``, or None if the value is already a probability). Empty if the values are not scores. Only
+            baselines with a single scope and one value per row can have entries.
         options: Additional options that `ask` requires, as typed on the command line.
     """
 
@@ -44,13 +44,13 @@ ASKED: Registry[AskedEntry] = Registry(
         "p_true": AskedEntry(
             "extract.asking.p_true:PTrue",
             ("question",),
-            "probability that the model says it can answer the question",
+            "probability that the model replies Yes when asked whether it can answer the question",
             {"p_true": None, "p_true_isotonic": "isotonic"},
         ),
         "p_true_answer": AskedEntry(
             "extract.asking.p_true:PTrueAnswer",
             ("sample",),
-            "probability that the model says its answer is right",
+            "probability that the model replies Yes when asked whether its answer is right",
             {"p_true_answer": "platt"},
         ),
         "likelihood": AskedEntry(

@@ -70,7 +70,7 @@ class Verbalized(AskedTable):
     def decoding(self) -> Decoding:
         """The store's temperature, top-p, top-k and seed, but no stop strings, because reasoning may contain them.
 
-        Options that are unknown in the store have their default values.
+        Options that the store does not record have their default values.
         """
         policy = {**self.store.identity["policy"], "model": self.model}
         known = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
@@ -91,7 +91,7 @@ class Verbalized(AskedTable):
         self._sampler = TokenSampler(*self.context.load(), self.decoding, _MAX_ROWS)
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per question, with its probability, its last reply, and the token counts of all attempts."""
+        """Return one row per question: the stated probability, the last reply, and the token counts of all attempts."""
         tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = {id_: self.decoding.prompt.encode(tokenizer, text) for id_, text in questions.items()}
         cost = {"prompt_tokens": 0, "completion_tokens": 0, "attempts": 0}
@@ -114,7 +114,7 @@ class Verbalized(AskedTable):
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
         """Draw the replies to each question, one per attempt."""
-        # these ids differ from those of the answers, so that the random numbers differ too
+        # with the ids used for answers, replies and answers would be drawn with the same random numbers
         names = [f"verbalized\0{id_}" for id_ in ids]
 
         def draw(max_rows: int, counted: Count) -> list[Sample]:

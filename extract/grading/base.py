@@ -64,7 +64,7 @@ class Grader:
             text: Sampled answer, including any reasoning.
 
         Raises:
-            InputError: If the grader can't grade the question, or something it requires is missing.
+            InputError: If the grader can't grade the question, or a package or server that it needs is missing.
         """
         with self.running() as grade_all:
             return grade_all([(question, text)], {}, lambda items, tokens: None)[0]

@@ -180,7 +180,7 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 
 
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
-    """Whether only a joining word, a sign or white space separates a letter from the previous one.
+    """Whether only a joining word, a sign or white space separates a letter from the previous letter.
 
     Letters that are separated by a line break, or by white space after a period or colon, are joined only if the first
     letter is not denied and the second does not begin a sentence.
@@ -231,7 +231,7 @@ def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _places(words: str, form: str) -> list[tuple[int, int]]:
-    """Return the spans in `words` of an option's words. Spans next to signs that change their meaning are left out."""
+    """Return the spans of `words` that equal `form`, except spans next to a sign that changes their meaning."""
     if not form or (len(form) == 1 and form.isalpha()):
         return []
     places = []
@@ -279,7 +279,7 @@ def _without_list(text: str, options: Mapping[str, str]) -> str:
 
 
 def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans where an option is listed with its letter. At the end of the text, it may be truncated."""
+    """Yield the spans where an option is listed with its letter. At the end of the text, an option can be truncated."""
     for match in re.finditer(rf"[(\[*]{{0,2}}\b{letter}(?:[)\].:*]{{1,3}}\s?|\Z)", text):
         rest = text[match.end() : match.end() + len(choice)]
         is_cut = match.end() + len(rest) == len(text) and choice.startswith(rest)

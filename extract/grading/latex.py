@@ -23,7 +23,7 @@ _WORD = re.compile(
     r"(?<![\\A-Za-z])(?!(?:sqrt|sin|cos|tan|cot|sec|csc|log|exp)(?![A-Za-z]))"
     r"(?:[^\W\d_]{3,}|is|of|or|to|so|we|in|it)(?![A-Za-z])"
 )
-#: Words next to a formula or number that is only a part of the answer: "10 or 20", "20 times x", "not 20".
+#: Words that show that the adjacent formula or number is not the whole answer: "10 or 20", "20 times x", "not 20".
 _PART = (
     r"or|and|not|\w*n['’]t|between|minus|plus|times|over|than|least|most|twice|half|double|squared|cubed|hundred"
     r"|thousand|million|billion|trillion|dozen"

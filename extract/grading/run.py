@@ -1,4 +1,4 @@
-"""Grade a store's ungraded answers, and retry undecided ones."""
+"""Grade a store's ungraded answers, and retry undecided answers."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from extract.store.store import Store
 
 
 def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
-    """Grade all ungraded answers in a worker's blocks, and retry undecided ones. Existing grades are kept.
+    """Grade all ungraded answers in a worker's blocks, and retry undecided answers. Existing grades are kept.
 
     Raises:
         InputError: If the existing grades follow a different rule, or the grader can't grade the questions.
@@ -30,7 +30,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     if by_other_rule:
         folder = str(store.grades.file(name, by_other_rule[0]).parent)
         if not missing and not grader.may_decide_later:
-            say(f"grade: all answers are graded by a different rule of {name}; delete {folder!r} to grade them again")
+            say(f"grade: all answers are graded by {name}, but by another rule; delete {folder!r} to grade them again")
             return
         option = ", or pass another --judge.name" if name.startswith("judge-") else ""
         raise InputError(

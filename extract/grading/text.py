@@ -61,7 +61,7 @@ def token_f1(answer: str, reference: str) -> float:
 
 
 def _by_words(name: str, is_right: Callable[[str, str], bool], rule: str, read: Callable[[str], str] = str) -> Grader:
-    """Build a grader that compares the normalised words of an answer with those of each reference.
+    """Build a grader that compares the normalised words of an answer with the words of each reference.
 
     `read` selects the part of the answer to compare.
     """

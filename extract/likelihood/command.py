@@ -57,8 +57,8 @@ def likelihood(
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
 
     Raises:
-        InputError: If `store`, `prompt` and `texts` are all missing or several of them are passed, the input can't be
-            read or scored, or an option does not apply to it.
+        InputError: If not exactly one of `store`, `prompt` and `texts` is passed, if this input can't be read or
+            scored, or if an option does not apply to it.
     """
     given = [name for name, value in (("store", store), ("prompt", prompt), ("texts", texts)) if value is not None]
     if len(given) != 1:

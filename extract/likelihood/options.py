@@ -11,7 +11,7 @@ from scipy.special import softmax
 from extract.errors import InputError
 from extract.questions.question import Question
 
-#: Whether the continuations of a `choice` question are the letters of its options or their texts.
+#: Whether the continuations of a `choice` question are the letters or the texts of its options.
 Continuations = Literal["letters", "texts"]
 Values = NDArray[np.float64]
 
@@ -21,7 +21,7 @@ class Normalisation(NamedTuple):
 
     Attributes:
         label: Name in tables.
-        metric: Accuracy metric of lm-evaluation-harness that ranks continuations by this score, or "" if there is none.
+        metric: Accuracy metric of lm-evaluation-harness that ranks continuations by this score, "" if none does.
         score: Function from a row of the table to the scores [continuation] float64.
     """
 
@@ -47,7 +47,7 @@ NORMALISATIONS = {
 
 
 def continuations_of(question: Question, form: Continuations) -> tuple[list[str], int | None]:
-    """Return the continuations of a question, and the index of the right one, or None if it is unknown.
+    """Return the continuations of a question, and the index of the right continuation (None if unknown).
 
     The continuations are the question's `choices`. For kind `choice`, `form` selects their letters or their texts.
     A question without `choices` has a single continuation, its first reference.

@@ -63,8 +63,8 @@ def read_texts(path: str) -> list[str]:
 def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield the start and end of each window, and the index of the first token that is scored in it.
 
-    Every token except the first is scored exactly once. Its context has at least ``window - stride`` tokens, or
-    contains all earlier tokens if there are fewer.
+    Every token except the first is scored exactly once, given at least ``window - stride`` earlier tokens, or all
+    earlier tokens if there are fewer.
 
     >>> list(windows(10, window=6, stride=3))
     [(0, 6, 1), (3, 9, 6), (6, 10, 9)]
@@ -99,14 +99,15 @@ def measure_texts(
         tokenizer: The model's tokenizer.
         texts: Texts with at least one token.
         window: Number of tokens per forward pass. By default, the context length of the model.
-        stride: Number of tokens by which the window moves in longer texts. By default, half of the window.
+        stride: Number of tokens by which the window moves in texts longer than the window. By default, half of the
+            window.
 
     Returns:
         Table with one row per text: `nll` (float64, nats), `n_tokens`, `n_bytes` and `n_words` (int64). Words are
         separated by whitespace.
 
     Raises:
-        InputError: If `window` is not between 2 and the context length, or `stride` not between 1 and `window` minus 1.
+        InputError: If `window` is not between 2 and the context length, or `stride` is not between 1 and `window` − 1.
     """
     context = context_of(model)
     window = context if window is None else window

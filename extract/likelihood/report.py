@@ -24,7 +24,7 @@ def describe_options(store: Store) -> list[str]:
         left_out = f" {having} only one continuation or no known right answer."
     estimates = {name: interval(values) for name, values in hits.items()}
     if (found := estimates["sum"]) is None:
-        return [f"likelihood: {len(rows)} questions scored. Their accuracy is unknown.{left_out}"]
+        return [f"likelihood: {len(rows)} questions scored. The accuracy is unknown.{left_out}"]
     chance = np.mean([1 / len(row["continuations"]) for row, is_known in zip(rows, known, strict=True) if is_known])
     table = [
         (normalisation.label, normalisation.metric or "–", "{:.3f} [{:.3f}, {:.3f}]".format(*(estimates[name] or ())))

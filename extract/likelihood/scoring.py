@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
     @property
     def branches(self) -> bool:
-        """Whether several continuations are read, so that a tree mask is needed. Their last tokens are never read."""
+        """Whether at least two continuations have more than one token. Only then, a tree mask is needed."""
         return sum(len(continuation) > 1 for continuation in self.continuations) > 1
 
 
@@ -53,8 +53,8 @@ def encode_item(
         continuations: Texts of the continuations.
 
     Returns:
-        The item, and an item for the unconditional log-probabilities. The prompt of the second item is only the
-        beginning-of-sequence token, or the end-of-sequence token if there is none.
+        The item, and an item for the unconditional log-probabilities. The prompt of the second item is
+        the output of `first_token`.
     """
     text = template.rendered(tokenizer, prompt)
     context = text.rstrip()
@@ -90,8 +90,8 @@ def score(
 ) -> list[list[float]]:
     """Compute the log-probability of each continuation, given its prompt.
 
-    Each prompt is read once for all its continuations, if the model supports tree masks. If the common prefix of all
-    prompts is long, it is read only once.
+    If the model supports tree masks, each prompt is read once for all its continuations. A long common prefix of all
+    prompts is read only once.
 
     Args:
         model: Causal language model in evaluation mode.

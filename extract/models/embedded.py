@@ -69,7 +69,7 @@ def embedded_encoder_folder() -> Path:
 
 
 def _package_folder(package: str, model: str, option: str) -> Path:
-    """Return the folder of a package without importing it, because its dependencies may be missing."""
+    """Return the folder of a package. The package is not imported, because its dependencies may be missing."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise InputError(

@@ -122,8 +122,8 @@ def weight_fingerprint(model: Any) -> str:
 
     For each saved parameter and buffer, the checksum covers the name, the shape, the dtype, the sum of all bit patterns
     and a sample of the values. The sum is over integers, so it does not depend on the device or the order of summation.
-    The sample detects reordered values. The checksum also covers config entries that differ from the defaults of the
-    model family, except names, token ids and training options.
+    The sample of the values detects reordering. The checksum also covers config entries that differ from the defaults
+    of the model family, except names, token ids and training options.
 
     Raises:
         InputError: If weights are offloaded to disk.

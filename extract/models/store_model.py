@@ -30,7 +30,7 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
     """Load the model from which a store's signals are read, and its tokenizer.
 
     The first local copy of a served model must reproduce the recorded prompt lengths. Its identity is written to
-    reader.json, and later copies must match it.
+    reader.json, and later copies must have the same identity.
 
     Args:
         model: Hub id or folder. If None, the name recorded in the store is used.
@@ -48,7 +48,7 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
     if expected is None:
         for part in store.samples.ranges()[:1]:
             encode_prompts(store, tokenizer, part, store.samples.read(part).to_pylist())
-        with alone(store.path):  # the first of several workers decides
+        with alone(store.path):  # the first of several workers records its copy
             if store.reader is None:
                 write_reader(store.path, store.sha256, asdict(model_identity(loaded, tokenizer)))
                 say(f"read: recorded {loaded.name_or_path!r} in reader.json as the local copy of {store.model_id!r}")

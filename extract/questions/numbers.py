@@ -83,7 +83,7 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def found_numbers(text: str) -> list[Fraction | None]:
-    """Find all numbers in a text. Those that can't be answers (powers, roots, operands, alternatives) become None."""
+    """Find all numbers in a text. Powers, roots, operands and alternatives can't be answers, so they become None."""
     text = _spelled(text)
     found: list[Fraction | None] = []
     matches = list(_NUMBER.finditer(text))
@@ -206,7 +206,7 @@ def gold_number(text: str, where: str) -> str:
         is_number = False
     if not is_number or max(len(value.as_tuple().digits), abs(value.adjusted())) > _MOST_DIGITS:
         raise InputError(
-            f"Expected the answer in {where} to be a number with at most {_MOST_DIGITS} digits, but got "
-            f"{plain[:40]!r}. The kind is `number`. Correct or remove the row, or set another `kind`."
+            f"Expected the answer in {where} to be a number with at most {_MOST_DIGITS} digits, because the kind is "
+            f"`number`, but got {plain[:40]!r}. Correct or remove the row, or set another `kind`."
         )
     return str(int(value)) if value == value.to_integral_value() else format(value, "f").rstrip("0")

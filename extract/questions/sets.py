@@ -22,7 +22,7 @@ class QuestionSet:
         config: Hub configuration; None if there is only one.
         split: Split that contains the questions.
         revision: Hub commit; None for the newest commit.
-        train: Split from which worked examples are taken. If None, they are taken from `split` and are not asked.
+        train: Split from which worked examples are taken. If None, `split` is used, and the examples are not asked.
         gated: Whether users must accept terms on the Hub. The texts of gated sets are never shown.
         in_csv: Whether the Hub stores the set as CSV.
         columns: Column names of the original CSV file, which has no header.
@@ -117,8 +117,8 @@ _TRIVIAQA = {"id": "question_id", "text": "question", "references": ["answer.val
 _MATH = {"id": "unique_id", "text": "problem", "references": "answer", "kind": "math", "group": "subject"}
 _SVAMP = {"id": "ID", "text": "{Body} {Question}", "references": "Answer", "kind": "number", "group": "Type"}
 
-#: Hub id, configuration, split and commit. Public evaluation code pins the same commits: inspect_evals for gsm8k, and
-#: several repositories for the others. These commits are not necessarily the newest.
+#: Hub id, configuration, split and commit. The commits are the same as in public evaluation code, such as inspect_evals
+#: for gsm8k, and are not necessarily the newest.
 _HUB: dict[str, tuple[str, str | None, str, str]] = {
     "triviaqa": ("mandarjoshi/trivia_qa", "rc.nocontext", "validation", "0f7faf33a3908546c6fd5b73a660e0f8ff173c2f"),
     "simpleqa": ("google/simpleqa-verified", "simpleqa_verified", "eval", "0dc97e0d28d8233463e005cdc4475cc2a13ba2dc"),

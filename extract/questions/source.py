@@ -50,7 +50,7 @@ class Source:
         if self.set.build is not None:
             return check_questions(self.set.build(), f"the set {self.dataset!r}")
         drafts = self._drafts(enumerate(self.rows(self.set.split)), seed)
-        if self.set.read is own_form and self.path is not None and self.path.suffix == ".jsonl":  # not merged
+        if self.set.read is own_form and self.path is not None and self.path.suffix == ".jsonl":  # duplicates are kept
             questions: Iterable[Question] = (Question(dataset=self.dataset, **draft) for draft, _ in drafts)
         else:
             questions = _merged(drafts, self.dataset)
@@ -155,8 +155,8 @@ def _with_options(
     if known.build is not None:
         if path or config or fields or split or revision:
             raise InputError(
-                f"Expected no file, configuration, fields, split or revision for the set {dataset!r}, but got at least "
-                "one. This set is built at run time. Leave these options out."
+                f"Expected no file, configuration, fields, split or revision for the set {dataset!r}, because it is "
+                "built at run time, but got at least one of these options. Leave them out."
             )
         return source
     if path is None and known.hub is None:
@@ -241,7 +241,7 @@ def check_questions(questions: Iterable[Question], source: str, need_references:
 
 
 def _problems(question: Question, where: str, need_references: bool) -> Iterator[str]:
-    """Yield the expected and the actual value for each broken rule. Each rule assumes that all earlier ones are met."""
+    """Yield the expected and the actual value for each broken rule. A rule assumes that all earlier rules are met."""
     kind, references, choices = question.kind, question.references, question.choices
 
     def got(value: object) -> str:

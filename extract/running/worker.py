@@ -16,7 +16,7 @@ from extract.errors import InputError
 
 @dataclass(frozen=True)
 class Worker:
-    """Worker number `rank` of `count` workers. It processes every block whose number modulo `count` is `rank`.
+    """Worker number `rank` of `count` workers. It processes every `count`-th block, starting with block `rank`.
 
     `torchrun` starts workers on one or several machines. The workers of a run never wait for each other.
     """
@@ -55,8 +55,8 @@ class Worker:
     def writing(self, store: Path) -> Iterator[None]:
         """Lock this worker's blocks in a store, and delete the unfinished files of killed runs.
 
-        If another run has locked some of these blocks, print a line and wait for it to finish. A lock is released
-        when its process ends.
+        If another run has locked some of these blocks, print a line and wait for that run to finish. A lock is
+        released when its process ends.
         """
         store.mkdir(parents=True, exist_ok=True)
         with self._lock(store):

@@ -34,11 +34,11 @@ from extract.errors import InputError
 from extract.store.files import replace_file
 from extract.text import one_line
 
-#: Confidences are clipped to this distance from 0 and 1. At 0, no answer could be right. At 1, none could be wrong.
+#: Confidences are clipped to this distance from 0 and 1. A confidence of 0 or 1 would rule out right or wrong answers.
 _LEAST = 1e-3
 #: Key of the Parquet metadata with the SHA-256 of the prompt template.
 _PROMPT = "prompt"
-#: Smallest and largest κ and θ.
+#: Smallest and largest value of κ, and also of θ.
 _BOUNDS = (0.01, 1000.0)
 
 
@@ -95,7 +95,7 @@ def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> d
     Args:
         path: Parquet file with the columns `question_id`, `confidence`, `concentration` and `diversity`.
         question_ids: Ids of the questions. Other questions in the file are ignored.
-        prompt: SHA-256 of the prompt template, which is compared with the one in the file.
+        prompt: SHA-256 of the prompt template, which is compared with the SHA-256 in the file.
 
     Returns:
         Dict from question id to prior.
@@ -118,8 +118,8 @@ def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> d
         ) from None
     if metadata.get(_PROMPT.encode(), prompt.encode()) != prompt.encode():
         raise InputError(
-            f"Expected the priors in {str(path)!r} to be for this run's prompt, but they are for another one. Pass the "
-            "same options, such as --config, to `python -m probes priors` and to this command."
+            f"Expected the priors in {str(path)!r} to be for this run's prompt, but they are for another prompt. Pass "
+            "the same options, such as --config, to `python -m probes priors` and to this command."
         )
     missing = [id_ for id_ in question_ids if id_ not in rows]
     if missing or len(rows) < len(ids):
@@ -229,12 +229,12 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 
     where P(c) is the posterior probability that class c is right. The sum is over the classes that have occurred and
-    the class of unseen answers. The gain is small if the leading answer is almost certainly right, or if no class that
-    might be right is likely to catch up with it. It is also small if more answers would do as much harm as good.
+    the class of unseen answers. The gain is small if the leading answer is almost certainly right, if no class that
+    might be right is likely to catch up with the leading class, or if more answers would do as much harm as good.
 
     Args:
         prior: Prior of the question.
-        counts: [order, answer, class] cumulative numbers of answers in each class.
+        counts: [order, answer, class] cumulative numbers of answers in each class, for one or more orders of answers.
         budget: Number of answers to the question if sampling does not stop early.
 
     Returns:

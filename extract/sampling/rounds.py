@@ -36,9 +36,9 @@ Draw = Callable[
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
     """Move the answers of finished ranges back to answer logs, if this run may add answers to these ranges.
 
-    If this run has no stopping rule, only ranges with skipped samples are reopened. If it has one, all ranges that were
-    sampled with any rule are reopened, except in blocks that are already finished at all temperatures with the settings
-    of this run. Damaged ranges and ranges that begin after the first k samples are not changed.
+    Without a stopping rule, only ranges with skipped samples are reopened. With a rule, every range that was sampled
+    with any stopping rule is reopened, unless its block is finished at all temperatures with the settings of this run.
+    Damaged ranges and ranges that begin after the first k samples are not changed.
     """
     recorded, undecided = list[tuple[Store, SampleRange, dict[str, Any]]](), set[int]()
     settings = None if stopping is None else stopping.record(stores, k)
@@ -103,8 +103,8 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
     n_early = sum(outcome["reason"] == "rule" for outcome in outcomes)
     used = np.mean([outcome["n_answers"] for outcome in outcomes])
     say(
-        f"sample: the rule {stopping.rule} stopped {n_early} of {len(outcomes)} questions. Its decisions use "
-        f"{used:.1f} of {len(turns(stores, k))} answers per question on average"
+        f"sample: the rule {stopping.rule} stopped {n_early} of {len(outcomes)} questions early. On average, a "
+        f"decision uses {used:.1f} of at most {len(turns(stores, k))} answers"
     )
 
 

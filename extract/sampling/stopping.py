@@ -208,7 +208,7 @@ STOPPING_RULES = Registry(
         ),
         "adaptive_consistency": StoppingRule(
             "Adaptive-Consistency",
-            "the leading answer is more frequent than the second with a probability of at least {threshold}",
+            "the posterior probability that the leading answer is more likely than the second is at least {threshold}",
             adaptive_consistency,
             (*(0.7, 0.75, 0.8, 0.84, 0.87, 0.88, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.999),),
             threshold=0.95,

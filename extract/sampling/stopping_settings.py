@@ -22,7 +22,7 @@ class Stopping:
         threshold: Threshold of the rule.
         grader: Name of the grader that parses the answers, so that they can be compared.
         priors: Prior of each question by question id. Empty if the rule needs none.
-        per_round: Number of answers to each question per round and temperature.
+        per_round: Number of answers that a round adds to each question, at each temperature.
     """
 
     rule: str
@@ -60,7 +60,7 @@ def load_stopping(
         decoding: Decoding options of the store, or of the temperature grid.
 
     Raises:
-        InputError: If an option is invalid, the grader asks a model or can't grade the questions, or the
+        InputError: If an option is invalid, if the grader is a judge or can't grade the questions, or if the
             temperatures or `priors` do not suit the rule.
     """
     entry, needs_priors = STOPPING_RULES[rule], STOPPING_RULES[rule].needs == "prior"

@@ -56,7 +56,7 @@ def macs(batch: Pass) -> dict[str, Tensor]:
     geometric mean of these values over the L layers. The result is a dict from ``L/floor_EPS_AGG_ALIGN`` to tensors
     [row, token] float32, where EPS is ε in hundredths.
 
-    - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last one.
+    - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last query.
       `last` is the value of the last query.
     - ALIGN: A token is represented by its own position (`token`) or the position from which it was drawn (`emit`).
     """
@@ -153,8 +153,8 @@ def rows_summed(
 ) -> Tensor:
     """Compute the sum of all rows of the rollout matrix R, and its last row: [row, field, mix, 2, alignment, key].
 
-    R = Â_L … Â_1 is the product over L layers of Â = a Ã + (1 − a) I, where Ã is the attention weighted by a field and
-    with normalised rows, a is the share of attention in the residual stream, and I is the identity. The result is
+    R = Â_L … Â_1 is the product over L layers of Â = a Ã + (1 − a) I, where Ã is the attention, weighted by a field
+    and then normalised by row, a is the share of attention in the residual stream, and I is the identity. The result is
     float32. Its axis of size 2 contains the sum and the last row.
 
     Args:

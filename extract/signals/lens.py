@@ -16,13 +16,13 @@ from torch.linalg import vecdot
 from extract.signals.base import Lens, TokenSpans
 from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_norm, n_layers, not_norm_alone
 
-#: Number of layers that are compared with the last one. They are the layers directly before it.
+#: Number of layers directly before the last layer that are compared with the last layer.
 N_COMPARED = 10
 #: Number of logits in memory at a time. On a CPU, they take 64 MB in float32. GPUs are faster with larger chunks.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}
 #: Number of logits that are reduced at a time if no layers are compared. On a CPU, they fit into the cache.
 REDUCED_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
-#: Lower bound of logits relative to the largest one. Excluded tokens (−∞) get a finite logit and keep probability 0.
+#: Lower bound of logits relative to the largest logit. Excluded tokens (−∞) get a finite logit and keep probability 0.
 _IMPOSSIBLE = -1e4
 #: Lower bound of exponents. Below this bound, exp returns subnormal numbers, which are ten times slower.
 _NOTHING = -80.0
@@ -32,7 +32,7 @@ class Softmax(NamedTuple):
     """Token distributions p = weight / total, with log p = shifted − log(total). The division is left out for speed.
 
     Attributes:
-        shifted: Logits minus the largest one, [token, vocab] float32.
+        shifted: Logits minus the largest logit, [token, vocab] float32.
         weight: Exponentials of `shifted`, [token, vocab] float32.
         total: Sum of the weights, [token] float32.
     """
@@ -56,7 +56,7 @@ def entropy(p: Softmax) -> Tensor:
 
 
 def most_likely(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the most likely token, its probability, and its margin over the second most likely one, [token] each."""
+    """Return the most likely token, its probability, and its margin over the second most likely token, [token] each."""
     best = p.shifted.topk(2)
     first, second = best.values.exp().unbind(-1)
     return best.indices[:, 0], first / p.total, (first - second) / p.total

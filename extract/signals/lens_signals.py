@@ -5,7 +5,7 @@ from torch import Tensor
 
 from extract.signals.base import Pass
 
-#: Numbers k for which `evolution` summarises the k layers before the last one.
+#: Numbers k for which `evolution` summarises the k layers before the last layer.
 N_LAST = (3, 5, 10)
 
 #: Thresholds λ of the confidence measures in `early_exit`, in thousandths.

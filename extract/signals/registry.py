@@ -106,7 +106,7 @@ SIGNALS: Registry[Signal] = Registry(
         ),
         "evolution": Signal(
             "extract.signals.lens_signals:evolution",
-            "divergence between the output distribution and those of the layers just before it",
+            "divergence between the output distribution and the distributions of the preceding layers",
             ("lens", "divergence"),
         ),
         "early_exit": Signal(

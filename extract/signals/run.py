@@ -42,8 +42,8 @@ def fill_signals(
 
     Args:
         load: Function that returns the model and the tokenizer. It is called only if a signal is missing.
-        layers: Layers to keep. By default, the layers already stored, or those of `Signal.default_layers` if none are
-            stored.
+        layers: Layers to keep. By default, the layers already stored. If none are stored, the default layers of the
+            signal (see `Signal.default_layers`).
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
@@ -138,7 +138,7 @@ class _ShardReader:
             for name, chosen in layers.items()
         }
         self.n_nan, self.n_unknown, self.n_retokenized = Counter[str](), 0, 0
-        # for a served model, prompt lengths are compared with those recorded in the first samples of each block
+        # for a served model, the first samples of each block contain prompt lengths to compare with
         by_name = not store.samples.provides.weights
         self._first = {part.block: part for part in reversed(store.samples.ranges())} if by_name else {}
 

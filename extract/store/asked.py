@@ -57,12 +57,12 @@ class Asked(ShardFiles):
         """Read a baseline's table for a shard.
 
         Raises:
-            Damaged: If the file is damaged or was written for another shard, or if its settings differ from those of
-                another table.
+            Damaged: If the file is damaged or was written for another shard, or if its settings differ from the
+                settings of another table.
         """
         table, settings = self._read(baseline, shard)
         if different := "; ".join(differences(settings, self._settings.setdefault((baseline, shard.scope), settings))):
-            raise Damaged(self.file(baseline, shard), f"its settings differ from those of another table ({different})")
+            raise Damaged(self.file(baseline, shard), f"its settings and those of another table differ ({different})")
         return table
 
     def _read_settings(self, name: str, shard: Shard) -> dict[str, Any]:

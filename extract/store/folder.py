@@ -36,7 +36,7 @@ class StoreFolder:
         """Questions of the store, in order. They are read only once.
 
         Raises:
-            Damaged: If the hash of the questions differs from the one in the identity.
+            Damaged: If the hash of the questions differs from the hash in the identity.
         """
         file = self.path / "questions.parquet"
         table = read_table(file, self.path, QUESTIONS_SCHEMA, EARLIER_QUESTIONS_SCHEMA)
@@ -159,7 +159,7 @@ class ShardFiles:
         return self._settings.get((name, scope))
 
     def check_settings(self, name: str, scope: Scope, settings: dict[str, Any]) -> None:
-        """Check that settings match those in the existing files.
+        """Check that settings match the settings in the existing files.
 
         Raises:
             InputError: If the settings differ.

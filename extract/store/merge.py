@@ -69,7 +69,7 @@ def _pairs(into: Path, others: Sequence[Path]) -> list[tuple[Path, Path]]:
 
 
 def _merge_into(folder: Path, other: Store, worker: Worker) -> Store:
-    _ = other.questions  # raises if their hash is not the one in the identity
+    _ = other.questions  # raises an error if the questions do not match the identity
     with worker.writing(folder):
         with alone(folder):
             if not (folder / "identity.json").is_file():

@@ -96,7 +96,7 @@ class Samples:
 
         The record contains the `rule`, its `threshold`, the `temperatures`, the `budget` (samples per question and
         temperature), the `grader` that parsed the answers, the SHA-256 of the `priors`, and the number of `skipped`
-        samples in the range. Its entry `questions` maps each question id to a dict with the following keys:
+        samples in the range. The entry `questions` maps each question id to a dict with the following keys:
 
         - ``reason``: why sampling stopped (rule, budget or rejected).
         - ``n_answers``: number of answers on which the decision is based.

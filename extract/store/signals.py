@@ -66,8 +66,8 @@ class Signals(ShardFiles):
 
     def __init__(self, folder: StoreFolder) -> None:
         super().__init__(folder, "signals/{name}/{scope}", "signal", ".safetensors")
-        self._headers: dict[Path, _Header] = {}  # of files that have been verified
-        self._keys: dict[tuple[str, Scope], list[str]] = {}  # of signals that are complete
+        self._headers: dict[Path, _Header] = {}  # only of verified files
+        self._keys: dict[tuple[str, Scope], list[str]] = {}  # only of complete signals
 
     def write(
         self,
@@ -177,7 +177,7 @@ class Signals(ShardFiles):
         first, common = next(iter(headers.items()), (Path(), _Header({}, {})))
         for path, header in headers.items():
             if header.settings != common.settings:
-                raise Damaged(path, f"its settings differ from those in {first.name}")
+                raise Damaged(path, f"its settings differ from the settings in {first.name}")
             for key in sorted(common.layout.keys() | header.layout.keys()):
                 here, there = header.layout.get(key, "missing"), common.layout.get(key, "missing")
                 if here != there:

@@ -89,7 +89,7 @@ class Store:
         """Questions of the store, in order.
 
         Raises:
-            Damaged: If the hash of the questions differs from the one in the identity.
+            Damaged: If the hash of the questions differs from the hash in the identity.
         """
         return self._folder.questions
 

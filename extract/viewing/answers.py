@@ -222,7 +222,7 @@ def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
         if len(decoded) > len(before) and decoded.startswith(before) and not decoded.endswith("\ufffd"):
             found.append(Piece(decoded[len(before) :], range(start, stop)))
             before, start = decoded, stop
-    while found and not text.startswith(before):  # later tokens changed the text of earlier ones
+    while found and not text.startswith(before):  # later tokens changed the text of earlier tokens
         start, before = found[-1].tokens.start, before.removesuffix(found.pop().text)
     rest = text[len(before) :]
     if start < n and (rest or not found):

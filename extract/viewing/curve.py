@@ -51,7 +51,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
         curves.append(("share of\ninfluence", answer.influence / answer.influence.sum(), _BLUE, 1.0))
     n_rows = -(-answer.n_tokens // WIDEST)
     width = -(-answer.n_tokens // n_rows)
-    labels = [""] * answer.n_tokens  # if tokens share a character, the first one gets the label
+    labels = [""] * answer.n_tokens  # if tokens share a character, the first token gets the label
     for piece in answer.pieces:
         text = piece.text.strip(" ").replace("\n", "↵") or "␣"
         labels[piece.tokens.start] = drawable(_shortened(text, 16))

@@ -18,7 +18,7 @@ from extract.hashing import differences, sha256_json
 from extract.running.progress import Progress
 from extract.store.files import read_json, replace_file
 from extract.text import shown
-from probes.saved.artefact import load_probe
+from probes.saved.artefact import ConfidenceProbe, load_probe
 from probes.saved.confidence import ConfidentModel
 from probes.saved.score_input import Asked, asked_batches
 
@@ -66,9 +66,6 @@ def score(
         InputError: If the probe, its model or the questions cannot be loaded, `out` contains other results, or at least
             one question cannot be scored.
     """
-    from extract.models.embedded import EMBEDDED_MODEL
-    from extract.models.loading import load_model
-
     if abstain_below is not None and not 0 <= abstain_below <= 1:
         raise InputError(f"Expected `abstain_below` to be between 0 and 1, but got {abstain_below}. Try 0.6.")
     loaded = load_probe(probe)
@@ -76,8 +73,7 @@ def score(
     settings = {"probe": sha256_json(loaded.config), "backoff": backoff, "abstain_below": abstain_below}
     lock = _lock(out)
     finished = [] if out is None else _finished(Path(out), settings)
-    dtype = loaded.config["model"]["dtype"] if dtype == "auto" else dtype
-    confident = loaded.attach(*load_model(model or EMBEDDED_MODEL, revision, dtype, device, device_map))
+    confident = loaded.attach(*load_model_of(loaded, model, revision, dtype, device, device_map))
     n_asked, errors = 0, [record["error"] for record in finished if "error" in record]
     with lock, Progress("score", total, "questions") as progress, _writer(out) as write:
         for batch in batches:
@@ -101,6 +97,26 @@ def score(
             f"Expected all {n_asked} questions to be valid, but {len(errors)} could not be scored. Their lines have an "
             f"`error`. The first one is: {errors[0]}"
         )
+
+
+def load_model_of(
+    probe: ConfidenceProbe,
+    model: str | None = None,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    device_map: str | None = None,
+) -> tuple[Any, Any]:
+    """Load the model of a probe and its tokenizer. The arguments are the options of `score`.
+
+    Raises:
+        InputError: If an option is invalid, or the model can't be loaded.
+    """
+    from extract.models.embedded import EMBEDDED_MODEL
+    from extract.models.loading import load_model
+
+    dtype = probe.config["model"]["dtype"] if dtype == "auto" else dtype
+    return load_model(model or EMBEDDED_MODEL, revision, dtype, device, device_map)
 
 
 def _records(

@@ -25,9 +25,9 @@ SOURCES: Registry[Callable[[Path, Kind | None], Log]] = Registry(
 def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> Store:
     """Make a store from answers and scores in the log of lm-evaluation-harness or Inspect, or in a JSON Lines file.
 
-    Scores become grades: 1 means right, 0 means wrong, and all other values mean unknown. Different scores are stored
-    under different graders. If the log contains references, you can also use `grade`. Settings that the log does not
-    contain are stored as unknown.
+    Scores become grades: 1 means right, 0 means wrong, and all other values mean unknown. Scores with different
+    names are stored as the grades of different graders. If the log contains references, you can also use `grade`.
+    Settings that the log does not contain are stored as unknown.
 
     Args:
         store: Folder of the store.

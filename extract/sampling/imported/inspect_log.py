@@ -92,7 +92,7 @@ def _log(
     questions: dict[str, Question] = {}
     answers: dict[tuple[str, int], Answer] = {}
     epochs: set[tuple[str, object]] = set()
-    for sample in sorted(samples, key=_has_failed):  # failed last: their messages can be incomplete
+    for sample in sorted(samples, key=_has_failed):  # failed samples last, because they can lack messages
         key = (str(sample["id"]), sample["epoch"])
         where = f"epoch {sample['epoch']} of sample {key[0]!r}"
         if not _EPOCH.holds(sample["epoch"]):

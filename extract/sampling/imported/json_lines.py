@@ -20,7 +20,7 @@ _RULE = "column `score` of a JSON Lines file (1: right, 0: wrong, others: unknow
 DATASET = "imported"
 #: Columns of the policy. They have the same values in all lines.
 _POLICY = {"model": TEXT_OR_NULL, **KNOWN_DECODING}
-#: All columns besides those of a question.
+#: All columns except the fields of a question.
 COLUMNS = {
     "answer": TEXT,
     "dataset": TEXT_OR_NULL,

@@ -14,7 +14,7 @@ from extract.questions.question import Kind, Question
 from extract.questions.source import check_questions, says_anything
 from extract.text import one_line, valid_text
 
-#: Name of a model or a task that the log does not state.
+#: Placeholder for the name of a model or task that is missing from the log.
 UNKNOWN = "unknown"
 
 
@@ -45,7 +45,7 @@ class Log:
         decoding: Decoding options, as far as the log states them.
         questions: Questions, in order.
         answers: Answers by question id and sample index. Answers that are not in the log have no entry.
-        k: Number of answers to each question, including those that are not in the log.
+        k: Number of answers to each question, including answers that are not in the log.
         rules: Descriptions of the graders, by name.
     """
 
@@ -119,7 +119,7 @@ def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Pa
 
     Args:
         questions: Questions.
-        kind: New kind of all questions except those of kind `choice`. By default, the kinds do not change.
+        kind: New kind of all questions except `choice` questions. By default, the kinds do not change.
         path: Path of the log, for error messages.
 
     Raises:

@@ -74,7 +74,7 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers. It merges three parts if answers share prompts, and uses SDPA otherwise.
+    """Attention function for transformers: merged attention to three parts if answers share prompts, otherwise SDPA.
 
     Args:
         query: [row, head, token, d_head].
@@ -113,7 +113,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 def shared_attention(model: Any) -> Iterator[None]:
     """Replace SDPA with `attend` inside the with block. A model that does not use SDPA is not changed.
 
-    Forward passes without an active cache (see `using`), such as those in other threads, still use SDPA.
+    Forward passes without an active cache (see `using`), such as passes in other threads, still use SDPA.
     """
     with _lock:
         shared = _users[id(model)] > 0 or model.config._attn_implementation == "sdpa"

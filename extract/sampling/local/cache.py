@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from extract.errors import InputError
 
-#: Attention arguments of architectures that compute more than softmax(q·k)·v. These models do not share prompts.
+#: Attention arguments of architectures that compute more than softmax(q·k)·v. With them, prompts are not shared.
 _SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
 #: Initial capacity for answers, in tokens. The capacity is doubled whenever it is exhausted.
 _FIRST_TOKENS = 32
@@ -153,7 +153,7 @@ class AnswerCache(DynamicCache):
     def may_be_prefix(self) -> bool:
         """Whether the cached tokens can be the prefix of padded prompts.
 
-        Padding then follows the cached tokens, so all layers must rely on the mask and the position ids alone.
+        The padding follows the prefix in the cache, so all layers must rely on the mask and the position ids alone.
         Architectures that bypass transformers' attention registry may use indices in the cache instead.
         """
         return self._called == set(range(len(self.layers)))

@@ -42,7 +42,7 @@ class LocalSampler(Sampler):
         known: dict[str, Any] = {"id": folder.resolve().name if folder.is_dir() else options.model}
         if options.dtype != "auto":
             known["dtype"] = options.dtype
-        if options.revision is not None and len(options.revision) == 40:  # a commit, because a branch may move
+        if options.revision is not None and len(options.revision) == 40:  # commits only, as branches move
             known["revision"] = options.revision
         return Policy(ModelIdentity(**{**model, **known}), decoding)
 

@@ -136,7 +136,7 @@ class TokenSampler:
                     temperature = torch.tensor([row.temperature for row in now], device=logits.device).repeat(
                         len(prompts)
                     )
-                # earlier passes use a copy, because a pass removes prompts whose answers have ended
+                # all passes except the last use a copy, because a pass removes prompts whose answers have ended
                 answering = cache.copy() if first + self.max_rows < len(rows) else cache
                 answering.start_answers(n)
                 drawn = self._draw(

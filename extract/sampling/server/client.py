@@ -81,8 +81,8 @@ class Spending:
             await self._released.wait()
         if self.tokens + tokens > limit:
             raise BudgetSpent(
-                f"the budget of {limit:,} tokens is spent: {self.tokens:,} tokens were used, and the next request "
-                f"could use {tokens:,}. {_GO_ON}"
+                f"the budget of {limit:,} tokens is too small for the next request, which could use {tokens:,} tokens "
+                f"in addition to the {self.tokens:,} tokens used so far. {_GO_ON}"
             )
         if self.requests >= (self.server.budget_requests or math.inf):
             raise BudgetSpent(f"the budget of {self.server.budget_requests:,} requests is spent. {_GO_ON}")

@@ -41,7 +41,8 @@ class Failure(Exception):
     Args:
         reached: Whether a server was reached.
         wait: Wait requested by the server, in seconds.
-        brief: Reason without the server's text, which may repeat a question. By default, the same as `reason`.
+        brief: Short form of `reason` without the text sent by the server, because that text may quote a question. By
+            default, `reason` itself.
         crashed: Whether the server may have crashed: the connection failed or broke, or the status is 500.
     """
 

@@ -21,7 +21,7 @@ from extract.sampling.server.queue import Ask
 from extract.sampling.server.redact import public
 from extract.text import one_line
 
-#: Maximum number of questions to try per address, because a server may reject the first ones.
+#: Maximum number of questions to try per address, because a server may reject the first questions.
 TRIES = 4
 #: Number of requests whose answers must not all be identical, and their token limit. If the most likely token always
 #: has probability 0.9, all answers are identical by chance in one of 25,000 preflights (0.9 to the power of 3 × 32).
@@ -107,8 +107,8 @@ async def try_server(
     ):
         if budget is not None and budget < cost:
             raise InputError(
-                f"Expected `server.budget_{name}` to be at least {cost}, the most that the preflight can use, but got "
-                f"{budget}. Nothing was sent. Pass a larger budget."
+                f"Expected `server.budget_{name}` to be at least {cost}, the maximum that the preflight can use, but "
+                f"got {budget}. Nothing was sent. Pass a larger budget."
             )
     found, pairs = Preflight(spending), zip(server.urls, requests.values(), strict=False)
     replies = await _all(_try_url(replace(server, url=url), model, asked, found) for url, asked in pairs)
@@ -158,7 +158,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
     if reply.completion_tokens is None or reply.prompt_tokens is None:
         notice("the server reports no token counts, so tokens and cost are upper estimates")
     if any(choice.cut for choice in reply.choices):
-        notice("the server leaves stop strings in answers. Such answers are truncated, and their tokens are not stored")
+        notice("the server leaves stop strings in answers. Such answers are cut there, and their tokens are not stored")
     if request.temperature > 0 and not varies:
         why = "`server.extra_body` constrains them" if _is_constrained(request) else "the server returned no text"
         notice(f"could not test whether answers vary: {why}")
@@ -208,8 +208,8 @@ def _check_reply(request: Request, reply: Reply, url: str) -> None:
     longest = max((reply.completion_tokens or 0) // n, *(len(choice.logprobs or ()) for choice in reply.choices))
     if longest > request.max_tokens and not {"max_tokens", "max_completion_tokens"} & request.extra.keys():
         raise InputError(
-            f"Expected {url} to end answers after {request.max_tokens} tokens, but one has {longest}. If the server "
-            "expects `max_completion_tokens` instead of `max_tokens`, set `server.extra_body` to "
+            f"Expected {url} to end answers after {request.max_tokens} tokens, but one answer has {longest}. If the "
+            "server expects `max_completion_tokens` instead of `max_tokens`, set `server.extra_body` to "
             f"'{{max_tokens: null, max_completion_tokens: {request.max_tokens}}}'."
         )
 
@@ -249,8 +249,8 @@ async def _answers_vary(client: Client, request: Request, url: str) -> bool:
     if len({answer[0] for answer in answers}) == 1:
         raise InputError(
             f"Expected answers to vary at temperature {request.temperature:g}, but {url} returned the same answer "
-            f"{_VARIED} times at temperature {temperature:g}: {text!r}. Disable any proxy cache. For `transformers "
-            "serve`, set `server.extra_body` to '{generation_config: {do_sample: true, top_k: 0}}'."
+            f"{_VARIED} times in a test at temperature {temperature:g}: {text!r}. Disable any proxy cache. For "
+            "`transformers serve`, set `server.extra_body` to '{generation_config: {do_sample: true, top_k: 0}}'."
         )
     if requests[0].n > 1 and all(len(set(answer)) == 1 for answer in answers):
         raise InputError(

@@ -100,7 +100,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Reply:
-    """Parsed reply to a request. It contains at least one answer, but may contain fewer than requested.
+    """Parsed reply to a request. It contains at least one answer, but may contain fewer answers than requested.
 
     Attributes:
         model: Name of the model according to the server; None if not reported.

@@ -16,7 +16,7 @@ def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange]
 
     The first samples of all questions come before the second samples, so that all questions have similar numbers of
     answers whenever a run ends. New ranges have at most `n` samples, with indices below `k`. The ranges in `damaged`,
-    and ranges that an earlier run began, keep all their samples, even those with indices of at least `k`.
+    and ranges that an earlier run began, keep all their samples, even samples with indices of at least `k`.
 
     Raises:
         InputError: If an answer log shares samples with a finished range or another log.

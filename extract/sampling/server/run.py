@@ -63,7 +63,7 @@ class Run:
         self._client = Client(self.server, self.store.model_id, self.preflight.spending, self.preflight.known_as)
         try:
             async with self._client, asyncio.TaskGroup() as group:
-                # more tasks than concurrent requests, so that requests waiting for a retry do not delay others
+                # more tasks than concurrent requests, so that a request that waits for a retry does not delay others
                 for _ in range(2 * self.server.max_concurrency):
                     group.create_task(self._work(requests))
         except ExceptionGroup as errors:

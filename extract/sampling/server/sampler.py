@@ -117,7 +117,7 @@ class ServerSampler(Sampler):
 
 
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
-    """Warn if no question has two different answers. The check requires at least 30 questions with several answers.
+    """Warn if no question has two different answers. Skipped for fewer than 30 questions with several answers.
 
     Args:
         answers: For each question, the texts of its answers.

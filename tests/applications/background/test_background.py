@@ -137,7 +137,7 @@ def test_a_system_that_varies_more_than_the_grid_is_marked(system: SoftmaxSystem
     record = estimate(tmp_path, store.path, grid)
     assert {cell["outside"] for cell in record["cells"]} == {"above"}
     assert record["temperature"]["value"] == pytest.approx(0.8)
-    assert "varies more than" in (tmp_path / "out" / "background-temperature.md").read_text()
+    assert "vary more than" in (tmp_path / "out" / "background-temperature.md").read_text()
 
 
 # Formats

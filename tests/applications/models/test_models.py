@@ -224,7 +224,7 @@ def test_clusters_of_very_different_sizes_are_warned_about(make: Make, tmp_path:
     record, page = result(models(stores, clusters="meta.book", n_resamples=100, out=str(tmp_path / "out")))
     assert record["n_clusters"] == 21
     assert record["n_effective_clusters"] == pytest.approx(40**2 / (20 + 20**2))
-    assert "With only 21 clusters of very different sizes, which count as 3.8 of equal size, they are" in page
+    assert "With only 21 clusters of very different sizes, which count as 3.8 of equal size, these results are" in page
 
 
 def test_names_are_escaped_in_tables(make: Make, tmp_path: Path) -> None:

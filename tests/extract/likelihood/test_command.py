@@ -147,7 +147,7 @@ def test_a_question_without_options_has_no_accuracy(
     score_store(str(store), model=str(tiny_folder))
     row = Store.open(store).asked.read_shard("likelihood", Block(1)).to_pylist()[0]
     assert (row["continuations"], row["target"], row["value"]) == (["ash"], 0, None)
-    assert "40 questions scored. Their accuracy is unknown." in capsys.readouterr().out
+    assert "40 questions scored. The accuracy is unknown." in capsys.readouterr().out
 
 
 def test_an_empty_option_is_refused_with_its_question(tmp_path: Path, tiny_folder: Path) -> None:
@@ -221,7 +221,7 @@ def test_options_without_a_reference_have_no_target(
     (row,) = Store.open(store).asked.read("likelihood").to_pylist()
     assert (len(row["logprobs"]), row["target"]) == (2, None)
     printed = capsys.readouterr().out
-    assert "Their accuracy is unknown. 1 question has only one continuation or no known right answer.\n" in printed
+    assert "The accuracy is unknown. 1 question has only one continuation or no known right answer.\n" in printed
 
 
 def test_a_question_that_is_too_long_is_named(make_choices: Callable[..., Path], tiny_folder: Path) -> None:

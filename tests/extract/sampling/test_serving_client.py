@@ -660,7 +660,7 @@ def test_the_preflight_asks_every_server(server: Running) -> None:
         ({"ignores": ("n",)}, replace(ASKED, n=3), r"3 answers to one request, but it returned 1\. .*n` to 1"),
         ({"copies": True}, replace(ASKED, n=3), r"answers to one request to differ.*returned copies.*n` to 1"),
         ({"ignores": ("logprobs",)}, replace(ASKED, logprobs=True), r"`server\.logprobs` to false"),
-        ({"ignores": ("max_tokens",), "length": 80}, ASKED, r"after 8 tokens, but one has 20.*max_completion_tokens"),
+        ({"ignores": ("max_tokens",), "length": 80}, ASKED, r"8 tokens, but one answer has 20.*max_completion_tokens"),
         ({"says_model": "stub-model-mini"}, ASKED, r"model 'stub-model', but its replies come from 'stub-model-mini'"),
         ({"refuses": ("seed",)}, ASKED, r"Unexpected fields.*seed"),
         ({"key": KEY}, ASKED, r"status 401"),

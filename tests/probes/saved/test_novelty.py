@@ -151,6 +151,8 @@ def test_decreasing_quantiles_are_refused(saved: Path) -> None:
         ({"n_hidden": 6, "rank": 1000}, "novelty.rank"),
         ({"n_hidden": 6}, "novelty.rank"),
         ({"n_hidden": 6, "rank": 2}, "novelty.directions"),
+        ({"n_hidden": 6, "rank": 5, "n_broader": 4}, "`novelty.n_broader` in .* to be 0 or `d_model`, but got 4"),
+        ({"n_hidden": 6, "rank": 5, "n_broader": 6}, "novelty.broader_bias"),
     ],
 )
 def test_impossible_sizes_are_refused(saved: Path, sizes: dict[str, Any], message: str) -> None:

@@ -1,0 +1,225 @@
+"""Answers of ``/v1/chat/completions``, complete or streamed as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import StreamingResponse
+
+from extract.errors import InputError
+from probes.serving.access import closing
+from probes.serving.engine import Engine, EngineClosed, QueueFull, Settings
+from probes.serving.protocol import ChatRequest, Message, RequestError, number, to_json
+
+if TYPE_CHECKING:
+    from probes.saved.artefact import ConfidenceProbe
+    from probes.saved.streaming import Step
+
+#: Token limit of an answer, if neither the request nor the probe's training data has one.
+MAX_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Settings of the probe's training data, which are used unless a request has others.
+
+    Attributes:
+        is_chat: Whether the probe's prompts use the chat template.
+        max_tokens, temperature, top_p: Settings of an answer.
+    """
+
+    is_chat: bool
+    max_tokens: int
+    temperature: float
+    top_p: float
+
+    @classmethod
+    def of(cls, probe: ConfidenceProbe) -> Defaults:
+        """Return the defaults for a probe."""
+        decoding: Mapping[str, Any] = probe.config.get("decoding") or {}
+        limit, temperature = decoding.get("max_new_tokens", MAX_TOKENS), decoding.get("temperature", 0.0)
+        return cls(probe.config["prompt"].get("chat", True), limit, temperature, decoding.get("top_p", 1.0))
+
+    def settings(self, request: ChatRequest) -> Settings:
+        """Return the settings of the answer to a request."""
+        return Settings(
+            max_tokens=self.max_tokens if request.token_limit is None else request.token_limit,
+            temperature=self.temperature if request.temperature is None else request.temperature,
+            top_p=self.top_p if request.top_p is None else request.top_p,
+            seed=request.seed,
+            stop=tuple(request.stop or ()),
+        )
+
+    def prompt(self, question: str | Sequence[Message], param: str) -> str | list[dict[str, str]]:
+        """Convert a question to a prompt for the engine.
+
+        A text, or a single message from the user, is inserted into the probe's prompt template. Other chats are used
+        unchanged if the probe's prompts use the chat template.
+
+        Raises:
+            RequestError: If the probe's prompts are plain text, and the question is another chat.
+        """
+        if isinstance(question, str):
+            return question
+        if len(question) == 1 and question[0].role == "user":
+            return question[0].content
+        if not self.is_chat:
+            has_system = any(message.role == "system" for message in question)
+            raise RequestError(
+                400,
+                f"Expected `{param}` to be a single message from the user, because the probe was trained with a plain "
+                f"prompt without a chat template, but got {'a system message' if has_system else 'several messages'}. "
+                "Send only the question.",
+                param,
+                "invalid_value",
+            )
+        return [message.model_dump() for message in question]
+
+
+class Answering:
+    """A generated answer whose steps are awaited in the event loop, while the engine's thread generates them.
+
+    Args:
+        engine: The engine.
+        prompt: Token ids of the prompt.
+        settings: Settings of the answer.
+        backoff: Whether to back off the confidences of novel questions.
+    """
+
+    def __init__(self, engine: Engine, prompt: list[int], settings: Settings, backoff: bool) -> None:
+        self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue[Any]()
+        self._n_prompt, self.reason = len(prompt), ""
+        self._job = engine.generate(prompt, settings, self._put, self._put, backoff)
+
+    def _put(self, event: Step | str | BaseException) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    async def steps(self) -> AsyncIterator[Step]:
+        """Yield the steps, and set `reason` to the finish reason."""
+        while True:
+            event = await self._events.get()
+            if isinstance(event, InputError):  # of the model, because the request was accepted
+                raise RequestError(500, str(event), code="internal_error")
+            if isinstance(event, BaseException):
+                raise event
+            if isinstance(event, str):
+                self.reason = event
+                return
+            yield event
+
+    def cancel(self) -> None:
+        """Stop generating the answer. After its end, this has no effect."""
+        self._job.cancel()
+
+    async def complete(self) -> Step:
+        """Return the last step, which contains the complete answer."""
+        last = None
+        async for step in self.steps():
+            last = step
+        if last is None:
+            raise RuntimeError("the engine returned no steps")
+        return last
+
+    def usage(self, step: Step) -> dict[str, int]:
+        """Return the numbers of tokens up to a step."""
+        n = step.n_tokens
+        return {"prompt_tokens": self._n_prompt, "completion_tokens": n, "total_tokens": self._n_prompt + n}
+
+
+def confidence_fields(step: Step) -> dict[str, Any]:
+    """Return the fields of a choice that OpenAI's format does not have. Values that do not exist are None."""
+    return {
+        "confidence": number(step.confidence),
+        "novelty": number(step.novelty),
+        "is_novel": bool(step.is_novel),
+    }
+
+
+def new_completion(model: str, kind: str) -> dict[str, Any]:
+    """Return the fields that all parts of a completion have."""
+    return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+
+
+async def completion(answering: Answering, model: str) -> dict[str, Any]:
+    """Return a complete answer in OpenAI's format."""
+    step = await answering.complete()
+    message = {"role": "assistant", "content": step.text, "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answering.reason}
+    return {
+        **new_completion(model, "chat.completion"),
+        "choices": [{**choice, **confidence_fields(step)}],
+        "usage": answering.usage(step),
+    }
+
+
+class EventStream(StreamingResponse):
+    """Response that streams an answer. If the client disconnects, the answer is cancelled.
+
+    Args:
+        answering: The answer.
+        model: Name of the model.
+        include_usage: Whether the last event has the numbers of tokens.
+    """
+
+    def __init__(self, answering: Answering, model: str, include_usage: bool) -> None:
+        content = events(answering, model, include_usage)
+        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._answering = answering
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the response."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answering.cancel()
+
+
+async def events(answering: Answering, model: str, include_usage: bool) -> AsyncIterator[bytes]:
+    """Yield a streamed answer as server-sent events in OpenAI's format. An error is the last event.
+
+    Each chunk has the new text of one step and the confidence so far. The last one has the finish reason.
+    """
+    common = new_completion(model, "chat.completion.chunk")
+    usage = {"usage": None} if include_usage else {}
+
+    def event(content: Mapping[str, Any]) -> bytes:
+        return b"data: " + to_json(content) + b"\n\n"
+
+    def chunk(delta: Mapping[str, str], step: Step, reason: str | None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason, **confidence_fields(step)}
+        return event({**common, "choices": [choice], **usage})
+
+    role, last = {"role": "assistant"}, None
+    try:
+        async for step in answering.steps():
+            yield chunk({**role, "content": step.piece}, step, None)
+            role, last = {}, step
+        assert last is not None
+        yield chunk({}, last, answering.reason)
+        if include_usage:
+            yield event({**common, "choices": [], "usage": answering.usage(last)})
+    except Exception as error:
+        yield event(as_request_error(error).body())
+    yield b"data: [DONE]\n\n"
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """Convert an error to the one that the client receives. Unexpected errors are logged."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, EngineClosed):
+        return closing()
+    if isinstance(error, QueueFull):
+        return RequestError(429, str(error), code="queue_full", headers={"Retry-After": "1"})
+    if isinstance(error, InputError):
+        return RequestError(400, str(error), code="invalid_value")
+    logging.getLogger("uvicorn.error").error("A request failed.", exc_info=error)
+    return RequestError(500, "The server failed to answer the request. Its log has the reason.", code="internal_error")

@@ -1,0 +1,57 @@
+"""Verification of an answer, as the semantic router of vLLM requests it from an AutoMix verifier.
+
+The router decides by `confidence`. A verifier of AutoMix draws several verdicts from a language model and returns their
+mean. A probe needs one forward pass and draws none, so `samples` is empty and both numbers of samples are 0.
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from probes.serving.protocol import Body, number
+
+#: Threshold of requests without one. It is the router's default.
+THRESHOLD = 0.7
+
+
+class VerifyRequest(Body):
+    """Body of ``/verify``.
+
+    Attributes:
+        question: The question that the user asked.
+        answer: The answer to verify. Probes that read only questions do not use it.
+        context: Text that precedes the question in the prompt, separated by a line break.
+        threshold: Confidence below which the router should ask a larger model.
+    """
+
+    question: str = Field(min_length=1)
+    answer: str = Field(min_length=1)
+    context: str | None = None
+    threshold: float = Field(THRESHOLD, ge=0, le=1)
+
+    @property
+    def prompt(self) -> str:
+        """Text that is inserted into the probe's prompt template."""
+        return f"{self.context}\n{self.question}" if self.context else self.question
+
+
+def verdict(request: VerifyRequest, reads_answers: bool, score: tuple[float, float, bool]) -> dict[str, Any]:
+    """Return the response to a request.
+
+    Args:
+        request: The request.
+        reads_answers: Whether the probe reads answers.
+        score: Confidence, novelty, and whether the question or answer is novel.
+    """
+    confidence, novelty, is_novel = score
+    return {
+        "confidence": number(confidence),
+        "should_escalate": not confidence >= request.threshold,
+        "verified_count": 0,
+        "total_samples": 0,
+        "samples": [],
+        "threshold": request.threshold,
+        "novelty": number(novelty),
+        "is_novel": is_novel,
+        "answer_was_read": reads_answers,
+    }

@@ -7,7 +7,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/python $(PIP_INSTALL)
 READY := $(VENV)/.ready
 
-.PHONY: install train test test-fast lint bench peers clean
+.PHONY: install train test test-fast lint bench peers vllm clean
 
 install: $(READY)
 
@@ -39,6 +39,15 @@ peers: $(patsubst benchmarks/peers/%.txt,.peers/%/.ready,$(wildcard benchmarks/p
 	.peers/$*/bin/python $(PIP_INSTALL) --no-deps --requirement $<
 	touch $@
 
+# A server for `python -m benchmarks.vllm`.
+vllm: .venv-vllm/.ready
+
+.venv-vllm/.ready: benchmarks/vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python $(PIP_INSTALL) --constraint $< torch
+	.venv-vllm/bin/python $(PIP_INSTALL) --no-deps --requirement $<
+	touch $@
+
 # pip is used because uv does not find the CPU build of torch on machines that provide one. torch is installed first and
 # alone, so that no other package can request a different build.
 $(READY): pyproject.toml constraints.txt requirements-embedded.txt
@@ -49,4 +58,4 @@ $(READY): pyproject.toml constraints.txt requirements-embedded.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .peers .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-vllm .peers .pytest_cache .mypy_cache .ruff_cache

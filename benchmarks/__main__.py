@@ -39,6 +39,7 @@ NAMES = (
     "served",
     "served_rate",
     "served_faults",
+    "vllm",
     "serving",
     "scale",
     "golds",

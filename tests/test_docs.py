@@ -29,6 +29,7 @@ from extract.__main__ import COMMANDS
 from extract.running.cli import run
 from probes.__main__ import COMMANDS as PROBE_COMMANDS
 from tests.helpers.experiments import ROOT
+from tests.helpers.hub_stub import hub_stub, use_in_this_process
 from tests.helpers.notebook import execute
 
 PAGES = [
@@ -280,12 +281,18 @@ def test_the_python_code_in_the_readme_prints_answers_with_confidences(
     assert torch.allclose(alone.confidence, names["answers"].confidence[:1], atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub 2.4 on httpx2
 @pytest.mark.parametrize("page", ["docs/measure.md", "docs/inference.md"])
-def test_the_python_code_in_a_guide_runs(page: str, workplace: Path) -> None:
+def test_the_python_code_in_a_guide_runs(
+    page: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names: dict[str, Any] = {}
-    for code in blocks(text_of(page), "python"):
-        exec(compile(code, page, "exec"), names)
+    with hub_stub() as hub:
+        use_in_this_process(hub, tmp_path, monkeypatch)
+        for code in blocks(text_of(page), "python"):
+            exec(compile(code, page, "exec"), names)
     assert len(names) > 3
+    assert list(hub.commits) == (["ORG/NAME"] if page == "docs/inference.md" else [])
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)

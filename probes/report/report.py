@@ -205,7 +205,7 @@ class Report:
         return pa.table(columns)
 
     def probe(self) -> ConfidenceProbe:
-        """Return the chosen probe with its configuration, ready to be saved."""
+        """Return the chosen probe with its configuration and model card, ready to be saved or pushed to the Hub."""
         record, module, data = self.record, self.module, self.data
         head, decoding = module.head(), dict(record["policy"]["decoding"])
         prompt = decoding.pop("prompt")
@@ -241,7 +241,7 @@ class Report:
         if self.choice.prefixes:
             config["prefixes"] = {"lengths": length_quantiles(data)}
             prefixes = PrefixCalibrator(self.choice.prefixes, config["prefixes"]["lengths"])
-        return ConfidenceProbe(head, self.choice.calibrator, config, prefixes, self.novelty)
+        return ConfidenceProbe(head, self.choice.calibrator, config, prefixes, self.novelty, model_card(config))
 
     def _prior(self) -> dict[str, float]:
         """Fit the parameters of the prior in `extract.sampling.prior` to the validation scores and answers."""
@@ -256,7 +256,7 @@ class Report:
         page = report_page(self.record, list(pictures))
         files = {"report.json": self.record, "report.md": page, "predictions.parquet": self.predictions()}
         write_files(folder, files, pictures)
-        probe.save(folder / "probe", model_card(probe.config))
+        probe.save(folder / "probe")
         return {name: folder / "plots" / f"{name}.png" for name in pictures}
 
 

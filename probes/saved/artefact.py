@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from huggingface_hub.hub_mixin import ModelHubMixin
 from safetensors.torch import save
 from torch import Tensor
 
@@ -19,15 +20,26 @@ from extract.store.ragged import Ragged
 from probes.saved.calibrators import Calibrator
 from probes.saved.confidence import ConfidentModel
 from probes.saved.head import Head
-from probes.saved.loading import FORMAT_VERSION, find_probe, probe_tensors, read_config, read_weights
+from probes.saved.hub import CARD, failure, find_probe, read_card
+from probes.saved.loading import FORMAT_VERSION, probe_tensors, read_config, read_weights
 from probes.saved.novelty import Confidences, Novelty, flat
 from probes.saved.prefixes import PrefixCalibrator
 
 if TYPE_CHECKING:
     from probes.saved.confidence import Prompts
 
+#: Model card of a probe that has none.
+_CARD = """\
+---
+library_name: confidence-probes
+tags: [confidence, calibration, probe]
+---
 
-class ConfidenceProbe:
+# Confidence probe
+"""
+
+
+class ConfidenceProbe(ModelHubMixin):
     """A trained probe, which consists of a head, a calibrator and a configuration. Load it with `load_probe`.
 
     Args:
@@ -36,7 +48,12 @@ class ConfidenceProbe:
         config: Content of config.json (model identity, features, prompt, target, training set and test metrics).
         prefixes: Calibrators for prefixes of answers, if the probe was trained on them.
         novelty: Novelty and back-off. Probes saved by earlier versions have none.
+        card: Model card, with its metadata. A loaded probe keeps the card of its folder or repository.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Skip the method of the mixin, which would keep a second copy of the config."""
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -45,9 +62,10 @@ class ConfidenceProbe:
         config: dict[str, Any],
         prefixes: PrefixCalibrator | None = None,
         novelty: Novelty | None = None,
+        card: str | None = None,
     ) -> None:
         self.head, self.calibrator, self.prefixes, self.novelty = head.eval(), calibrator.eval(), prefixes, novelty
-        self.config = config
+        self.config, self.card = config, card
         #: Layers of the hidden states, 0 for the embeddings; empty if the probe reads only token signals.
         self.layers: list[int] = config["layers"]
         #: Named token position of the hidden states; None if the probe reads only token signals.
@@ -160,8 +178,8 @@ class ConfidenceProbe:
         """
         return ConfidentModel(self, hf_model, tokenizer)
 
-    def save(self, folder: str | Path, card: str) -> Path:
-        """Write the probe to a folder, with `card` as its README.md, and return the folder."""
+    def save(self, folder: str | Path, card: str | None = None) -> Path:
+        """Write the probe to a folder, with `card` or the probe's own card as its README.md, and return the folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = probe_tensors(self.head, self.calibrator, self.prefixes, self.novelty)
@@ -170,8 +188,62 @@ class ConfidenceProbe:
         config = json.dumps({**self.config, **stated}, indent=1, sort_keys=True) + "\n"
         replace_file(folder / "model.safetensors", weights)
         replace_file(folder / "config.json", config.encode())
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        replace_file(folder / CARD, (card or self.card or _CARD).encode())
         return folder
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        """Write all files. The mixin adds only files that are missing, so it writes no config and no card."""
+        self.save(save_directory)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the probe with its model card to the Hub. The repository is created if it does not exist.
+
+        The access token is that of `hf auth login` or the environment variable HF_TOKEN. It cannot be an argument.
+
+        Args:
+            repo_id: Hub id of the repository, such as "ORG/NAME".
+            **options: `private`, `commit_message`, `branch` or `create_pr`, as in `ModelHubMixin.push_to_hub`.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            InputError: If the upload fails, for example because the token does not permit it or the connection breaks.
+                The repository may exist after that, but it has no incomplete probe. The upload can be repeated.
+        """
+        if options.get("token") is not None:
+            raise InputError(
+                "Expected no `token`, but got one. Run `hf auth login`, or set the environment variable HF_TOKEN."
+            )
+        try:
+            return super().push_to_hub(repo_id, **options)
+        except (InputError, TypeError):  # an error of `save`, or an unknown option
+            raise
+        except Exception as error:  # huggingface_hub, its HTTP library and hf_xet raise many exception types
+            raise InputError(
+                f"Expected the Hub to accept the probe as {repo_id!r}, but it was not uploaded: {failure(error)}."
+            ) from error
+
+    @classmethod
+    def from_pretrained(  # overridden, because the mixin would parse the config before it is checked
+        cls, pretrained_model_name_or_path: str | Path, *, revision: str | None = None, **options: Any
+    ) -> Self:
+        """Load a probe from a folder or the Hub. Its files are untrusted. No code in them is executed.
+
+        Args:
+            pretrained_model_name_or_path: Folder of the probe, or a Hub id.
+            revision: Commit, branch or tag of a Hub repository.
+            **options: `cache_dir`, `force_download` and `local_files_only`, as in `ModelHubMixin.from_pretrained`. With
+                ``token=False``, no access token is sent.
+
+        Raises:
+            InputError: If the probe does not exist, is damaged, or has an unsupported head, calibrator or format
+                version, or if the Hub refuses access.
+        """
+        config_file, weights_file, card_file = find_probe(pretrained_model_name_or_path, revision, **options)
+        config = read_config(config_file)
+        head, calibrator, prefixes, novelty = read_weights(weights_file, config)
+        return cls(head, calibrator, config, prefixes, novelty, read_card(card_file))
 
 
 def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProbe:
@@ -184,7 +256,4 @@ def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProb
     Raises:
         InputError: If the probe does not exist, is damaged, or has an unsupported head, calibrator or format version.
     """
-    config_file, weights_file = find_probe(probe, revision)
-    config = read_config(config_file)
-    head, calibrator, prefixes, novelty = read_weights(weights_file, config)
-    return ConfidenceProbe(head, calibrator, config, prefixes, novelty)
+    return ConfidenceProbe.from_pretrained(probe, revision=revision)

@@ -1,6 +1,5 @@
-"""Load the config, head and calibrator of a probe from a folder or the Hub. All files are untrusted."""
+"""Load the config, head and calibrators of a probe from its files, which are untrusted."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from extract.errors import InputError
 from extract.hashing import sha256_file
 from extract.schemas import Field, Maybe, Schema, check_record, number, one_of, whole
 from extract.signals.features import PREFIXES, TokenFeatures, is_key, is_pooling, is_weights, token_signals
-from extract.store.files import is_inside, read_json
+from extract.store.files import read_json
 from extract.store.shards import Scope
 from extract.text import one_line, shown
 from probes.saved.calibrators import CALIBRATORS, Calibrator
@@ -28,7 +27,6 @@ from probes.saved.prefixes import N_LENGTHS, PrefixCalibrator
 FORMAT_VERSION = 6
 #: Version 2 had no token signals, 2 and 3 had a single `layer`, 5 added `prefixes` and `novelty`, and 6 the broader probe.
 _READ_VERSIONS = (2, 3, 4, 5, 6)
-_FILES = ["config.json", "model.safetensors", "README.md"]
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
 _CALIBRATOR, _PREFIXES, _NOVELTY = "calibrator.", "prefixes.", "novelty."  # beginnings of tensors' names
 #: Fields of `prefixes`. Only probes that read hidden states of answers have this record.
@@ -76,42 +74,6 @@ _CONFIG: Schema = {
     "test": Maybe(schemas.OBJECT),
     "versions": Maybe(schemas.OBJECT),
 }
-
-
-def find_probe(probe: str | Path, revision: str | None) -> list[Path]:
-    """Return the paths of config.json and model.safetensors. If `probe` is a Hub id, the files are downloaded first.
-
-    Raises:
-        InputError: If there is no such folder or repository, a file is missing, or a file links to another folder.
-    """
-    if os.path.isdir(probe):
-        folder = home = Path(probe)
-    else:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            folder = Path(snapshot_download(str(probe), revision=revision, allow_patterns=_FILES))
-        except (HFValidationError, OSError) as error:
-            raise InputError(
-                f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder "
-                f"{str(probe)!r} and the Hub reported: {one_line(error).rstrip('.')}. A run saves its probe in "
-                "runs/NAME/probe."
-            ) from error
-        home = folder.parents[1]  # the files of a snapshot link to other files of the cached repository
-    paths = [folder / "config.json", folder / "model.safetensors"]
-    for path in paths:
-        if not path.is_file():
-            raise InputError(
-                f"Expected `probe` to be the folder of a saved probe, but {str(folder)!r} has no {path.name}. A run "
-                "saves its probe in runs/NAME/probe."
-            )
-        if not is_inside(path, home):
-            raise InputError(
-                f"Expected {str(path)!r} to be a file in the probe's folder, but it links to another folder. Copy the "
-                "file into the folder, or load a probe from the Hub by its id."
-            )
-    return paths
 
 
 def read_config(path: Path) -> dict[str, Any]:

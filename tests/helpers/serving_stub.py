@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -44,6 +45,9 @@ class Options:
         refuses: Fields that are refused with 422.
         rejects: Text in a prompt that is rejected with 400.
         seconds: Delay before each answer.
+        on_seed: Reaction to a request with a seed: "exit" ends the process, "500" fails this request, and "dead" fails
+            this request and all later ones. None answers it.
+        n_seeds: Number of requests with a seed that are answered before `on_seed` applies.
     """
 
     model: str = MODEL
@@ -57,6 +61,8 @@ class Options:
     refuses: tuple[str, ...] = ()
     rejects: str | None = None
     seconds: float = 0.0
+    on_seed: str | None = None
+    n_seeds: int = 0
 
 
 def answer_text(options: Options, prompt: Any, seed: int | None, temperature: float, index: int) -> str:
@@ -194,6 +200,7 @@ class _Http(asyncio.Protocol):
 class _Stub:
     def __init__(self, options: Options) -> None:
         self.options, self.answered, self.count = options, [], 0  # type: Options, list[dict[str, Any]], int
+        self.n_seeds, self.is_dead = 0, False
 
     def __call__(self, asked: _Asked) -> _Answer | Awaitable[_Answer]:
         if asked.path == "/answered":
@@ -222,6 +229,14 @@ class _Stub:
             return _json(422, {"detail": f"Unexpected fields in the request: {refused}"})
         if options.rejects is not None and options.rejects in str(body.get("messages", body.get("prompt"))):
             return _json(400, {"error": {"message": "The prompt is too long."}})
+        if "seed" in body:
+            self.n_seeds += 1
+        has_failed = options.on_seed is not None and "seed" in body and self.n_seeds > options.n_seeds
+        if has_failed and options.on_seed == "exit":
+            os._exit(1)
+        self.is_dead |= has_failed and options.on_seed == "dead"
+        if has_failed or self.is_dead:
+            return _json(500, {"error": {"message": "EngineCore encountered an issue."}})
         self.count += 1
         return _json(200, self._completion(body, chat))
 

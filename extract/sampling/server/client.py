@@ -23,6 +23,11 @@ _MOST_GIVEN_UP = 16
 _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
 #: Number of prompt tokens per byte, assumed before the first reply. English text has about 0.25.
 _TOKENS_PER_BYTE = 0.5
+#: Appended to errors of servers that may have crashed.
+_SEEDS = (
+    " Some servers crash on requests with a seed, such as vLLM 0.32 on a CPU. If this server has crashed, restart it "
+    "and pass --server.seeds=false."
+)
 _GO_ON = "A budget applies to one run. Run the same command again to continue."
 
 
@@ -113,6 +118,7 @@ class Client(AbstractAsyncContextManager["Client"]):
     Attributes:
         endpoints: One endpoint per address.
         has_answered: Whether the server has answered any request.
+        given_up: Last failure of the last request that failed in all attempts, or None.
 
     Raises:
         InputError: If a required package is not installed or the API key is invalid.
@@ -123,6 +129,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         self.endpoints = [Endpoint(server, url) for url in server.urls]
         self._free, self._stopping = asyncio.Semaphore(server.max_concurrency), asyncio.Event()
         self.has_answered, self._has_warned, self._n_given_up = False, False, 0
+        self.given_up: Failure | None = None
         tenacity = import_package("tenacity")
         self._retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(Failure),
@@ -189,19 +196,24 @@ class Client(AbstractAsyncContextManager["Client"]):
 
     def _give_up(self, failure: Failure) -> Exception:
         self._n_given_up += 1
+        self.given_up = failure
         urls, attempts = " or ".join(self.server.urls), self.server.attempts
+        hint = _SEEDS if failure.crashed and self.server.seeds else ""
         if not self.has_answered:
             problem = "it does not answer" if failure.reached else "the connection failed"
+            if self._known_as:  # it answered the preflight
+                return InputError(f"Expected the server at {urls} to keep answering, but {problem}: {failure}.{hint}")
             return InputError(
                 f"Expected an OpenAI-compatible server at {urls}, but {problem}: {failure}. Start the server, "
-                "or set `server.url` to its address, which usually ends in /v1."
+                f"or set `server.url` to its address, which usually ends in /v1.{hint if failure.reached else ''}"
             )
         if self._n_given_up >= _MOST_GIVEN_UP:
             return InputError(
                 f"Expected the server at {urls} to keep answering, but {self._n_given_up} requests in a row failed "
                 f"{attempts} times each: {failure}. Received answers are kept. Run the same command again to continue."
+                f"{hint}"
             )
-        return Unanswered(f"{attempts} attempts failed, the last one with: {failure}")
+        return Unanswered(f"{attempts} attempts failed, the last one with: {failure}.{hint}".rstrip("."))
 
 
 def _prompt_bytes(request: Request) -> int:

@@ -25,6 +25,8 @@ _MOST_FAILURES, _LONGEST_REST = 3, 30.0
 _POOL = 8
 #: Connection timeout in seconds. A busy server can take a long time to accept a connection.
 _CONNECT = 30.0
+#: Maximum time in seconds to find out whether a server still replies.
+_LONGEST_CHECK = 10.0
 #: Statuses that are retried (like all 5xx), and statuses that concern only a single request.
 _TRANSIENT, _ABOUT_REQUEST = (408, 409, 425, 429), (400, 413, 422)
 
@@ -41,11 +43,19 @@ class Failure(Exception):
         wait: Wait requested by the server, in seconds.
         brief: Short form of `reason` without the text sent by the server, because that text may quote a question. By
             default, `reason` itself.
+        crashed: Whether the server may have crashed: the connection failed or broke, or the status is 500.
     """
 
-    def __init__(self, reason: str, reached: bool = True, wait: float | None = None, brief: str | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        reached: bool = True,
+        wait: float | None = None,
+        brief: str | None = None,
+        crashed: bool = False,
+    ) -> None:
         super().__init__(reason)
-        self.reached, self.wait, self.brief = reached, wait, brief or reason
+        self.reached, self.wait, self.brief, self.crashed = reached, wait, brief or reason, crashed
 
 
 class Endpoint:
@@ -107,6 +117,19 @@ class Endpoint:
         except Exception:  # servers can send anything, and the list is optional
             return set()
 
+    async def is_up(self) -> bool:
+        """Whether a server replies at this address, with any status."""
+        import openai
+
+        try:
+            async with asyncio.timeout(min(self.server.timeout, _LONGEST_CHECK)):
+                await next(iter(self._in_flight)).get("/models", cast_to=bytes)
+        except openai.APIStatusError:  # the list of models is optional
+            return True
+        except Exception:  # openai and its HTTP library raise many exception types for invalid HTTP
+            return False
+        return True
+
     async def close(self) -> None:
         """Close all connections."""
         for api in self._in_flight:
@@ -130,7 +153,8 @@ class Endpoint:
         except openai.APIConnectionError as error:
             cause = error.__cause__
             words = self.line(str(cause or error)) or type(cause).__name__
-            raise Failure(f"{self.url}: {words}", reached="Connect" not in type(cause).__name__) from None
+            reached = "Connect" not in type(cause).__name__
+            raise Failure(f"{self.url}: {words}", reached=reached, crashed=True) from None
         except Exception as error:  # openai and its HTTP library raise many exception types for invalid HTTP
             raise Failure(f"{self.url} sent an unreadable reply ({type(error).__name__})") from None
 
@@ -144,7 +168,7 @@ class Endpoint:
         out_of_credit = "insufficient_quota" in text  # a 429 that no retry can fix
         if (status in _TRANSIENT or status >= 500) and not out_of_credit:
             brief = f"{self.url} answers with status {status}"
-            return Failure(f"status {status}: {words}", wait=_retry_after(headers), brief=brief)
+            return Failure(f"status {status}: {words}", wait=_retry_after(headers), brief=brief, crashed=status == 500)
         next_step = "Correct the setting that causes this: `model`, a `policy` option or `server.extra_body`."
         if status in (401, 403):
             next_step = f"Set the environment variable {self.server.api_key_env} to a valid API key."

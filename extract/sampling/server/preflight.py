@@ -131,6 +131,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
     """Test one address and return its reply. All other results are added to `found`."""
     url, notice = server.urls[0], found.notices.append
     async with Client(server, model, found.spending) as client:
+        was_up = request.seed is not None and await client.endpoints[0].is_up()
         try:
             reply = await client.ask(request)
             if reply.model is not None and not same_model(model, reply.model):
@@ -143,7 +144,14 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
                 notice(f"the server maps the name {model!r} to the model {name!r}")
             _check_reply(request, reply, url)
             varies = await _answers_vary(client, request, url)
-        except Unanswered as error:
+        except (Unanswered, InputError) as error:
+            if (what := await _fails_on_seeds(client, request, was_up)) is not None:
+                raise InputError(
+                    f"Expected {url} to answer requests with a seed, but it {what}: {client.given_up}. Restart the "
+                    "server if it has stopped, and pass --server.seeds=false."
+                ) from None
+            if isinstance(error, InputError):
+                raise
             raise InputError(f"Expected {url} to answer the preflight, but {error}.") from None
         except BudgetSpent as error:  # spent by failed attempts
             raise InputError(f"Expected the budgets to suffice for the preflight, but {error}") from None
@@ -157,6 +165,29 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
     found.known_as.add(reply.model)
     found.varies &= varies
     return reply
+
+
+async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str | None:
+    """Find out whether a server failed because requests have a seed. Some versions of vLLM crash on them.
+
+    Args:
+        client: Client of one address, after an error.
+        request: The first request of the preflight.
+        was_up: Whether the server replied before the first request.
+
+    Returns:
+        What the server did, or None if the error has another reason.
+    """
+    if request.seed is None or client.given_up is None or not client.given_up.crashed:
+        return None
+    if not await client.endpoints[0].is_up():
+        return "stopped after such a request" if was_up else None
+    try:
+        async with Client(replace(client.server, attempts=1), client.model, client.spending) as once:
+            await once.ask(replace(request, seed=None))
+    except (Unanswered, BudgetSpent, InputError):
+        return None
+    return "answers only requests without one"
 
 
 def _check_reply(request: Request, reply: Reply, url: str) -> None:

@@ -385,6 +385,24 @@ def test_every_sample_is_stored_once_although_the_server_fails(server: Running, 
     check_whole(store, 2)
 
 
+@pytest.mark.parametrize("n", [5, 20, 58])
+def test_a_crash_on_a_seed_during_the_run_names_the_option_and_the_next_run_continues(
+    n: int, questions: str, tmp_path: Path
+) -> None:
+    """The server dies after `n` answers, of which 5 belong to the preflight."""
+    path = tmp_path / "store"
+    with (
+        stub(on_seed="exit", n_seeds=n) as dying,
+        pytest.raises(InputError, match=r"^[^\n]*has crashed, restart it and pass --server\.seeds=false\.[^\n]*$"),
+    ):
+        sample(str(path), recipe(dying.url, questions, k=3, attempts=2, timeout=30))
+    n_kept = len([*Store.open(path).samples.read().to_pylist(), *logged(path)])
+    assert n - 5 - 10 <= n_kept <= n - 4
+    with stub(on_seed="exit") as server:
+        store = sample(str(path), recipe(server.url, questions, k=3, seeds=False))
+    assert len(store.samples.read()) == 60
+
+
 def test_unanswered_requests_are_repeated_by_the_next_run(
     questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

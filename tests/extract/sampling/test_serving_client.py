@@ -676,6 +676,57 @@ def test_the_preflight_refuses_replies_that_ignore_options(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"on_seed": "exit"}, r"requests with a seed, but it stopped after such a request: .*--server\.seeds=false\.$"),
+        ({"on_seed": "exit", "n_seeds": 1}, r"it stopped after such a request: .*--server\.seeds=false\.$"),
+        ({"on_seed": "500"}, r"it answers only requests without one: status 500: .*--server\.seeds=false\.$"),
+        (
+            {"on_seed": "dead"},
+            r"does not answer: status 500: EngineCore.*has crashed, restart.*--server\.seeds=false\.$",
+        ),
+    ],
+)
+def test_the_preflight_names_the_option_if_the_server_crashes_on_a_seed(options: dict[str, Any], said: str) -> None:
+    with stub(**options) as server:
+        with pytest.raises(InputError, match=said) as error:
+            trial(Server(server.url, attempts=2))
+        assert "\n" not in str(error.value)
+    with stub(**options) as server:
+        spend = Spending(Server(server.url, seeds=False))
+        requests = {("q0", 0): replace(ASKED, seed=None)}
+        assert asyncio.run(try_server(spend.server, MODEL, spend, requests)).varies
+        assert spend.requests == 5
+
+
+def test_the_preflight_does_not_mention_seeds_if_the_server_is_slow_or_missing() -> None:
+    for given in ({"url": "http://127.0.0.1:9/v1"}, {"seconds": 5.0}):
+        with stub(**{name: value for name, value in given.items() if name != "url"}) as server:
+            url = str(given.get("url", server.url))
+            with pytest.raises(InputError) as error:
+                trial(Server(url, timeout=0.2, attempts=1))
+        assert "seed" not in str(error.value)
+
+
+def test_a_crash_on_a_seed_after_the_preflight_names_the_option(server: Running) -> None:
+    for known_as, first in (({MODEL}, ()), ((), (ASKED,))):
+
+        async def many(client: Client, first: tuple[Request, ...] = first) -> None:
+            for request in first:
+                await client.ask(request)
+            ends = await asyncio.gather(*(client.ask(ASKED) for _ in range(20)), return_exceptions=True)
+            raise next(end for end in ends if isinstance(end, InputError))
+
+        with (
+            stub(on_seed="exit", n_seeds=len(first)) as dying,
+            pytest.raises(
+                InputError, match=r"to keep answering, but .*has crashed, restart .*--server\.seeds=false\.$"
+            ),
+        ):
+            run(Server(dying.url, attempts=2), many, known_as=known_as)
+
+
 def test_the_preflight_accepts_an_alias_that_the_server_lists() -> None:
     with stub(says_model="behind-it", lists=MODEL) as server:
         learnt = trial(Server(server.url))

@@ -1,0 +1,245 @@
+"""Tests of sharing probes on the Hub, with a stub on the loopback interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from extract.errors import InputError
+from probes import ConfidenceProbe, load_probe
+from probes.saved.card import model_card
+from probes.saved.hub import failure
+from tests.helpers.altered_probes import make_probe
+from tests.helpers.hub_stub import TOKEN, Hub, environment, hub_stub
+
+CARD = "---\nlibrary_name: confidence-probes\nbase_model: someone/model\n---\n\n# A card with é\n"
+FILES = {"config.json", "model.safetensors", "README.md"}
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with hub_stub() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a probe with random weights and a card."""
+    probe = load_probe(make_probe(tmp_path_factory.mktemp("random"), random.Random(0)))
+    return probe.save(tmp_path_factory.mktemp("probe"), CARD)
+
+
+def in_process(program: str, hub: Hub, home: Path, token: str | None = TOKEN) -> str:
+    """Run a program in a process that uses the stub, does not wait between attempts and lacks large packages."""
+    start = """
+import sys, time
+for name in ("lightning", "transformers", "torchmetrics", "datasets", "sklearn", "matplotlib", "pyarrow", "wandb", "jsonargparse", "scipy", "jinja2"):
+    sys.modules[name] = None
+time.sleep = lambda seconds: None
+from pathlib import Path
+import torch
+from probes import ConfidenceProbe, load_probe
+
+def error(action, *arguments, **options):
+    try:
+        return f"no error: {action(*arguments, **options)}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+"""
+    env = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
+    done = subprocess.run(
+        [sys.executable, "-c", start + program],
+        env={**env, **environment(hub, str(home), token)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_probe_is_the_same_after_a_push_and_a_download(hub: Hub, saved: Path, tmp_path: Path) -> None:
+    program = f"""
+probe = load_probe({str(saved)!r})
+print(probe.push_to_hub("someone/probe", private=True, commit_message="first"))
+rows = torch.randn(50, 8)
+for found in (load_probe("someone/probe"), ConfidenceProbe.from_pretrained("someone/probe", cache_dir={str(tmp_path / "cache")!r})):
+    assert torch.equal(found.confidences(rows).confidence, probe.confidences(rows).confidence)
+    assert (found.config, found.card) == (probe.config, probe.card)
+print(found.push_to_hub("someone/copy"))
+found.card += "More."
+print(found.push_to_hub("someone/copy"))
+"""
+    first, copy, _ = in_process(program, hub, tmp_path / "home").splitlines()
+    files = {name: (saved / name).read_bytes() for name in FILES}
+    assert hub.files("someone/probe") == files
+    assert hub.files("someone/copy", copy.rpartition("/")[2]) == files
+    assert hub.files("someone/copy") == {**files, "README.md": (CARD + "More.").encode()}
+    assert first == f"{hub.url}/someone/probe/commit/{hub.commit('someone/probe')}"
+    assert [one.get("visibility") for one in hub.created] == ["private", None, None]
+    home = tmp_path / "home"
+    cached = [
+        path.read_bytes() for folder in (home, tmp_path / "cache") for path in folder.rglob("*") if path.is_file()
+    ]
+    assert not any(TOKEN.encode() in content for content in cached)
+
+    program = f"""
+print(load_probe("someone/copy", revision={copy.rpartition("/")[2]!r}).card == {CARD!r})
+print(load_probe("someone/copy").card == {CARD + "More."!r})
+print(error(load_probe, "someone/copy", revision="none"))
+"""
+    *same, missing = in_process(program, hub, tmp_path / "other", token=None).splitlines()
+    assert same == ["True", "True"]
+    assert re.match(r"InputError: .*the Hub reported: status 404: Invalid rev id: none\. ", missing)
+
+
+@pytest.mark.slow
+def test_a_refusal_by_the_hub_is_one_line_with_the_reason(hub: Hub, saved: Path, tmp_path: Path) -> None:
+    hub.add("someone/private", {})
+    hub.add("someone/gated", {"config.json": b"{}", "model.safetensors": b""})
+    hub.add("someone/text", {"README.md": b"# No probe"})
+    hub.add("someone/model", {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"0"})
+    hub.add("other/probe", {})
+    hub.private.add("someone/private")
+    hub.gated.add("someone/gated")
+    hub.read_only.add("other")
+    program = f"""
+probe = load_probe({str(saved)!r})
+for name in ("none", "private", "gated", "text", "model"):
+    print(error(load_probe, f"someone/{{name}}"))
+print(error(load_probe, "no/such/id"))
+for name in ("other/probe", "other/new", "no/such/id"):
+    print(error(probe.push_to_hub, name))
+"""
+    without = in_process(program, hub, tmp_path / "home", token=None).splitlines()
+    wrong = in_process(program, hub, tmp_path / "home", token="hf_wrong").splitlines()
+    right = in_process(program, hub, tmp_path / "home").splitlines()
+    assert len(without) == len(wrong) == len(right) == 9
+    assert all(line.startswith("InputError: ") for line in [*without, *wrong, *right])
+    assert "hf_wrong" not in "".join(wrong)
+
+    assert re.search(
+        r"'someone/none' .*status 401: Repository not found\. .*Check the id.*HF_TOKEN\. A run", without[0]
+    )
+    assert re.search(r"'someone/private' .*status 401: .*it is private.*HF_TOKEN\. A run", without[1])
+    assert re.search(r"status 401: Invalid credentials.*Run `hf auth login`", wrong[0])
+    assert re.search(r"'someone/none' .*status 404: Repository not found\. .*Check the id", right[0])
+    assert re.search(r"the repository 'someone/private' has no config\.json", right[1])
+    assert re.search(r"status 403: Access to model someone/gated is restricted\. Run `hf auth login`", right[2])
+    assert re.search(r"the repository 'someone/text' has no config\.json", right[3])
+    assert re.search(r"config\.json' to .*format_version", right[4])
+    assert re.search(r"the Hub reported: .*'no/such/id'", right[5])
+    assert re.search(
+        r"accept the probe as 'other/probe', but it was not uploaded: status 403: .*hf auth login", without[6]
+    )
+    assert re.search(r"'other/new', but it was not uploaded: status 401: Invalid username", without[7])
+    assert re.search(r"'other/probe', but it was not uploaded: status 403: .*write token.*HF_TOKEN", right[6])
+    assert re.search(r"'other/new', but it was not uploaded: status 403: You don't have the rights", right[7])
+    assert re.search(r"'no/such/id', but it was not uploaded: .*repo", right[8], re.IGNORECASE)
+
+
+@pytest.mark.slow
+def test_an_interrupted_upload_leaves_no_part_of_a_probe_and_can_be_repeated(
+    hub: Hub, saved: Path, tmp_path: Path
+) -> None:
+    push = f"print(error(load_probe({str(saved)!r}).push_to_hub, 'someone/probe'))"
+    hub.broken = True
+    (line,) = in_process(push, hub, tmp_path / "home").splitlines()
+    assert re.match(r"InputError: .*'someone/probe', but it was not uploaded: .*model\.safetensors.*\(.+\)\.$", line)
+    assert "hush" not in line  # the signature in the address of the upload
+    assert hub.commits == {"someone/probe": {}}
+    (line,) = in_process("print(error(load_probe, 'someone/probe'))", hub, tmp_path / "home").splitlines()
+    assert "the repository 'someone/probe' has no config.json" in line
+    hub.broken = False
+    assert in_process(push, hub, tmp_path / "home").startswith("no error: ")
+    assert hub.files("someone/probe").keys() == FILES
+
+
+@pytest.mark.slow
+def test_a_hub_that_cannot_be_reached_is_one_line(saved: Path, tmp_path: Path) -> None:
+    hub = Hub(url="http://127.0.0.1:9")
+    program = f"""
+print(error(load_probe, "someone/probe"))
+print(error(load_probe({str(saved)!r}).push_to_hub, "someone/probe"))
+"""
+    loaded, pushed = in_process(program, hub, tmp_path / "home").splitlines()
+    assert re.match(r"InputError: .*the Hub reported: .*Connect.* A run", loaded)
+    assert re.match(r"InputError: .*was not uploaded: .*[Cc]onnect", pushed)
+
+
+LEGACY = sorted((Path(__file__).parents[2] / "data/legacy/runs").glob("*/probe"))
+
+
+@pytest.mark.parametrize("folder", LEGACY, ids=lambda folder: folder.parent.name)
+def test_a_probe_of_an_earlier_version_is_saved_with_the_same_weights_and_card(folder: Path, tmp_path: Path) -> None:
+    found = load_probe(load_probe(folder).save(tmp_path))
+    assert (tmp_path / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert found.card == (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_mixin_writes_no_config_and_no_card_of_its_own(saved: Path, tmp_path: Path) -> None:
+    probe = load_probe(saved)
+    probe.save_pretrained(tmp_path / "probe", config={"other": 1})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "probe").iterdir()} == {
+        name: (saved / name).read_bytes() for name in FILES
+    }
+    assert ConfidenceProbe.from_pretrained(tmp_path / "probe").config == probe.config
+
+
+def test_a_token_cannot_be_an_argument_and_appears_in_no_message(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="Expected no `token`, but got one. Run `hf auth login`") as error:
+        load_probe(saved).push_to_hub("someone/probe", token=TOKEN)
+    assert TOKEN not in str(error.value)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    said = failure(ValueError(f"no {TOKEN} at https://large.hub/a?X-Signature=hush&b=1, or\n https://b.hub/c"))
+    assert said == "no … at https://large.hub/a?… or https://b.hub/c"
+    with pytest.raises(TypeError, match="nonsense"):
+        load_probe(saved).push_to_hub("someone/probe", nonsense=1)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff", b"x" * (2**20 + 1)], ids=["missing", "no text", "large"])
+def test_a_probe_without_a_usable_card_is_saved_with_a_short_card(
+    content: bytes | None, saved: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(saved, tmp_path / "probe"))
+    (folder / "README.md").unlink()
+    if content is not None:
+        (folder / "README.md").write_bytes(content)
+    probe = load_probe(folder)
+    assert probe.card is None
+    card = (probe.save(tmp_path / "again") / "README.md").read_text()
+    assert yaml.safe_load(card.split("---\n")[1])["library_name"] == "confidence-probes"
+    assert (probe.save(tmp_path / "again", "other") / "README.md").read_text() == "other"
+
+
+def test_a_card_that_links_to_another_folder_is_refused(saved: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(saved, tmp_path / "probe"))
+    (tmp_path / "secret").write_text("hush")
+    (folder / "README.md").unlink()
+    (folder / "README.md").symlink_to(tmp_path / "secret")
+    with pytest.raises(InputError, match=r"README\.md' to be a file in the probe's folder, but it links"):
+        load_probe(folder)
+
+
+@pytest.mark.parametrize(("model", "base"), [("org/a: b", "org/a: b"), ("folder", None)])
+def test_the_metadata_of_a_card_contain_the_base_model_only_if_it_has_a_hub_id(model: str, base: str | None) -> None:
+    path = Path(__file__).parents[2] / "data/legacy/runs/sep/probe/config.json"
+    config = json.loads(path.read_text())
+    config["model"]["id"], config["training"]["cross_fitted"] = model, False
+    config = {"layers": [config.pop("layer")], **config} if "layer" in config else config
+    metadata = yaml.safe_load(model_card(config).split("---\n")[1])
+    assert metadata.get("base_model") == base
+    assert metadata["tags"] == ["confidence", "calibration", "probe"]

@@ -1,6 +1,6 @@
 """Measure novelty and back-off on 12 rewordings of 96 test questions of `facts`, and on 200 questions of other kinds.
 
-A probe is trained on the default store. Its broader store contains two rewordings of each training and validation
+A probe is trained on the default store. Its broader store contains three rewordings of each training and validation
 question, which differ from the 12 tested rewordings. Novelty must separate every tested rewording, and the other kinds,
 from the test split. Creates the stores if they do not exist.
 """
@@ -59,7 +59,9 @@ def broader_store(data: FeatureDataModule, probe: str) -> str:
     of_id = {question.id: question for question in facts()}
     rows = torch.cat([data.question_rows["train"], data.question_rows["val"]]).tolist()
     questions = reworded_for_training([of_id[data.table.ids[row]] for row in rows])
-    records = [{name: value for name, value in one.record().items() if value and name != "dataset"} for one in questions]
+    records = [
+        {name: value for name, value in one.record().items() if value and name != "dataset"} for one in questions
+    ]
     loaded("broader", records, probe)
     return "stores/broader"
 
@@ -115,6 +117,7 @@ def main() -> None:
         lowest >= LEAST_AUROC and max(ratios.values(), default=0.0) <= LARGEST_RATIO,
         probe=probe,
         backoff_weight=float(novelty.weight),
+        broader_share=None if novelty.broader is None else float(novelty.broader.share),
     )
 
 

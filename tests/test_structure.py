@@ -27,7 +27,10 @@ FILES = [
 CHAIN = 12
 #: Modules that import each other in functions. One is a facade that loads the other on first use.
 FACADES = {
-    frozenset(f"probes.saved.{name}" for name in ("artefact", "confidence", "prompt_states", "running_confidence", "streaming")),
+    frozenset(
+        f"probes.saved.{name}"
+        for name in ("artefact", "confidence", "prompt_states", "running_confidence", "streaming")
+    ),
 }
 #: Cycles that should be removed.
 CYCLES: set[frozenset[str]] = set()

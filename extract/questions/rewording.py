@@ -80,6 +80,11 @@ def reworded(questions: Iterable[Question], n: int = 3, seed: int = 0) -> list[Q
             )
         for name in rng.sample(list(REWORDINGS), n):
             meta = {**question.meta, ORIGINAL: question.id}
-            new: dict[str, Any] = {"id": f"{name}: {question.id}", "text": REWORDINGS[name](question.text), "group": name, "meta": meta}
+            new: dict[str, Any] = {
+                "id": f"{name}: {question.id}",
+                "text": REWORDINGS[name](question.text),
+                "group": name,
+                "meta": meta,
+            }
             found.append(replace(question, **new))
     return found

@@ -69,11 +69,12 @@ def test_broader_rows_leave_out_the_test_questions_and_their_rewordings(stores: 
     own = list(Store.open(stores[0]).questions)
     make_store(tmp_path / "rewordings", *planted(n=100, seed=8), questions=reworded(own, n=2))
     data = split(stores[0], broader=[again, rewordings, stores[1]])
-    batch, groups = broader_rows(data)
+    batch, groups, ids = broader_rows(data)
     n_left = 50 - len(data.question_rows["test"])
-    assert len(batch.row) == len(groups) == n_left + 2 * n_left + 60
+    assert len(batch.row) == len(groups) == len(ids) == n_left + 2 * n_left + 60
     assert groups[:n_left] == [f"{again}/{data.table.groups[row]}" for row in sorted(rows_but_test(data))]
     assert {group.rpartition("/")[2] for group in groups[n_left : 3 * n_left]} <= set(REWORDINGS)
+    assert set(ids[n_left : 3 * n_left]) == set(ids[:n_left])
     part = loaded(again)
     assert torch.equal(batch.features[:n_left], part.every().features[sorted(rows_but_test(data))])
 

@@ -72,7 +72,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     if np.triu(has @ has.T, 1).max() < 2:
         raise InputError(
             f"Expected at least two pairs with questions of two forms, but the forms {', '.join(forms)} share at most "
-            "one. Give questions about the same fact the same `meta.pair`."
+            "one pair. Give questions about the same fact the same `meta.pair`."
         )
     return Cells(
         pairs=pairs.tolist(),

@@ -1,8 +1,8 @@
-"""Fit the novelty of a probe, and the back-off of its confidences for novel questions.
+"""Fit the `Novelty` of a probe, which detects novel questions and shifts their confidences (back-off).
 
-Held-out groups of questions show how good the confidences are for questions unlike the training questions. The probe
-would be too slow to fit again for every group, so a ridge regression on the chosen features takes its place. If the
-datamodule has broader stores, their questions take the place of the held-out groups.
+The shift depends on how good the confidences of novel questions are. To measure this, groups of training questions are
+held out in turn. Fitting the probe again for every group would be too slow, so a ridge regression is fitted instead. If
+the datamodule has broader stores, their questions are used instead of the held-out groups.
 """
 
 from collections.abc import Sequence
@@ -25,21 +25,22 @@ from probes.saved.novelty import N_QUANTILES, RANK, START, Confidences, Novelty,
 N_FOLDS = 5
 #: If there are fewer than `LEAST_GROUPS` groups, `N_CLUSTERS` clusters of similar questions take their place.
 LEAST_GROUPS, N_CLUSTERS = 3, 5
-#: Least number of rows per principal direction. With fewer rows, the remaining variance is underestimated.
+#: Minimum number of rows per principal direction. With fewer rows, the remaining variance is underestimated.
 ROWS_PER_DIRECTION = 10
-#: Number of rows from which principal directions are computed at most. The time grows with their square.
+#: Maximum number of rows for computing the principal directions. The time grows with the square of this number.
 MOST_ROWS = 2048
 #: Quantile of the distances of held-out questions at which the back-off is complete.
 FULL = 0.1
-#: Weight of the base rate without evidence, and the penalty on the squared distance from it. A few held-out groups are
-#: weak evidence of how a probe behaves on other kinds of questions.
+#: Prior weight of the base rate, and the penalty on the squared difference between the fitted and the prior weight. The
+#: penalty is needed because a few held-out groups are weak evidence of how a probe behaves on other kinds of questions.
 PRIOR, PENALTY = 0.1, 1.0
 
 
 def fit_novelty(module: ProbeModule) -> Novelty:
-    """Fit the novelty and the back-off of a fitted probe to the rows of the training and validation splits.
+    """Fit the `Novelty` of a fitted probe to the rows of the training and validation splits.
 
-    If the probe was trained on prefixes of answers, they are included. Otherwise, they would be novel in a stream.
+    If the probe was trained on prefixes of answers, these rows include the prefixes. Without them, the probe would flag
+    the prefixes in a stream as novel.
     """
     assert module.choice is not None
     data, rows = module.data, module.data.batch("train", "val", prefixes=True)
@@ -62,7 +63,7 @@ def fit_novelty(module: ProbeModule) -> Novelty:
 
 @torch.no_grad()
 def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confidences:
-    """Return a probe's backed-off confidences and novelties [row] for features [row, feature, d_model]."""
+    """Return a probe's novelties and confidences with back-off, each [row], from features [row, feature, d_model]."""
     assert module.choice is not None
     return novelty(flat(module.selected(features, module.choice.features)), module.predict(features))
 
@@ -95,14 +96,14 @@ def clusters(features: Tensor, question: Tensor) -> list[int]:
 def fit_backoff(
     features: Tensor, n_hidden: int, right: Tensor, known: Tensor, random: Tensor, groups: Tensor
 ) -> Novelty:
-    """Fit a novelty and its back-off.
+    """Fit a `Novelty` without a broader probe.
 
     Args:
         features: [row, layer, width] float32 features. The novelty reads the hidden states of the first layer.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
-        random: [row] int64 folds of questions.
-        groups: [row] int64 folds of groups of questions.
+        random: [row] int64 fold of each row if the questions are divided at random.
+        groups: [row] int64 fold of each row if the questions are divided by group.
     """
     hidden, few = features[:, 0, :n_hidden], few_layers(features)
     n_least = len(hidden) - int(max(random.bincount().max(), groups.bincount().max()))
@@ -122,7 +123,7 @@ def fit_backoff(
 
 
 def principal(hidden: Tensor, rank: int) -> Novelty:
-    """Return a novelty with the mean, scale and at most `rank` principal directions of hidden states [row, d_model]."""
+    """Return a `Novelty` with the mean, scale and up to `rank` principal directions of hidden states [row, d_model]."""
     mean, scale = (one[0] for one in standardiser(hidden[:, None]))
     rows = hidden[:: -(-len(hidden) // MOST_ROWS)]  # evenly spaced, because rows are ordered by question
     _, singular, directions = torch.linalg.svd((rows - mean) / scale, full_matrices=False)
@@ -141,11 +142,11 @@ def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, sh
 
     .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
 
-    where row i has the confidence f_i, the base rate r_i of the other groups, the measured accuracy p̂_i and the share
-    s_i of the rows. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
+    where f_i is the confidence of row i, r_i is the base rate of all groups except its own, p̂_i is its measured
+    accuracy, and s_i is its weight. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
 
     Args:
-        confidence, base_rate, accuracy, share: [row] float64. The shares sum to 1.
+        confidence, base_rate, accuracy, share: [row] float64 values f, r, p̂ and s. The weights s sum to 1.
 
     >>> ones = torch.ones(4, dtype=torch.float64)
     >>> base_rate_weight(0.9 * ones, 0.4 * ones, 0.4 * ones, ones / 4)  # (0.5 · 0.5 + 1 · 0.1) / (0.5² + 1)
@@ -157,7 +158,7 @@ def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, sh
 
 
 def _distances(hidden: Tensor, rank: int, fold: Tensor) -> Tensor:
-    """Return the distances [row] of rows from those in the other folds."""
+    """Return the distance [row] of each row from the rows in all other folds."""
     distances = hidden.new_zeros(len(hidden))
     for held, others in each_fold(fold):
         distances[held] = principal(hidden[others], rank).distance(hidden[held])

@@ -1,8 +1,8 @@
-"""Fit the broader probe of a novelty. Confidences of novel questions are backed off towards it.
+"""Fit a broader probe, towards which a probe's confidences are shifted for novel questions (back-off).
 
-The broader probe is a ridge regression with Platt scaling. It is fitted to the training questions of a probe and to the
-questions of the broader stores. Its weight in a back-off is fitted to groups of questions of the broader stores: a
-broader probe that was fitted without a group is mixed with the probe, which has seen none of them.
+The broader probe is a ridge regression with Platt scaling. It is fitted to the probe's training questions and to the
+questions of the broader stores. To fit its weight in the back-off, groups of questions in the broader stores are held
+out in turn. The weight minimises the error on these groups. The probe itself was trained on none of them.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ FULL = 0.1
 def fit_broader(
     narrow: Novelty, features: Tensor, right: Tensor, known: Tensor, groups: Sequence[str | None], confidence: Tensor
 ) -> Novelty:
-    """Return a novelty with a broader probe.
+    """Fit a broader probe, and return a `Novelty` that contains it.
 
     Args:
-        narrow: Novelty of the training questions, without a broader probe.
+        narrow: `Novelty` that was fitted to the training questions, without a broader probe.
         features: [row, layer, width] float32 features of the training questions and of the broader stores' questions.
         right, known: [row] numbers of right answers and of graded answers.
         groups: Group of each row. The groups of training questions are None.
@@ -49,7 +49,9 @@ def fit_broader(
 
 
 def least_squares_weight(confidence: Tensor, broader: Tensor, accuracy: Tensor) -> Tensor:
-    """Return the weight of `broader` in [0, 1] for which the mixture has the lowest squared error. All are [row].
+    """Return the weight w in [0, 1] that minimises the squared error of (1 − w) · `confidence` + w · `broader`.
+
+    The arguments are [row].
 
     >>> half = torch.tensor([0.5, 0.5])
     >>> least_squares_weight(torch.tensor([0.9, 0.1]), half, torch.tensor([0.6, 0.4]))

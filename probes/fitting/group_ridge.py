@@ -1,4 +1,4 @@
-"""Ridge regressions on a few layers, for groups of questions that are held out."""
+"""Ridge regressions on a few layers, which score held-out groups of questions."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -51,7 +51,7 @@ def fit_ridge(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def held_out_scores(features: Tensor, target: Tensor, fold: Tensor) -> Tensor:
-    """Return the scores [row] float64 of ridge regressions that are fitted to the other folds."""
+    """Return out-of-fold scores [row] float64. Each fold is scored by ridge regressions on all other folds."""
     scores = torch.zeros(len(features), dtype=torch.float64)
     for held, others in each_fold(fold):
         weight, bias = fit_ridge(features[others], target[others])

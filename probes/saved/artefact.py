@@ -35,7 +35,7 @@ class ConfidenceProbe:
         calibrator: Maps scores to confidences.
         config: Content of config.json (model identity, features, prompt, target, training set and test metrics).
         prefixes: Calibrators for prefixes of answers, if the probe was trained on them.
-        novelty: Novelty and back-off. Probes saved by earlier versions have none.
+        novelty: Computes novelties and applies the back-off. It is None if the probe was saved by an earlier version.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class ConfidenceProbe:
 
         Args:
             features: Features of questions or answers.
-            backoff: Whether to back off the confidences of novel rows. See `Confidences`.
+            backoff: Whether to shift the confidences of novel rows towards the base rate or a broader probe. See
+                `Confidences`.
         """
         values = features.values if isinstance(features, Ragged) else features
         if values.shape[-1] != self.config["d_model"]:
@@ -109,7 +110,7 @@ class ConfidenceProbe:
         return self.with_novelty(flat(features), self.calibrated(self.head.to(values.device)(features)), backoff)
 
     def calibrated(self, score: Tensor, fraction: float = 1.0) -> Tensor:
-        """Compute confidences [row] from the head's scores [row], without novelties and back-off.
+        """Compute confidences [row] from the head's scores [row], without novelties or back-off.
 
         `fraction` is the fraction of the answer that the scores cover. It has no effect without prefix calibrators.
         """
@@ -120,7 +121,7 @@ class ConfidenceProbe:
         return self.prefixes.to(where)(score_there, fraction, calibrator).to(score.device)
 
     def with_novelty(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
-        """Add the novelties of features [row, d_model], and back off the confidences [row] of novel rows."""
+        """Compute the novelties of features [row, d_model], and apply the back-off to their confidences [row]."""
         if self.novelty is not None:
             return self.novelty.to(features.device)(features, confidence, backoff)
         return Confidences(confidence, torch.full_like(confidence, torch.nan), torch.zeros_like(confidence).bool())
@@ -142,7 +143,8 @@ class ConfidenceProbe:
             prompts: One or more texts, chats or lists of token ids.
             answers: One answer per question. Required if the probe's target is `response`, and not accepted otherwise.
             attention_mask: [question, token] mask that is 0 at padding. Required if `prompts` is a padded tensor.
-            backoff: Whether to back off the confidences of novel questions. See `Confidences`.
+            backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
+                `Confidences`.
 
         Returns:
             The confidences and novelties [question] on the CPU; NaN for an empty answer.

@@ -8,10 +8,10 @@ The distance of a standardised hidden state x with d coordinates is its Mahalano
 where v_j are the leading principal directions of the training rows, λ_j are their variances, and ρ is the mean variance
 in all other directions.
 
-Confidences are backed off for rows that are farther away than 99 % of the training rows. They are mixed with the
-confidences of a broader probe, a linear probe that was also trained on other stores, or with the base rate if there are
-no other stores. The weight of the broader probe increases linearly with the distance, up to a distance and a weight
-that `probes.fitting.backoff` fits to held-out groups of questions.
+The back-off applies to rows that are farther away than 99 % of the training rows. It mixes the confidence of such a row
+with that of a broader probe, which is a linear probe that was also trained on other stores. If there are no other
+stores, it mixes the confidence with the base rate. The weight of the broader probe or base rate increases linearly with
+the distance, up to a maximum weight. `probes.fitting.backoff` fits the maximum and the distance at which it is reached.
 """
 
 from typing import NamedTuple
@@ -32,10 +32,10 @@ class Confidences(NamedTuple):
     """Confidences of questions or answers, with their novelties.
 
     Attributes:
-        confidence: [row] float32 probability of being right. The confidence of a novel row is backed off towards the
-            base rate of the training rows, or towards a broader probe. See `Novelty`.
+        confidence: [row] float32 probability of being right. The confidence of a novel row is shifted towards the
+            confidence of a broader probe, or towards the mean accuracy of the training rows (back-off).
         novelty: [row] float32 fraction of the training rows that are less novel. It is NaN if the probe has no novelty.
-        is_novel: [row] bool. Whether a row is so novel that its confidence is backed off.
+        is_novel: [row] bool. Whether the row is more novel than 99 % of the training rows.
     """
 
     confidence: Tensor
@@ -44,12 +44,12 @@ class Confidences(NamedTuple):
 
 
 class Novelty(nn.Module):
-    """Novelty of rows, and the back-off of their confidences. See the module for the distance.
+    """Compute the novelties of rows, and apply the back-off to confidences. See the module docstring for both.
 
     Args:
         n_hidden: Width d of the hidden states. They are the first coordinates of a probe's features.
         rank: Number of principal directions.
-        n_broader: Width of the features, if there is a broader probe; otherwise 0.
+        n_broader: Width of the features if there is a broader probe, and 0 otherwise.
 
     Attributes:
         mean, scale: [d_model] mean and standard deviation of the training rows. `scale` is infinite for constants.
@@ -57,7 +57,7 @@ class Novelty(nn.Module):
         variances: [component] variances λ in these directions.
         rest: Mean variance ρ in all other directions.
         quantiles: [101] percentiles of the distances of training rows, computed out of fold.
-        full: Distance from which on the back-off is complete. The back-off starts at the 99th percentile.
+        full: Distance at which the back-off is complete. The back-off starts at the 99th percentile.
         weight: Weight of the broader probe or base rate when the back-off is complete, in [0, 1].
         base_rate: Mean accuracy of the training rows.
         broader_weight, broader_bias: [n_broader] weights and bias of the broader probe, which predicts log-odds.
@@ -89,12 +89,13 @@ class Novelty(nn.Module):
         return (features @ self.broader_weight + self.broader_bias).sigmoid() if self.n_broader else self.base_rate
 
     def forward(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
-        """Return the novelties of rows and, if `backoff` is True, their backed-off confidences.
+        """Return the novelties of rows and their confidences, with or without back-off.
 
         Args:
             features: [row, width] float32 features of the probe.
             confidence: [row] float32 confidences of the probe.
-            backoff: Whether to back off the confidences of novel rows.
+            backoff: Whether to shift the confidences of novel rows towards those of the broader probe, or towards the
+                base rate if there is no broader probe.
         """
         distance, tiny = self.distance(features), torch.finfo(torch.float32).tiny
         above = torch.searchsorted(self.quantiles, distance.contiguous()).clamp(1, N_QUANTILES - 1)

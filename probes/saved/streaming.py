@@ -31,9 +31,9 @@ _MODES = ("greedy_search", "sample")
 class Step:
     """State of an answer after a token was drawn. The last step of a stream repeats the complete answer.
 
-    The hidden state of a token exists once the model has read the token, which is in the pass that draws the next one.
-    The confidence after the tth token thus covers the first t − 1 tokens. In the last step, it covers the whole answer
-    if the answer ended with an end token or a stop string. If it ended at the token limit, its last token is unread.
+    The model reads a token in the pass that draws the next token. The confidence after the tth token therefore covers
+    only the first t − 1 tokens. In the last step, it covers the whole answer, except for the last token of an answer
+    that ended at the token limit.
 
     Attributes:
         text: The answer so far, without special tokens. The bytes of an incomplete character, and characters that may
@@ -42,7 +42,7 @@ class Step:
         confidence: Probability that the model answers the question correctly. If the probe reads answers, it is the
             probability that this answer is right, judged by its first `n_read` tokens; NaN if `n_read` is 0.
         novelty: Novelty of the question or of the answer so far. See `Confidences`.
-        is_novel: Whether the question or answer is so novel that the confidence is backed off.
+        is_novel: Whether the question or answer is more novel than 99 % of the training rows.
         n_read: Number of tokens of the answer that the confidence covers; 0 if the probe reads only the question.
         n_tokens: Number of tokens in the answer so far, without the end token. In the last step, tokens that belong to
             the stop string are not counted either.
@@ -129,7 +129,7 @@ class _Reader:
         self._has_one_device = len({parameter.device for parameter in model._model.parameters()}) == 1
         #: Scores [1] and features [1, d_model] of the first t tokens of the answer, for t = 1, 2, …
         self._scores, self._features = list[Tensor](), list[Tensor]()
-        #: Confidence, novelty and `is_novel` of the first t tokens, t = 0, 1, …; those of the question are at t = 0.
+        #: Confidence, novelty and `is_novel` of the first t tokens, t = 0, 1, …; t = 0 is the question.
         self._found = list[Tensor]()
         self._prompt_features = model._prompt_features
         if self._prompt_features is None and not model.probe.reads_answers:  # needs signals that are not captured
@@ -156,7 +156,7 @@ class _Reader:
             yield
 
     def _read(self, states: Mapping[int, Tensor]) -> None:
-        """Add the confidence for the states of the token that was read last, [1, d_model], given by layer."""
+        """Add the confidence after the last token that was read. `states` are its states [1, d_model] by layer."""
         if self._probe.reads_answers and not self._found:
             self._found.append(torch.full((3,), torch.nan))
         elif self._probe.reads_answers:
@@ -173,7 +173,7 @@ class _Reader:
         self._add(self._probe.with_novelty(self._features[n_read - 1], confidence, self._backoff), wait)
 
     def _add(self, found: Confidences, wait: bool = False) -> None:
-        """Copy the numbers to the CPU. Unless `wait` is true, the copy is complete when a later token arrives there."""
+        """Copy the numbers to the CPU. Unless `wait` is true, it is complete once the next token is on the CPU."""
         numbers = torch.cat([values.float() for values in found])
         self._found.append(numbers.to("cpu", non_blocking=not wait and self._has_one_device))
 

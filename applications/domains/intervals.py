@@ -16,7 +16,7 @@ ALPHA = 0.05
 class Estimates(NamedTuple):
     """Values of the clusters with simultaneous 95 % intervals, each [cluster] float64.
 
-    The ends are NaN where there is no interval, and the value is NaN where there are no questions.
+    The bounds are NaN if there is no interval. The value is NaN if there are no questions.
     """
 
     value: Values

@@ -300,7 +300,10 @@ def test_a_reference_that_is_greedy_at_all_temperatures_is_refused(
     greedy = dict(zip(system.prompts, system.draw(0, 8).tolist(), strict=True))
     for t in (0.0, 0.5, 1.0):
         make_output_store(tmp_path / "grid" / f"t{t}", greedy, t)
-    with pytest.raises(InputError, match=r"\(MEMF\) of the reference 'grid' to fall .* 1.000 at 0 and 1.000 at 1"):
+    with pytest.raises(
+        InputError,
+        match=r"\(MEMF\) of the reference 'grid' to fall .* 1.000 at temperature 0 and 1.000 at temperature 1",
+    ):
         estimate(tmp_path, tested, tmp_path / "grid")
 
 

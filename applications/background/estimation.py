@@ -146,7 +146,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of one half of a reference's outputs by matching it with the other half.
+    """Estimate the temperatures of one half of a reference's outputs by matching this half with the other.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.

@@ -114,9 +114,9 @@ def detectable(error: float) -> float:
 
 
 def n_needed(error: float, n: int, difference: float) -> int:
-    """Return the number of units for which `difference` is `detectable`.
+    """Return the number of units that makes `difference` the smallest `detectable` difference.
 
-    It is extrapolated from the standard error `error` of `n` units, because the standard error is proportional to 1/√n.
+    The standard error is proportional to 1/√n, so the number is extrapolated from the error `error` of `n` units.
     """
     return math.ceil(n * (detectable(error) / difference) ** 2)
 

@@ -15,7 +15,7 @@ _TEMPERATURE = "policy.decoding.temperature"
 
 
 def known_temperature(temperature: float) -> float | None:
-    """Return the temperature, or None if it is `UNKNOWN`. Records contain this value."""
+    """Return the temperature as saved in records, with None instead of `UNKNOWN`."""
     return None if temperature == UNKNOWN else temperature
 
 

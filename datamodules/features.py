@@ -50,15 +50,16 @@ class FeatureDataModule(L.LightningDataModule):
             only). If null, mean, std and max are used.
         weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or SIGNAL/POSITION, such as
             rollout/norm_element_mean_token.
-        prefixes: Whether to also train on prefixes of answers, for streaming. The prefixes are the first 25, 50 and
-            75 % of an answer's tokens. Their target is that of the whole answer. Requires the signal `hidden_tokens`.
+        prefixes: Whether to also train on prefixes of answers, for streaming. The prefixes are the first quarter,
+            half and three quarters of an answer's tokens. A prefix has the same target as the whole answer. Requires
+            the signal `hidden_tokens`.
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
         batch_size: Number of questions per batch, or of answers and prefixes for the target `response`.
-        broader: Stores of the same model with questions that are unlike those of the store, for example in other words.
-            The confidences of novel questions are backed off towards a probe that is also trained on these stores. If
-            null, they are backed off towards the base rate.
+        broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
+            questions of all stores, and the confidences of novel questions are shifted towards its confidences. If
+            null, they are shifted towards the base rate.
 
     Attributes:
         table: Table of the questions and answers.

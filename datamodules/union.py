@@ -67,7 +67,7 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
 
 
 def check_features(first: FeatureDataModule, other: FeatureDataModule, option: str) -> None:
-    """Raise an InputError if two stores have different models or features. `option` is the option with the stores."""
+    """Raise an InputError if two stores have different models or features. `option` is the option with both stores."""
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(

@@ -81,8 +81,8 @@ def transfer(
 ) -> Path:
     """Train a probe on each question set and test it on every set.
 
-    Each set is also left out in turn: a probe is trained on all other sets and tested on the left-out set. This test is
-    done with and without back-off of the confidences of novel questions.
+    Each set is also left out in turn: a probe is trained on all other sets and tested on the left-out set. The
+    results are reported with and without back-off, which shifts the confidences of novel questions.
 
     Args:
         stores: Folders of the stores, one per question set, all from the same model. If there is only one store, each

@@ -14,9 +14,9 @@ class Counts(Descent):
     """Multinomial logistic regression that predicts how many of k answers to a question are right.
 
     There are k + 1 classes, from 0 to k, where k is the largest number of graded answers to a training question. If a
-    question has fewer graded answers, its label is split between the two classes nearest to k p̂, so that the mean
-    class is k p̂. The score is the log-odds of the expected accuracy Σ j p_j / k, where p_j is the probability of class
-    j, as in the code of arXiv 2602.13540.
+    question has fewer graded answers and the measured accuracy p̂, its label is split between the two classes nearest
+    to k p̂, so that the mean class is k p̂. The score is the log-odds of the expected accuracy Σ j p_j / k, where p_j
+    is the probability of class j, as in the code of arXiv 2602.13540.
 
     Args:
         lr, l2, calibrator: See `Descent`.
@@ -25,7 +25,7 @@ class Counts(Descent):
     name = "counts"
     default_lr = 0.01
     _n_classes: int | None = None  # set when a checkpoint is loaded
-    taught = "It learned the number of right answers to a question, as one of several classes."
+    taught = "It was trained to predict the number of right answers to a question by classification."
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
         """Create weights [penalty, feature, class, d_model] and biases [penalty, feature, class], all 0."""

@@ -35,13 +35,14 @@ class Latent(Descent):
     The score is 1 − ASEU, the similarity of answers drawn from this distribution (`sampled_score`). Training maximises
     the likelihood of the answer embeddings (`answer_loss`) and does not use grades.
 
-    Each candidate keeps the weights from the epoch with the highest rank correlation between its validation scores and
-    the agreement of the answers (1 − SEU). Checkpoints contain both the current and the best weights. The layer and the
-    penalty are chosen by the validation loss, and the score is calibrated.
+    Each candidate (a layer and a penalty) keeps the weights from the epoch with the highest rank correlation between
+    its validation scores and the agreement of the answers (1 − SEU). Checkpoints contain both the current and the best
+    weights. The layer and the penalty are chosen by the validation loss, and the score is calibrated.
 
     Args:
         hidden: Number of hidden units.
-        components: Number of uncentred principal components to predict. They are computed on the training questions.
+        components: Number of principal components of the answer embeddings to predict. The components are computed on
+            the training questions, without centring.
         lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule.
         l2: L2 penalty λ, or a list of penalties to try. λ/2 times the sum of squared weights is added to the mean loss.
         calibrator: Calibrator for the scores, fitted on the validation split: platt or isotonic.
@@ -155,7 +156,7 @@ class Latent(Descent):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Restore the best weights of all candidates, choose and calibrate one of them, and check it for collapse."""
+        """Restore the best weights, choose and calibrate a candidate, and warn if its spread has collapsed."""
         batch = self.data.batch("val").to(self.device)
         features = self.standardised(batch.features)
         self._keep_best(self.candidate_scores(features), batch)

@@ -31,7 +31,7 @@ def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
         )
     if without := next((source for source in sources if unit not in source.units), None):
         raise InputError(
-            f"Expected the outputs as {unit}, but {without.name!r} has only {without.units[0]}. "
+            f"Expected {without.name!r} to have outputs in {unit}, but it has only {without.units[0]}. "
             + (
                 "To compare token ids without checking that they are of the same tokenizer, pass --unit tokens."
                 if unit == "words"

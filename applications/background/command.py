@@ -38,7 +38,8 @@ def background_temperature(
             prompt template and token limit, for example with `--policy.temperature 0:1:0.05`.
         unit: Unit in which outputs are compared: tokens, or words and punctuation marks. The default is tokens if all
             tokenizers are known to be equal, otherwise words.
-        shared: Whether to use only the prompts that all systems have. Otherwise, the prompts must be equal.
+        shared: Whether to use only the prompts that all systems have. Otherwise, all systems must have the same
+            prompts.
         out: Folder to create for the page, record, tables and pictures. The default is
             runs/background-temperature-TESTED.
         seed: Seed for resampling.

@@ -146,7 +146,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Match one half of a reference's outputs with the other half, and estimate their temperatures.
+    """Estimate the temperatures of one half of a reference's outputs by matching this half with the other.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.
@@ -187,16 +187,16 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
     if last >= first:
         raise InputError(
             f"Expected the fraction of the most frequent output (MEMF) of the reference {name!r} to fall with "
-            f"temperature, but it is {first:.3f} at {low:g} and {last:.3f} at {high:g}. Check that the sampler of the "
-            "reference does not ignore the temperature."
+            f"temperature, but it is {first:.3f} at temperature {low:g} and {last:.3f} at temperature {high:g}. Check "
+            "that the sampler of the reference does not ignore the temperature."
         )
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
     """Return the first of the values [resample], and the 95 % expanded percentile interval of the other values.
 
-    The interval reaches from the quantile at Φ(−x) to the quantile at Φ(x) with x = √(n/(n − 1)) t. Here, n is the
-    number of prompts and t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom. With few
+    The bounds of the interval are the quantiles at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t, where n is the number of
+    prompts and t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom. With few
     prompts, the interval between the quantiles at 2.5 % and 97.5 % would be too narrow (Hesterberg, The American
     Statistician 69, 2015).
     """

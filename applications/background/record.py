@@ -75,7 +75,7 @@ def _source(source: Source) -> dict[str, Any]:
 
 
 def _facts(outputs: Sequence[Counted]) -> dict[str, Any]:
-    """Count the outputs of the tested system. `first_divergence` is the median over prompts with different outputs."""
+    """Count the outputs of the tested system. `first_divergence` is the median over prompts whose outputs differ."""
     varying = [one.first_divergence for one in outputs if one.first_divergence is not None]
     return {
         "n_outputs": sum(one.n for one in outputs),

@@ -107,7 +107,8 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
         tested: The tested system.
         references: The references, from `open_references`.
         unit: Unit of the outputs. See `choose_unit` for the default.
-        shared: Whether to use only the prompts that all systems have. Otherwise, the prompts must be equal.
+        shared: Whether to use only the prompts that all systems have. Otherwise, all systems must have the same
+            prompts.
 
     Raises:
         InputError: If the systems have different prompts, prompt templates, tokenizers or token limits, there are too

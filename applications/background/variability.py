@@ -1,7 +1,7 @@
 """Variability of the outputs of a system to one prompt (Messina and Scotta, arXiv 2604.22411, section 4).
 
-An output is a sequence of tokens or words. Only the maximum exact match fraction depends on the number of
-outputs, so it is computed for a given number of outputs.
+An output is a sequence of tokens or words. The expected value of the maximum exact match fraction depends on the
+number of outputs, so this metric is computed for the same number of outputs in all systems.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -96,7 +96,7 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
 
 
 def allocate(gains: Array, caps: NDArray[np.int64], totals: Sequence[int]) -> NDArray[np.int64]:
-    """For each total number of answers, find the allocation to questions with the largest sum of gains.
+    """For each total number of answers, find the allocation with the largest sum of gains.
 
     See `rank` for the arguments `gains` and `caps`.
 

@@ -27,7 +27,7 @@ Method = tuple[str, str]
 
 
 class Setting(NamedTuple):
-    """Answers on which a budget can be spent, and the methods that allocate it.
+    """Available answers, and the methods that allocate a budget to them.
 
     Attributes:
         right: [question] numbers of right answers.
@@ -92,7 +92,8 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
     )
     if not held_right.any():
         raise InputError(
-            "Expected a right answer with an odd index, but all such answers are wrong. Use other questions."
+            "Expected a right answer with an odd index, but all answers with odd indices are wrong. Use other "
+            "questions."
         )
     tests = split_rows(table, torch.from_numpy(rows), [1 / N_FOLDS] * N_FOLDS, seed)  # same folds as in a comparison
     fold, most = fold_of_questions(tests, len(table.ids)).numpy()[rows], int(known.max())

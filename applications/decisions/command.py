@@ -35,7 +35,7 @@ def decide(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Find confidence thresholds below which to abstain, so that the other answers have a guaranteed risk.
+    """Find confidence thresholds below which to abstain, so that the remaining answers have a guaranteed risk.
 
     The risk of a threshold is the expected fraction of wrong answers among the questions at or above it. The questions
     of the store are treated as a random sample. With probability `level`, this sample gives a threshold whose risk is
@@ -49,7 +49,7 @@ def decide(
         level: Probability with which each guarantee holds.
         probe: Folder of a saved probe. The certified thresholds are stored in its config.json for use by
             `probes.abstain` and `probes.route`. `confidences` must be the out-of-fold predictions of the probe's
-            method. If the probe was trained on other questions, `confidences` can be the probe itself.
+            method, or the probe itself if it was trained on other questions.
         strong: Folder of a store with more accurate answers to the same questions. If it is passed, the page shows the
             accuracy and the cost of routing the questions below a threshold to this store.
         strong_price: Price of a token of the strong store, relative to a token of `store`.

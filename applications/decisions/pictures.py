@@ -59,7 +59,7 @@ def routing_picture(routing: Mapping[str, Any]) -> Figure:
                 )
     oracle = next(iter(routing["confidences"].values()))["oracle"]
     value = [point["accuracy"]["value"] for point in oracle]
-    cost = [point["cost"] for point in oracle[: value.index(max(value)) + 1]]  # stop where routing helps no more
+    cost = [point["cost"] for point in oracle[: value.index(max(value)) + 1]]  # stop where routing no longer helps
     axes.plot(cost, value[: len(cost)], color=INK, lw=1, ls=":", label="oracle")
     _explain(axes, routing["confidences"], "certified threshold")
     axes.set(xlabel="mean cost per question (tokens)", ylabel="accuracy")

@@ -139,7 +139,7 @@ def threshold_record(
         - `threshold`: The certified threshold; None if no threshold is certified.
         - `coverage`: Coverage of the threshold with its interval; None without a threshold.
         - `n_kept`: Number of questions at or above the threshold.
-        - `measured_risk`: Measured risk of the threshold with its interval. Without a threshold, that of `first`.
+        - `measured_risk`: Measured risk of the threshold (of `first` if there is no threshold), with its interval.
         - `first`: The strictest tested threshold.
         - `hoeffding`: Coverage that is certified by the test `hoeffding`.
         - `n_least`: Number of questions at or above `first`.

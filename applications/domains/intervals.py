@@ -16,7 +16,7 @@ ALPHA = 0.05
 class Estimates(NamedTuple):
     """Values of the clusters with simultaneous 95 % intervals, each [cluster] float64.
 
-    The ends are NaN where there is no interval, and the value is NaN where there are no questions.
+    The bounds are NaN if there is no interval. The value is NaN if there are no questions.
     """
 
     value: Values
@@ -35,9 +35,9 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
         \bar x_c \pm t_{N-K,\, 1 - \alpha/(2K)} \, s / \sqrt n
 
     The first interval alone is too narrow if all values of a small cluster happen to be similar, for example all 0. The
-    second one alone is too narrow if the cluster varies more than the others. Bonferroni's correction for K clusters
-    makes the intervals simultaneous. Clusters with fewer than 10 questions have no interval and are not counted in K
-    and N. There are no intervals if the pooled variance is 0.
+    second one alone is too narrow if the cluster varies more than the other clusters. Bonferroni's correction for K
+    clusters makes the intervals simultaneous. Clusters with fewer than 10 questions have no interval and are not
+    counted in K and N. There are no intervals if the pooled variance is 0.
 
     Args:
         values: [question] finite values.

@@ -174,8 +174,8 @@ def clusters_of(questions: Sequence[Question], column: str) -> Labels:
     if missing := names.count(""):
         known = ["group", "dataset", *sorted({f"meta.{key}" for question in questions for key in question.meta})]
         raise InputError(
-            f"Expected `clusters` to be a field that every question has (of {', '.join(known)}), but got {column!r}, "
-            f"which {missing} of {len(questions)} questions lack.{nearest(column, known)}"
+            f"Expected `clusters` to be a field of every question, but {missing} of {len(questions)} questions lack "
+            f"{column!r}.{nearest(column, known)} The known fields are {', '.join(known)}."
         )
     number = np.unique(names, return_inverse=True)[1]
     if number.max() < 1:
@@ -222,7 +222,7 @@ def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
         values = np.array([read_confidence(source, store)[rows] for source, store, rows in columns])
     if (n_found := np.isfinite(values).all(0).sum()) < 2:
         raise InputError(
-            f"Expected `confidences` to contain a confidence in every store for at least two of the {values.shape[1]} "
-            f"compared questions, but got {n_found}. Pass confidences for the questions that the stores share."
+            f"Expected at least two of the {values.shape[1]} compared questions to have a confidence in every store, "
+            f"but got {n_found}. Pass confidences for the questions that the stores share."
         )
     return values

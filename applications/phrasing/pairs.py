@@ -54,7 +54,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     if len(forms) < 2:
         raise InputError(
             "Expected graded questions with `meta.pair` (the fact) and at least two values of `meta.form`, such as "
-            f"exact and paraphrased, but got {len(forms)} ({', '.join(forms) or 'none'}). Add both to the questions."
+            f"exact and paraphrased, but got {len(forms)} ({', '.join(forms) or 'none'}). Add both fields."
         )
 
     def total(values: NDArray[np.generic]) -> Values:
@@ -72,7 +72,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     if np.triu(has @ has.T, 1).max() < 2:
         raise InputError(
             f"Expected at least two pairs with questions of two forms, but the forms {', '.join(forms)} share at most "
-            "one. Give questions about the same fact the same `meta.pair`."
+            "one pair. Give questions about the same fact the same `meta.pair`."
         )
     return Cells(
         pairs=pairs.tolist(),

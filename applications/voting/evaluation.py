@@ -14,7 +14,7 @@ from extract.errors import InputError
 from extract.sampling.prior import Prior, fit_prior
 from extract.sampling.stopping import STOPPING_RULES, StoppingRule
 
-#: Maximum accuracy that a chosen threshold may lose through early stopping.
+#: Maximum loss of accuracy through early stopping that is accepted when a threshold is chosen.
 MAX_LOSS = 0.01
 #: Names of the rule `prior` and of the confidence that equals the base rate of the other half of the questions.
 PRIOR, BASE_RATE = "prior", "base_rate"

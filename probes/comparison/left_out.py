@@ -22,7 +22,7 @@ class LeftOut(NamedTuple):
 
     Attributes:
         raw: [question] float64 confidences without back-off.
-        found: Backed-off confidences and novelties [question].
+        found: Confidences with back-off, and novelties, each [question].
         right, known: [question] numbers of right answers and of graded answers.
         training_mean: [question] float64 mean accuracy of the probe's training questions.
         own: [question] int64 index of the set that contains the question.
@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Summarise the raw and backed-off confidences of a left-out set, their paired differences and the novelties.
+    """Summarise the confidences of a left-out set with and without back-off, their differences, and the novelties.
 
     If `scores` contains several sets, the AUROC includes only pairs of questions from the same set.
     """
@@ -77,7 +77,7 @@ def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> 
 
 @styled
 def left_out_picture(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Plot the raw and backed-off Brier scores of each left-out set and their difference, with 95 % intervals."""
+    """Plot each left-out set's Brier score with and without back-off, and the difference, with 95 % intervals."""
     figure, (left, right) = new_figure(8.4, 1.4 + 0.42 * len(rows), ncols=2, sharey=True)
     for row, one in enumerate(rows):
         for how, colour, shift in (("raw", BLUE, -0.13), ("backed_off", RED, 0.13)):

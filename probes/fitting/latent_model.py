@@ -186,11 +186,14 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
         return f"{start}the spread is the same for all {n} validation questions (variation: {varies:.2%} of its mean)."
     ratio = float(scores.std() / agreement.std())
     if ratio < 0.05:
-        return f"{start}it varies only {ratio:.1%} as much as the agreement of the answers to {n} validation questions."
+        return (
+            f"{start}the score varies only {ratio:.1%} as much as the agreement of the answers to {n} validation "
+            "questions."
+        )
     rank, chance = float(rank_correlations(scores[:, None], agreement)), 1.645 / math.sqrt(max(n - 1, 1))
     if rank <= chance:
         return (
-            f"{start}its rank correlation with the agreement of the answers to {n} validation questions is only "
-            f"{rank:.2f}. Values up to {chance:.2f} can occur by chance."
+            f"{start}the rank correlation of the score with the agreement of the answers to {n} validation questions "
+            f"is only {rank:.2f}. Values up to {chance:.2f} can occur by chance."
         )
     return None

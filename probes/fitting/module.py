@@ -34,9 +34,9 @@ from probes.saved.head import Head, zeros
 class ProbeModule(L.LightningModule, ABC):
     """Base class of all probes. Each combination of penalty and input is a candidate.
 
-    An input is a feature (layer and position) or several features. The candidate with the lowest validation loss is
-    chosen, and its calibrator is fitted to its validation scores. If the calibrated confidences predict the validation
-    answers no better than the base rate, the probe returns the base rate for every question.
+    An input consists of one or more features, such as the hidden states of a layer. The candidate with the lowest
+    validation loss is chosen, and its calibrator is fitted to its validation scores. If the calibrated confidences
+    predict the validation answers no better than the base rate, the probe returns the base rate for every question.
 
     Subclasses implement `make_candidates`, `candidate_scores`, `candidate_head` and `training_step`.
 
@@ -82,8 +82,8 @@ class ProbeModule(L.LightningModule, ABC):
         self.warning: str | None = None
         #: Validation loss of each candidate in nats, [penalty, input] float64.
         self.val_loss: Tensor | None = None
-        #: Loss of each validation row in nats with cross-fitted calibrators, [row] float64, and the index of each row,
-        #: [row] int64. After training, `val_confidence` [row] float64 has their confidences. Prefixes are left out.
+        #: Validation losses in nats with cross-fitted calibrators, [row] float64, and the indices of the rows, [row]
+        #: int64. Prefixes are left out. After training, `val_confidence` [row] float64 contains their confidences.
         self.val_losses, self.val_rows = torch.empty(0), torch.empty(0)
         self.val_figures: dict[str, float] = {}
 

@@ -1,7 +1,8 @@
 """Compute and plot layer maps: the out-of-fold AUROC of a probe at every layer and position of the hidden states.
 
 Every cell of the map uses the same closed-form probe, so the cells differ only in their features. The AUROC of the best
-cell is biased upwards. Therefore, `train.py` and `compare` choose the layer on validation questions.
+cell is biased upwards, because it is the largest of many. `train.py` and `compare` avoid this bias by choosing the
+layer on validation questions.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +41,7 @@ SOLVERS: Registry[Solver] = Registry(
 )
 #: Token positions of the hidden states for each target.
 _POSITIONS = {"capability": ("last_prompt",), "response": ("first_answer", "mean_answer", "last_answer")}
-#: Colour map without its ends. White cells would look empty, and frames would be hard to see on very dark cells.
+#: Colour map without its ends, because white cells would look empty and frames would not be visible on dark cells.
 _RAMP = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 0.96, 256)))
 
 

@@ -42,8 +42,8 @@ class Report:
         target: `response` if the rows are answers, else `capability`. The metrics are computed for this target. The
             probe may have been trained on a different target.
         confidences: A dict from methods to confidences [row] float64 for all rows of the table; NaN if missing. The
-            confidences of the probe are backed off.
-        novelty: Novelty and back-off of the probe.
+            confidences of the probe include the back-off.
+        novelty: The fitted `Novelty` of the probe.
         novelties: [row] float64 novelties of all rows of the table; NaN for rows in no split.
         methods: A dict from methods to their confidences and grades on the test split.
         masked: A dict from missing baselines to the reasons why they are missing.

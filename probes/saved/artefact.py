@@ -47,7 +47,7 @@ class ConfidenceProbe(ModelHubMixin):
         calibrator: Maps scores to confidences.
         config: Content of config.json (model identity, features, prompt, target, training set and test metrics).
         prefixes: Calibrators for prefixes of answers, if the probe was trained on them.
-        novelty: Novelty and back-off. Probes saved by earlier versions have none.
+        novelty: Computes novelties and applies the back-off. It is None if the probe was saved by an earlier version.
         card: Model card, with its metadata. A loaded probe keeps the card of its folder or repository.
     """
 

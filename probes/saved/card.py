@@ -8,8 +8,9 @@ from probes.registry import chosen_option
 from probes.report.templates import render, spans
 
 _TAUGHT = {
-    "semantic_entropy": "It learned whether the answers to a question agree; only the calibrator uses grades.",
-    "seu": "It learned how similar the embeddings of a question's answers are; only the calibrator uses grades.",
+    "semantic_entropy": "It was trained to predict whether the answers to a question agree. Only the calibrator uses "
+    "grades.",
+    "seu": "It was trained to predict how similar the answers to a question are. Only the calibrator uses grades.",
 }
 _COLUMNS = (
     ("auroc", "AUROC"),

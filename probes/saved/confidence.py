@@ -34,7 +34,7 @@ class Answers:
         confidence: [answer] float32 probability that the model answers the question correctly. If the probe reads
             answers, it is the probability that this answer is right, or NaN for an empty answer.
         novelty: [answer] float32 novelty of the question or answer. See `Confidences`.
-        is_novel: [answer] bool. Whether the question or answer is so novel that its confidence is backed off.
+        is_novel: [answer] bool. Whether the question or answer is more novel than 99 % of the training rows.
         sequences: [answer, token] int64 token ids of the padded prompts and answers, as returned by transformers.
         question: Index of each answer's question.
     """
@@ -73,8 +73,7 @@ class ConfidentModel:
         check_model(hf_model, tokenizer, probe.config["model"], "the probe")
         if probe.novelty is None and probe.config.get("format_version", FORMAT_VERSION) < FORMAT_VERSION:
             warnings.warn(
-                "The probe was saved by an earlier version and has no novelty. Its confidences for novel questions "
-                "are not backed off. Train it again.",
+                "The probe was saved by an earlier version and cannot detect novel questions. Train it again.",
                 stacklevel=3,
             )
         self.probe, self.tokenizer = probe, tokenizer
@@ -102,15 +101,17 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, backoff: bool = True, **options: Any) -> Answers:
         """Generate answers with confidences.
 
-        Hidden states of the question (with the signal `tokens`, if needed) and hidden states of all answer tokens are
-        captured during generation. All other features require one more forward pass. `text` is truncated at the stop
+        If the probe reads hidden states of the question (with or without the signal `tokens`) or of all answer
+        tokens, its features are captured during generation. Other probes require one more forward pass. The `text` of
+        the result is truncated at the stop
         strings in the probe's decoding settings. Generation also stops at these strings, unless `stop_strings` is
         passed.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
                 [question, token], whose `attention_mask` is passed as an option.
-            backoff: Whether to back off the confidences of novel questions. See `Confidences`.
+            backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
+                `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
 
         Returns:
@@ -164,7 +165,8 @@ class ConfidentModel:
 
         Args:
             question: One text, one chat, or the token ids of one prompt.
-            backoff: Whether to back off the confidences of novel questions. See `Confidences`.
+            backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
+                `Confidences`.
             **options: Options of transformers' `generate` for greedy search or sampling.
 
         Raises:

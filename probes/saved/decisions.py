@@ -25,7 +25,7 @@ class Decisions:
         confidence: [question] float32 confidence of the model (for `route`, of the cheap model). NaN for an empty
             answer, which is withheld.
         novelty: [question] float32 novelty. See `Confidences`.
-        is_novel: [question] bool. Whether the question or answer is so novel that its confidence is backed off.
+        is_novel: [question] bool. Whether the question or answer is more novel than 99 % of the training rows.
         answered_by: Source of each answer: ``model``, ``strong`` (only for `route`), or None for a withheld answer.
         threshold: Minimum confidence for using the model's answer; None for `best_of`.
     """
@@ -58,10 +58,12 @@ def abstain(
     Args:
         model: Model with an attached probe.
         questions: Texts, chats or lists of token ids.
-        risk: Risk whose threshold is stored in the probe. See `python -m applications decide`.
+        risk: Largest acceptable fraction of wrong answers among the answers that are not withheld. The probe must
+            contain a threshold for this risk, stored by `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
-        backoff: Whether to back off the confidences of novel questions (see `Confidences`). Stored thresholds are
-            certified without back-off. Back-off could move a low confidence above a threshold.
+        backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe (see
+            `Confidences`). Use False with stored thresholds, because they were certified without this shift. It could
+            move a low confidence above the threshold.
         **options: Options of transformers' `generate`.
 
     Returns:
@@ -100,13 +102,14 @@ def route(
     """Answer with the cheap model if its confidence is at least a threshold, and with the strong model otherwise.
 
     Args:
-        cheap: Model with an attached probe. See `abstain`, also for the other arguments.
+        cheap: Model with an attached probe.
         strong: Another model with an attached probe, or a function from a list of questions to their answers.
         questions: Texts, chats or lists of token ids.
-        risk: Risk whose threshold is stored in the cheap model's probe. It bounds the fraction of wrong answers among
-            the cheap model's answers.
+        risk: Largest acceptable fraction of wrong answers among the cheap model's answers. The probe must contain a
+            threshold for this risk, stored by `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
-        backoff: Whether to back off the confidences of novel questions. See `Confidences`.
+        backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. Use
+            False with stored thresholds, as for `abstain`.
         **options: Options of transformers' `generate` for both models.
 
     Raises:
@@ -138,7 +141,8 @@ def best_of(
         model: Model with an attached probe that reads answers.
         questions: Texts, chats or lists of token ids.
         n: Number of answers per question.
-        backoff: Whether to back off the confidences of novel answers. See `Confidences`.
+        backoff: Whether to shift the confidences of novel answers towards the base rate or a broader probe. See
+            `Confidences`.
         **options: Options of transformers' `generate`. Answers are sampled unless `do_sample` is False.
 
     Returns:

@@ -109,8 +109,8 @@ def read_config(path: Path) -> dict[str, Any]:
     check_record(config["sizes"], sizes, path, prefix="sizes.")
     if config["layers"] and config["d_model"] % len(config["layers"]):
         raise InputError(
-            f"Expected `d_model` in {str(path)!r} to be a multiple of the {len(config['layers'])} layers, but got "
-            f"{config['d_model']}. Restore the file."
+            f"Expected `d_model` in {str(path)!r} to be a multiple of {len(config['layers'])}, the number of layers, "
+            f"but got {config['d_model']}. Restore the file."
         )
     width = config["d_model"] // max(1, len(config["layers"]))
     if "novelty" in config and config["novelty"]["n_hidden"] > width:
@@ -134,8 +134,8 @@ def read_config(path: Path) -> dict[str, Any]:
         n_layers, width = len(config["layers"]), config["d_model"]
         if width <= n * n_layers if n_layers else width != n:
             raise InputError(
-                f"Expected `d_model` in {str(path)!r} to be {f'above {n * n_layers}' if n_layers else n}, but got "
-                f"{width}. `pooled` has {n} features. Restore the file."
+                f"Expected `d_model` in {str(path)!r} to be {f'above {n * n_layers}' if n_layers else n}, because "
+                f"`pooled` has {n} features{' per layer' * bool(n_layers)}, but got {width}. Restore the file."
             )
     return config
 

@@ -26,7 +26,7 @@ def tokens_of(generate: Callable[[Streamer], None]) -> Generator[int]:
                 break
             yield streamer.token
             streamer.resume.release()
-    finally:  # also if the stream is closed or interrupted
+    finally:  # reached even if the stream is closed or interrupted
         streamer.is_closed = True
         streamer.resume.release()
         thread.join()
@@ -46,7 +46,8 @@ class Streamer:
         is_finished: Whether `generate` has returned or raised an exception.
         is_closed: Whether `generate` should end when it is resumed.
         error: Exception raised by `generate`.
-        paused, resume: Semaphores that are released when the thread pauses, and in order to resume it.
+        paused: Semaphore that is released when the thread pauses.
+        resume: Semaphore that is released to resume the thread.
     """
 
     def __init__(self) -> None:

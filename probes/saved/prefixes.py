@@ -50,7 +50,7 @@ class PrefixCalibrator(nn.ModuleDict):
     def expected_fraction(self, n_tokens: int) -> float:
         r"""Estimate the fraction of an answer that its first t = `n_tokens` tokens cover, :math:`E[t/n \mid n \ge t]`.
 
-        The expectation is over the lengths n of the training answers. It is 1 if t exceeds all of them.
+        The expectation is over the lengths n of the training answers. The result is 1 if t exceeds all lengths.
         """
         longer = self.lengths[bisect_left(self.lengths, n_tokens) :]
         return n_tokens * fmean(1 / n for n in longer) if longer else 1.0

@@ -54,7 +54,7 @@ def score(
             questions, the command continues after them.
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
-        backoff: Whether to back off the confidences of novel questions.
+        backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe.
         model: Hub id or folder of the probe's model. The default is the embedded model.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the probe's model), float32, bfloat16 or float16.
@@ -185,7 +185,7 @@ def _lock(out: str | None) -> AbstractContextManager[Any]:
 
 
 def _finished(out: Path, settings: Record) -> list[Record]:
-    """Return the results in a file of an interrupted command, and delete an incomplete last line.
+    """Return the results that an interrupted command wrote to `out`, and delete an incomplete last line.
 
     The settings are saved next to the file, because results with different settings must not be mixed.
 

@@ -344,7 +344,7 @@ def saved(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pooled.keys", ["tokens/3/../entropy"], "`pooled.keys`"),
         ("pooled.keys", [["tokens"]], "`pooled.keys`"),
         ("pooled.keys", [], "`pooled.keys`"),
-        ("pooled.keys", ["tokens/3/entropy"], "`d_model` in .* to be 3, but got 9. `pooled` has 3 features"),
+        ("pooled.keys", ["tokens/3/entropy"], "`d_model` in .* to be 3, because `pooled` has 3 features, but got 9"),
         ("pooled.pooling", ["os.system"], "`pooled.pooling`"),
         ("pooled.pooling", [], "`pooled.pooling`"),
         ("pooled.pooling", ["distribution"], "`pooled` in .* to describe valid token features"),

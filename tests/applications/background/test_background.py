@@ -300,7 +300,10 @@ def test_a_reference_that_is_greedy_at_all_temperatures_is_refused(
     greedy = dict(zip(system.prompts, system.draw(0, 8).tolist(), strict=True))
     for t in (0.0, 0.5, 1.0):
         make_output_store(tmp_path / "grid" / f"t{t}", greedy, t)
-    with pytest.raises(InputError, match=r"\(MEMF\) of the reference 'grid' to fall .* 1.000 at 0 and 1.000 at 1"):
+    with pytest.raises(
+        InputError,
+        match=r"\(MEMF\) of the reference 'grid' to fall .* 1.000 at temperature 0 and 1.000 at temperature 1",
+    ):
         estimate(tmp_path, tested, tmp_path / "grid")
 
 
@@ -323,7 +326,7 @@ def test_repeated_names_and_missing_references_are_refused(tested: Path, grid: P
         ({f"Say {i}.": [] for i in range(12)}, "to have outputs for each prompt"),
         ({}, "to have outputs for each prompt"),
         ([], "to have outputs for each prompt"),
-        ({f"Say {i}.": ["a", "b"] for i in range(12)}, "outputs as tokens, but .* has only words"),
+        ({f"Say {i}.": ["a", "b"] for i in range(12)}, "to have outputs in tokens, but it has only words"),
     ],
 )
 def test_outputs_in_a_file_are_checked(grid: Path, tmp_path: Path, outputs: object, message: str | None) -> None:
@@ -339,7 +342,9 @@ def test_token_ids_of_an_unknown_tokenizer_require_the_option_unit(
     system: SoftmaxSystem, grid: Path, tmp_path: Path
 ) -> None:
     file = write_json(tmp_path / "ids.json", {prompt: [[1], [2]] for prompt in system.prompts})
-    with pytest.raises(InputError, match="outputs as words, but .* has only tokens. To compare token ids without"):
+    with pytest.raises(
+        InputError, match="to have outputs in words, but it has only tokens. To compare token ids without"
+    ):
         estimate(tmp_path, file, grid)
 
 

@@ -146,7 +146,10 @@ def test_clusters_are_the_values_of_a_field(column: str, n: int) -> None:
 
 @pytest.mark.parametrize(
     ("column", "message"),
-    [("meta.bok", "40 of 40 questions lack.* Did you mean `meta.book`"), ("dataset", "'dataset' is 'made' for all")],
+    [
+        ("meta.bok", "40 of 40 questions lack .meta.bok.. Did you mean `meta.book`"),
+        ("dataset", "'dataset' is 'made' for all"),
+    ],
 )
 def test_clusters_that_do_not_exist_are_refused(column: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -155,7 +158,7 @@ def test_clusters_that_do_not_exist_are_refused(column: str, message: str) -> No
 
 def test_missing_values_do_not_form_a_cluster() -> None:
     questions = [replace(QUESTIONS[0], meta={"book": None}), *QUESTIONS[1:]]
-    with pytest.raises(InputError, match=r"'meta.book', which 1 of 40 questions lack"):
+    with pytest.raises(InputError, match=r"1 of 40 questions lack 'meta.book'"):
         clusters_of(questions, "meta.book")
 
 
@@ -258,7 +261,9 @@ def test_a_single_table_may_have_other_questions_of_any_store(make: Make, tmp_pa
     found = read_confidences([f"{tmp_path / 'f.parquet'}:mine"], panel)
     np.testing.assert_array_equal(found, [np.arange(9, 30) / N] * 2)
     pq.write_table(table.take([0, 9, 35]), tmp_path / "f.parquet")
-    with pytest.raises(InputError, match="every store for at least two of the 21 compared questions, but got 1"):
+    with pytest.raises(
+        InputError, match="at least two of the 21 compared questions to have a confidence in every store, but got 1"
+    ):
         read_confidences([f"{tmp_path / 'f.parquet'}:mine"], panel)
 
 

@@ -276,7 +276,7 @@ def damage(folder: Path, how: str) -> None:
         ("unknown head", "one of linear, .*but got 'os.system'"),
         ("newer", "format version 2 or 3 or 4 or 5 or 6, but got 99"),
         ("missing key", "lacks layers"),
-        ("width", "`d_model` .* multiple of the 3 layers, but got 32"),
+        ("width", "`d_model` .* multiple of 3, the number of layers, but got 32"),
         ("huge", "`d_model` .* positive width"),
     ],
 )

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from openai import OpenAI
 from torch.distributed.run import get_args_parser as torchrun_parser
 from wandb.cli.cli import cli as wandb_cli
 
@@ -306,7 +307,10 @@ def test_the_python_code_in_the_guide_to_the_server_runs(
         for code in blocks(text_of("docs/serving.md"), "python"):
             code = re.sub(r"http://localhost:\d+", url, code)
             code = re.sub(r"smollm2-135m-instruct|large-model|Qwen/Qwen3-8B", "served", code)
-            exec(compile(code, "docs/serving.md", "exec"), {})
+            names: dict[str, Any] = {}
+            exec(compile(code, "docs/serving.md", "exec"), names)
+            for client in (value for value in names.values() if isinstance(value, OpenAI)):
+                client.close()
             printed.append(capsys.readouterr().out)
     first, _, last = printed
     assert re.search(r" 0\.\d+ [01]\.\d+ (True|False)\n$", first)

@@ -134,6 +134,9 @@ class _Reader(RunningConfidence):
         from extract.signals.hidden import HiddenCapture
         from extract.signals.model_parts import decoder_of
 
+        if self.has_read_prompt and not self.probe.reads_answers:
+            yield  # nothing is left to read
+            return
         thread = threading.get_ident()
         layers = self.probe.layers if self._prompt_features is None else self._prompt_features.layers
 

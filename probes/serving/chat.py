@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import StreamingResponse
@@ -96,14 +96,19 @@ class Answering:
     def __init__(self, engine: Engine, prompt: list[int], settings: Settings, backoff: bool) -> None:
         self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue[Any]()
         self._n_prompt, self.reason = len(prompt), ""
-        self._job = engine.generate(prompt, settings, self._put, self._put, backoff)
+        self._last: Step | None = None
+        self._job = engine.generate(prompt, settings, self._put_step, self._put, backoff)
+
+    def _put_step(self, step: Step) -> None:
+        self._last = step
+        self._put(replace(step, text=""))  # otherwise, the events for a slow client would need much memory
 
     def _put(self, event: Step | str | BaseException) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def steps(self) -> AsyncIterator[Step]:
-        """Yield the steps, and set `reason` to the finish reason."""
+        """Yield the steps without their `text`, and set `reason` to the finish reason."""
         while True:
             event = await self._events.get()
             if isinstance(event, InputError):  # of the model, because the request was accepted
@@ -121,12 +126,11 @@ class Answering:
 
     async def complete(self) -> Step:
         """Return the last step, which contains the complete answer."""
-        last = None
-        async for step in self.steps():
-            last = step
-        if last is None:
+        async for _ in self.steps():
+            pass
+        if self._last is None:
             raise RuntimeError("the engine returned no steps")
-        return last
+        return self._last
 
     def usage(self, step: Step) -> dict[str, int]:
         """Return the numbers of tokens up to a step."""

@@ -108,21 +108,17 @@ class ScoreJob:
         """Whether the future has a result or was cancelled."""
         return self.future.done()
 
-    def start(self) -> bool:
-        """Mark the request as running. Returns False if it was cancelled."""
-        return self.future.set_running_or_notify_cancel()
-
     def add(self, row: int, found: Confidences) -> None:
         """Add the result [1] of a row. The request is complete with the last one."""
         self._found[row] = found
-        if len(self._found) == len(self.prompts):
+        if len(self._found) == len(self.prompts) and self.future.set_running_or_notify_cancel():
             ordered = [self._found[i] for i in range(len(self.prompts))]
             self.future.set_result(Confidences(*map(torch.cat, zip(*ordered, strict=True))))
 
     def end(self, error: BaseException) -> None:
         """End the request with an exception, unless it has ended already."""
         self.rows = []
-        if not self.future.done() and (self.future.running() or self.future.set_running_or_notify_cancel()):
+        if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
 

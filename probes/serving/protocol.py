@@ -12,6 +12,8 @@ from extract.text import one_line, shown
 
 #: Maximum number of questions in a request.
 MAX_QUESTIONS = 1024
+#: Maximum length of a stop string in characters. Each token of an answer is compared with all beginnings of it.
+MAX_STOP = 256
 #: Options of OpenAI's and vLLM's API that are not supported, with the values that have no effect and are accepted.
 NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -106,9 +108,11 @@ class Message(Body):
     content: Annotated[str, BeforeValidator(_text_of)]
 
 
+#: Messages of a chat. Only the first invalid one is reported, because a body can contain many.
+Chat = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 #: A question is a text or a chat. The tags are removed from the names of invalid fields.
 Question = Annotated[
-    Annotated[str, Tag("[text]")] | Annotated[list[Message], Tag("[chat]"), Field(min_length=1)],
+    Annotated[str, Tag("[text]")] | Annotated[Chat, Tag("[chat]")],
     Discriminator(lambda value: "[chat]" if isinstance(value, list) else "[text]"),
 ]
 
@@ -124,14 +128,14 @@ class ChatRequest(Body):
     """Body of ``/v1/chat/completions``. Settings that are not given are those of the probe's training data."""
 
     model: str
-    messages: list[Message] = Field(min_length=1)
+    messages: Chat
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_listed)] = Field(
-        None, max_length=16
+    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_STOP)]] | None, BeforeValidator(_listed)] = (
+        Field(None, max_length=16)
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -167,7 +171,7 @@ class ScoreRequest(Body):
 
     model: str | None = None
     questions: list[Question] = Field(min_length=1, max_length=MAX_QUESTIONS)
-    answers: list[str] | None = None
+    answers: list[str] | None = Field(None, fail_fast=True)
     backoff: bool = True
     abstain_below: float | None = Field(None, ge=0, le=1)
 

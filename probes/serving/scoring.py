@@ -35,6 +35,8 @@ class Scorer:
         rows: list[tuple[ScoreJob, int]] = []
         while self.jobs and len(rows) < self._max_rows:
             job = self.jobs.popleft()
+            if job.has_ended:  # cancelled
+                continue
             rows.append((job, job.rows.pop()))
             if job.rows:
                 self.jobs.append(job)

@@ -346,6 +346,18 @@ def test_a_cancelled_score_is_not_computed(start: Callable[..., Engine], model: 
     assert engine.counts()["n_rows"] == 1
 
 
+def test_the_remaining_rows_of_a_cancelled_score_are_not_read(
+    start: Callable[..., Engine], model: Any, tokenizer: Any
+) -> None:
+    engine = start(make_any_probe("last_prompt", model, tokenizer, stop=[]), max_batch_size=2)
+    with Paused(model.model) as paused:
+        future = engine.score([[5]] * 40, None)
+        assert paused.waiting.wait(WAIT)
+        assert future.cancel()
+    assert len(engine.score([[5]], None).result(WAIT).confidence) == 1
+    assert engine.counts()["n_rows"] <= 3
+
+
 @pytest.mark.parametrize("kind", ["last_prompt", "mean_answer"])
 def test_closing_ends_all_requests(kind: str, start: Callable[..., Engine], model: Any, tokenizer: Any) -> None:
     engine = start(make_any_probe(kind, model, tokenizer, stop=[]), max_batch_size=2)

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from extract.errors import InputError
 from extract.text import shown
 from probes.serving.access import Gate, error_response, read_body
-from probes.serving.chat import Answering, Defaults, EventStream, as_request_error, completion
+from probes.serving.chat import Answering, Defaults, EventStream, as_request_error, completion, engine_failure
 from probes.serving.metrics import Measured, Metrics
 from probes.serving.protocol import ChatRequest, Message, RequestError, ScoreRequest, number, parse, to_json
 from probes.serving.verify import VerifyRequest, verdict
@@ -78,7 +78,7 @@ def create_app(
 
     @app.get("/health")
     async def health() -> Response:
-        is_closing = app.state.closing
+        is_closing = app.state.closing or engine.is_closed
         return _json({"status": "closing" if is_closing else "ok", "model": model_name}, 503 if is_closing else 200)
 
     @app.get("/metrics")
@@ -208,7 +208,11 @@ class Endpoints:
         self, http: Request, prompts: list[list[int]], answers: Sequence[str] | None, backoff: bool
     ) -> Confidences:
         async def found() -> Confidences:
-            return await asyncio.wrap_future(self._engine.score(prompts, answers, backoff))
+            future = self._engine.score(prompts, answers, backoff)
+            try:
+                return await asyncio.wrap_future(future)
+            except Exception as error:
+                raise engine_failure(error) from None
 
         return await _unless_disconnected(http, found())
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import StreamingResponse
@@ -16,36 +15,47 @@ from starlette.responses import StreamingResponse
 from extract.errors import InputError
 from probes.serving.access import closing
 from probes.serving.engine import Engine, EngineClosed, QueueFull, Settings
+from probes.serving.jobs import AnswerStep, log_failure
 from probes.serving.protocol import ChatRequest, Message, RequestError, number, to_json
 
 if TYPE_CHECKING:
     from probes.saved.artefact import ConfidenceProbe
-    from probes.saved.streaming import Step
 
 #: Token limit of an answer, if neither the request nor the probe's training data has one.
 MAX_TOKENS = 256
+#: Message for failures whose reason clients do not receive.
+FAILED = "The server failed to answer the request. Its log has the reason."
 
 
 @dataclass(frozen=True)
 class Defaults:
     """Settings of the probe's training data, which are used unless a request has others.
 
+    If the temperature of the training data is unknown, answers are greedy.
+
     Attributes:
         is_chat: Whether the probe's prompts use the chat template.
-        max_tokens, temperature, top_p: Settings of an answer.
+        max_tokens, temperature, top_p, top_k: Settings of an answer.
     """
 
     is_chat: bool
     max_tokens: int
     temperature: float
     top_p: float
+    top_k: int
 
     @classmethod
     def of(cls, probe: ConfidenceProbe) -> Defaults:
         """Return the defaults for a probe."""
         decoding: Mapping[str, Any] = probe.config.get("decoding") or {}
-        limit, temperature = decoding.get("max_new_tokens", MAX_TOKENS), decoding.get("temperature", 0.0)
-        return cls(probe.config["prompt"].get("chat", True), limit, temperature, decoding.get("top_p", 1.0))
+        # settings of imported answers can be unknown
+        return cls(
+            is_chat=probe.config["prompt"].get("chat", True),
+            max_tokens=decoding.get("max_new_tokens") or MAX_TOKENS,
+            temperature=decoding.get("temperature") or 0.0,
+            top_p=decoding.get("top_p") or 1.0,
+            top_k=decoding.get("top_k") or 0,
+        )
 
     def settings(self, request: ChatRequest) -> Settings:
         """Return the settings of the answer to a request."""
@@ -55,6 +65,8 @@ class Defaults:
             top_p=self.top_p if request.top_p is None else request.top_p,
             seed=request.seed,
             stop=tuple(request.stop or ()),
+            top_k=self.top_k if request.top_k is None else max(request.top_k, 0),
+            entropy=request.entropy,
         )
 
     def prompt(self, question: str | Sequence[Message], param: str) -> str | list[dict[str, str]]:
@@ -98,18 +110,20 @@ class Answering:
         self._n_prompt, self.reason = len(prompt), ""
         self._job = engine.generate(prompt, settings, self._put, self._put, backoff)
 
-    def _put(self, event: Step | str | BaseException) -> None:
+    def _put(self, event: AnswerStep | str | BaseException) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-    async def steps(self) -> AsyncIterator[Step]:
-        """Yield the steps, and set `reason` to the finish reason."""
+    async def steps(self) -> AsyncIterator[AnswerStep]:
+        """Yield the steps, and set `reason` to the finish reason.
+
+        Raises:
+            RequestError: If the answer failed.
+        """
         while True:
             event = await self._events.get()
-            if isinstance(event, InputError):  # of the model, because the request was accepted
-                raise RequestError(500, str(event), code="internal_error")
             if isinstance(event, BaseException):
-                raise event
+                raise engine_failure(event)
             if isinstance(event, str):
                 self.reason = event
                 return
@@ -119,27 +133,30 @@ class Answering:
         """Stop generating the answer. After its end, this has no effect."""
         self._job.cancel()
 
-    async def complete(self) -> Step:
-        """Return the last step, which contains the complete answer."""
-        last = None
+    async def complete(self) -> AnswerStep:
+        """Return the last step, which contains the complete answer, with the entropies of all tokens."""
+        last, entropies = None, list[float]()
         async for step in self.steps():
             last = step
+            entropies += step.entropies or ()
         if last is None:
             raise RuntimeError("the engine returned no steps")
-        return last
+        return last if last.entropies is None else replace(last, entropies=tuple(entropies))
 
-    def usage(self, step: Step) -> dict[str, int]:
+    def usage(self, step: AnswerStep) -> dict[str, int]:
         """Return the numbers of tokens up to a step."""
         n = step.n_tokens
         return {"prompt_tokens": self._n_prompt, "completion_tokens": n, "total_tokens": self._n_prompt + n}
 
 
-def confidence_fields(step: Step) -> dict[str, Any]:
-    """Return the fields of a choice that OpenAI's format does not have. Values that do not exist are None."""
+def confidence_fields(step: AnswerStep) -> dict[str, Any]:
+    """Return the fields of a choice that OpenAI's format does not have. Confidences that do not exist are None."""
+    entropies = {} if step.entropies is None else {"entropy": [number(value) for value in step.entropies]}
     return {
         "confidence": number(step.confidence),
         "novelty": number(step.novelty),
         "is_novel": bool(step.is_novel),
+        **entropies,
     }
 
 
@@ -193,7 +210,7 @@ async def events(answering: Answering, model: str, include_usage: bool) -> Async
     def event(content: Mapping[str, Any]) -> bytes:
         return b"data: " + to_json(content) + b"\n\n"
 
-    def chunk(delta: Mapping[str, str], step: Step, reason: str | None) -> bytes:
+    def chunk(delta: Mapping[str, str], step: AnswerStep, reason: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason, **confidence_fields(step)}
         return event({**common, "choices": [choice], **usage})
 
@@ -203,12 +220,21 @@ async def events(answering: Answering, model: str, include_usage: bool) -> Async
             yield chunk({**role, "content": step.piece}, step, None)
             role, last = {}, step
         assert last is not None
-        yield chunk({}, last, answering.reason)
+        without = None if last.entropies is None else ()  # those of the last step have been sent
+        yield chunk({}, replace(last, entropies=without), answering.reason)
         if include_usage:
             yield event({**common, "choices": [], "usage": answering.usage(last)})
     except Exception as error:
         yield event(as_request_error(error).body())
     yield b"data: [DONE]\n\n"
+
+
+def engine_failure(error: BaseException) -> RequestError:
+    """Convert the error of a request that the engine had accepted. The engine has logged it."""
+    if isinstance(error, EngineClosed):
+        return closing()
+    message = str(error) if isinstance(error, InputError) else FAILED
+    return RequestError(500, message, code="internal_error")
 
 
 def as_request_error(error: Exception) -> RequestError:
@@ -221,5 +247,5 @@ def as_request_error(error: Exception) -> RequestError:
         return RequestError(429, str(error), code="queue_full", headers={"Retry-After": "1"})
     if isinstance(error, InputError):
         return RequestError(400, str(error), code="invalid_value")
-    logging.getLogger("uvicorn.error").error("A request failed.", exc_info=error)
-    return RequestError(500, "The server failed to answer the request. Its log has the reason.", code="internal_error")
+    log_failure("A request", error)
+    return RequestError(500, FAILED, code="internal_error")

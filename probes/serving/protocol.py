@@ -30,7 +30,6 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "metadata": ({},),
-    "top_k": (0, -1),
     "min_p": (0,),
     "repetition_penalty": (1,),
     **dict.fromkeys(
@@ -121,7 +120,15 @@ class StreamOptions(Body):
 
 
 class ChatRequest(Body):
-    """Body of ``/v1/chat/completions``. Settings that are not given are those of the probe's training data."""
+    """Body of ``/v1/chat/completions``. Settings that are not given are those of the probe's training data.
+
+    The fields after `user`, and `top_k` (0 or -1 is all tokens), are not part of OpenAI's format.
+
+    Attributes:
+        backoff: Whether to back off the confidence of a novel question. See `Confidences`.
+        entropy: Whether each choice has a field `entropy`. It lists the entropies in nats of the distributions from
+            which the tokens of its text were drawn, before temperature, top-p and top-k.
+    """
 
     model: str
     messages: list[Message] = Field(min_length=1)
@@ -129,6 +136,7 @@ class ChatRequest(Body):
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_listed)] = Field(
         None, max_length=16
@@ -137,6 +145,7 @@ class ChatRequest(Body):
     stream_options: StreamOptions | None = None
     user: str | None = None
     backoff: bool = True
+    entropy: bool = False
 
     @model_validator(mode="before")
     @classmethod

@@ -207,7 +207,7 @@ def _draw(rows: Sequence[Row], logits: Tensor) -> tuple[Tensor, Tensor]:
     if not any(each.temperature for each in settings):
         return draw(logits, torch.zeros(len(rows), device=device), 0.0)
     uniforms = torch.tensor([row.uniform() for row in rows], dtype=torch.float64, device=device)
-    temperatures = torch.tensor([each.temperature for each in settings], device=device)
+    temperatures = torch.tensor([each.temperature for each in settings], dtype=torch.float32, device=device)
     tokens, logprobs = torch.zeros_like(uniforms, dtype=torch.int64), torch.zeros_like(temperatures)
     for cut in {(each.top_p, each.top_k) for each in settings}:
         same = [i for i, each in enumerate(settings) if (each.top_p, each.top_k) == cut]

@@ -72,7 +72,7 @@ def create_app(
         return _json({"object": "list", "data": [model]})
 
     @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> Response:
+    async def model_of_name(name: str) -> Response:
         endpoints.check_name(name)
         return _json(model)
 
@@ -179,13 +179,13 @@ class Endpoints:
         prompts = {param: self._defaults.prompt(question, param) for param, question in questions.items()}
 
         def encode() -> list[list[int]]:
-            return [self._encode_one(prompt, param) for param, prompt in prompts.items()]
+            return [self._encode_question(prompt, param) for param, prompt in prompts.items()]
 
         lengths = (len(p) if isinstance(p, str) else sum(len(m["content"]) for m in p) for p in prompts.values())
         is_short = len(prompts) <= FEW and sum(lengths) <= SHORT
         return encode() if is_short else await asyncio.to_thread(encode)
 
-    def _encode_one(self, prompt: str | list[dict[str, str]], param: str) -> list[int]:
+    def _encode_question(self, prompt: str | list[dict[str, str]], param: str) -> list[int]:
         try:
             return self._engine.encode(prompt)
         except InputError as error:

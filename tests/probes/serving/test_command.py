@@ -155,7 +155,7 @@ def test_a_model_without_a_chat_template_is_refused(
     ConfidenceProbe(LinearHead(64), Platt(0.7, -0.2), config).save(tmp_path / "probe", "card")
     options = ["--probe", str(tmp_path / "probe"), "--model", str(tmp_path / "model"), "--port", "0"]
     assert serve(*options) == 2
-    assert "Expected a tokenizer with a chat template" in capsys.readouterr().err.splitlines()[-1]
+    assert "Expected the tokenizer to have a chat template" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_missing_packages_are_named(

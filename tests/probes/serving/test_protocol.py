@@ -117,6 +117,7 @@ def test_unsupported_options_without_effect_are_accepted() -> None:
         ({**CHAT, "seed": 10**300}, "seed", "invalid_value", "less than"),
         ({**CHAT, "stop": [""]}, "stop[0]", "invalid_value", "at least 1"),
         ({**CHAT, "stop": ["a"] * 17}, "stop", "invalid_value", "16"),
+        ({**CHAT, "stop": "a" * 201}, "stop[0]", "invalid_value", "200"),
         ({**CHAT, "stream_options": {"include_usage": True}}, None, "invalid_value", "`stream`"),
         ({**CHAT, "messages": [{**MESSAGE, "role": "tool"}]}, "messages[0].role", "invalid_value", "tool"),
         ({**CHAT, "messages": [{**MESSAGE, "name": "x"}]}, "messages[0].name", "unsupported_parameter", "unknown"),

@@ -60,7 +60,7 @@ def test_sigterm_ends_streams_and_the_process(probe_folder: str, tiny_folder: Pa
         assert done.choices[0].confidence == pytest.approx(float(expected.confidence), abs=1e-4)
         assert httpx.get(f"{url}/v1/models").status_code == 401
         stream = client.chat.completions.create(
-            model="served", messages=question, max_tokens=480, temperature=1, stream=True
+            model="served", messages=question, max_tokens=480, temperature=0, stream=True
         )
         next(stream)
         process.send_signal(signal.SIGTERM)

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from extract.errors import InputError
 from extract.text import one_line, shown
 from probes.serving.access import Gate, error_response, read_body
-from probes.serving.chat import Answering, Defaults, EventStream, as_request_error, completion
+from probes.serving.chat import Answering, Defaults, EventStream, as_request_error, completion, engine_failure
 from probes.serving.metrics import Measured, Metrics
 from probes.serving.protocol import ChatRequest, Message, RequestError, ScoreRequest, number, parse, to_json
 from probes.serving.verify import VerifyRequest, verdict
@@ -73,13 +73,13 @@ def create_app(
         return _json({"object": "list", "data": [model]})
 
     @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> Response:
+    async def model_of_name(name: str) -> Response:
         endpoints.check_name(name)
         return _json(model)
 
     @app.get("/health")
     async def health() -> Response:
-        is_closing = app.state.closing
+        is_closing = app.state.closing or engine.is_closed
         return _json({"status": "closing" if is_closing else "ok", "model": model_name}, 503 if is_closing else 200)
 
     @app.get("/metrics")
@@ -180,12 +180,12 @@ class Endpoints:
         prompts = {param: self._defaults.prompt(question, param) for param, question in questions.items()}
 
         def encode() -> list[list[int]]:
-            return [self._encode_one(prompt, param) for param, prompt in prompts.items()]
+            return [self._encode_question(prompt, param) for param, prompt in prompts.items()]
 
         lengths = [len(p) if isinstance(p, str) else sum(len(m["content"]) for m in p) for p in prompts.values()]
         return await _in_thread_if_long(encode, lengths)
 
-    def _encode_one(self, prompt: str | list[dict[str, str]], param: str) -> list[int]:
+    def _encode_question(self, prompt: str | list[dict[str, str]], param: str) -> list[int]:
         try:
             return self._engine.encode(prompt)
         except InputError as error:
@@ -214,7 +214,11 @@ class Endpoints:
             def job() -> Future[Confidences]:
                 return self._engine.score(prompts, answers, backoff)
 
-            return await asyncio.wrap_future(await _in_thread_if_long(job, [*map(len, answers or ())]))
+            future = await _in_thread_if_long(job, [*map(len, answers or ())])
+            try:
+                return await asyncio.wrap_future(future)
+            except Exception as error:
+                raise engine_failure(error) from None
 
         return await _unless_disconnected(http, found())
 

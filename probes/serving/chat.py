@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,36 +15,47 @@ from starlette.responses import StreamingResponse
 from extract.errors import InputError
 from probes.serving.access import closing
 from probes.serving.engine import Engine, EngineClosed, QueueFull, Settings
+from probes.serving.jobs import AnswerStep, log_failure
 from probes.serving.protocol import ChatRequest, Message, RequestError, number, to_json
 
 if TYPE_CHECKING:
     from probes.saved.artefact import ConfidenceProbe
-    from probes.saved.streaming import Step
 
 #: Token limit of an answer, if neither the request nor the probe's training data has one.
 MAX_TOKENS = 256
+#: Message for failures whose reason clients do not receive.
+FAILED = "The server failed to answer the request. Its log has the reason."
 
 
 @dataclass(frozen=True)
 class Defaults:
     """Settings of the probe's training data, which are used unless a request has others.
 
+    If the temperature of the training data is unknown, answers are greedy.
+
     Attributes:
         is_chat: Whether the probe's prompts use the chat template.
-        max_tokens, temperature, top_p: Settings of an answer.
+        max_tokens, temperature, top_p, top_k: Settings of an answer.
     """
 
     is_chat: bool
     max_tokens: int
     temperature: float
     top_p: float
+    top_k: int
 
     @classmethod
     def of(cls, probe: ConfidenceProbe) -> Defaults:
         """Return the defaults for a probe."""
         decoding: Mapping[str, Any] = probe.config.get("decoding") or {}
-        limit, temperature = decoding.get("max_new_tokens", MAX_TOKENS), decoding.get("temperature", 0.0)
-        return cls(probe.config["prompt"].get("chat", True), limit, temperature, decoding.get("top_p", 1.0))
+        # settings of imported answers can be unknown
+        return cls(
+            is_chat=probe.config["prompt"].get("chat", True),
+            max_tokens=decoding.get("max_new_tokens") or MAX_TOKENS,
+            temperature=decoding.get("temperature") or 0.0,
+            top_p=decoding.get("top_p") or 1.0,
+            top_k=decoding.get("top_k") or 0,
+        )
 
     def settings(self, request: ChatRequest) -> Settings:
         """Return the settings of the answer to a request."""
@@ -55,6 +65,8 @@ class Defaults:
             top_p=self.top_p if request.top_p is None else request.top_p,
             seed=request.seed,
             stop=tuple(request.stop or ()),
+            top_k=self.top_k if request.top_k is None else max(request.top_k, 0),
+            entropy=request.entropy,
         )
 
     def prompt(self, question: str | Sequence[Message], param: str) -> str | list[dict[str, str]]:
@@ -96,25 +108,27 @@ class Answering:
     def __init__(self, engine: Engine, prompt: list[int], settings: Settings, backoff: bool) -> None:
         self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue[Any]()
         self._n_prompt, self.reason = len(prompt), ""
-        self._last: Step | None = None
+        self._last: AnswerStep | None = None
         self._job = engine.generate(prompt, settings, self._put_step, self._put, backoff)
 
-    def _put_step(self, step: Step) -> None:
+    def _put_step(self, step: AnswerStep) -> None:
         self._last = step
         self._put(replace(step, text=""))  # otherwise, the events for a slow client would need much memory
 
-    def _put(self, event: Step | str | BaseException) -> None:
+    def _put(self, event: AnswerStep | str | BaseException) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-    async def steps(self) -> AsyncIterator[Step]:
-        """Yield the steps without their `text`, and set `reason` to the finish reason."""
+    async def steps(self) -> AsyncIterator[AnswerStep]:
+        """Yield the steps without their `text`, and set `reason` to the finish reason.
+
+        Raises:
+            RequestError: If the answer failed.
+        """
         while True:
             event = await self._events.get()
-            if isinstance(event, InputError):  # of the model, because the request was accepted
-                raise RequestError(500, str(event), code="internal_error")
             if isinstance(event, BaseException):
-                raise event
+                raise engine_failure(event)
             if isinstance(event, str):
                 self.reason = event
                 return
@@ -124,26 +138,29 @@ class Answering:
         """Stop generating the answer. After its end, this has no effect."""
         self._job.cancel()
 
-    async def complete(self) -> Step:
-        """Return the last step, which contains the complete answer."""
-        async for _ in self.steps():
-            pass
+    async def complete(self) -> AnswerStep:
+        """Return the last step, which contains the complete answer, with the entropies of all tokens."""
+        entropies = list[float]()
+        async for step in self.steps():
+            entropies += step.entropies or ()
         if self._last is None:
             raise RuntimeError("the engine returned no steps")
-        return self._last
+        return self._last if self._last.entropies is None else replace(self._last, entropies=tuple(entropies))
 
-    def usage(self, step: Step) -> dict[str, int]:
+    def usage(self, step: AnswerStep) -> dict[str, int]:
         """Return the numbers of tokens up to a step."""
         n = step.n_tokens
         return {"prompt_tokens": self._n_prompt, "completion_tokens": n, "total_tokens": self._n_prompt + n}
 
 
-def confidence_fields(step: Step) -> dict[str, Any]:
-    """Return the fields of a choice that OpenAI's format does not have. Values that do not exist are None."""
+def confidence_fields(step: AnswerStep) -> dict[str, Any]:
+    """Return the fields of a choice that OpenAI's format does not have. Confidences that do not exist are None."""
+    entropies = {} if step.entropies is None else {"entropy": [number(value) for value in step.entropies]}
     return {
         "confidence": number(step.confidence),
         "novelty": number(step.novelty),
         "is_novel": bool(step.is_novel),
+        **entropies,
     }
 
 
@@ -197,7 +214,7 @@ async def events(answering: Answering, model: str, include_usage: bool) -> Async
     def event(content: Mapping[str, Any]) -> bytes:
         return b"data: " + to_json(content) + b"\n\n"
 
-    def chunk(delta: Mapping[str, str], step: Step, reason: str | None) -> bytes:
+    def chunk(delta: Mapping[str, str], step: AnswerStep, reason: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason, **confidence_fields(step)}
         return event({**common, "choices": [choice], **usage})
 
@@ -207,12 +224,21 @@ async def events(answering: Answering, model: str, include_usage: bool) -> Async
             yield chunk({**role, "content": step.piece}, step, None)
             role, last = {}, step
         assert last is not None
-        yield chunk({}, last, answering.reason)
+        without = None if last.entropies is None else ()  # those of the last step have been sent
+        yield chunk({}, replace(last, entropies=without), answering.reason)
         if include_usage:
             yield event({**common, "choices": [], "usage": answering.usage(last)})
     except Exception as error:
         yield event(as_request_error(error).body())
     yield b"data: [DONE]\n\n"
+
+
+def engine_failure(error: BaseException) -> RequestError:
+    """Convert the error of a request that the engine had accepted. The engine has logged it."""
+    if isinstance(error, EngineClosed):
+        return closing()
+    message = str(error) if isinstance(error, InputError) else FAILED
+    return RequestError(500, message, code="internal_error")
 
 
 def as_request_error(error: Exception) -> RequestError:
@@ -225,5 +251,5 @@ def as_request_error(error: Exception) -> RequestError:
         return RequestError(429, str(error), code="queue_full", headers={"Retry-After": "1"})
     if isinstance(error, InputError):
         return RequestError(400, str(error), code="invalid_value")
-    logging.getLogger("uvicorn.error").error("A request failed.", exc_info=error)
-    return RequestError(500, "The server failed to answer the request. Its log has the reason.", code="internal_error")
+    log_failure("A request", error)
+    return RequestError(500, FAILED, code="internal_error")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 import sys
 from importlib.util import find_spec
@@ -93,7 +92,6 @@ def serve(
             app = create_app(engine, loaded, name, key, check_host=is_loopback(host))
             address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
             started = f"Serving {name} at {address}. Press Ctrl-C to stop."
-            gc.freeze()  # what is loaded stays: shorter pauses, and the process ends seconds earlier
             new_server(app, engine, started).run([listener])
         except KeyboardInterrupt as stop:
             print(f"Stopped by {'SIGTERM' if isinstance(stop, Terminated) else 'Ctrl-C'}.", file=sys.stderr)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from extract.errors import InputError
 from probes.saved.confidence import ConfidentModel
-from probes.saved.streaming import Step, check_streamable
+from probes.saved.streaming import check_streamable
 from probes.serving.generation import Batch
-from probes.serving.jobs import Job, ScoreJob, Settings, end_jobs
+from probes.serving.jobs import AnswerStep, Job, ScoreJob, Settings, end_jobs
 from probes.serving.prompt_starts import PromptStarts
 from probes.serving.scoring import Scorer
 
@@ -120,7 +120,7 @@ class Engine:
         self,
         prompt: list[int],
         settings: Settings,
-        on_step: Callable[[Step], None],
+        on_step: Callable[[AnswerStep], None],
         on_end: Callable[[str | BaseException], None],
         backoff: bool = True,
     ) -> Job:
@@ -129,8 +129,9 @@ class Engine:
         Args:
             prompt: Token ids of the prompt, as returned by `encode`.
             settings: Settings of the answer.
-            on_step: Called with each step, as returned by `ConfidentModel.stream`. The last step repeats the complete
-                answer. If the callback raises an exception, the answer ends with it.
+            on_step: Called with each step, as returned by `ConfidentModel.stream`, and the entropies of its tokens if
+                `settings` requests them. The last step repeats the complete answer. If the callback raises an
+                exception, the answer ends with it.
             on_end: Called once, after the last step, with the finish reason: "stop" (end token or stop string),
                 "length" (`max_tokens` or the context of the model) or "cancelled". If the answer failed, it is called
                 with the exception instead.
@@ -162,6 +163,11 @@ class Engine:
             queued = len(self._to_score) + len(self._to_generate)
             running = sum(not job.has_ended for job in self._running)
             return {"queued": queued, "running": running, **self._counts, "seconds_busy": self._seconds_busy}
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the engine refuses requests, because it was closed or its thread has failed."""
+        return self._is_closed
 
     def close(self, timeout: float = 10.0) -> None:
         """Refuse further requests, end all jobs with `EngineClosed`, and wait until the thread has ended.
@@ -225,9 +231,9 @@ class Engine:
             )
             if self._is_closed:
                 return None
-            for job in [job for job in self._to_generate if job.is_cancelled]:
+            cancelled = [job for job in self._to_generate if job.is_cancelled]
+            for job in cancelled:
                 self._to_generate.remove(job)
-                job.end("cancelled")
             joining = self._batch.fitting(self._to_generate)
             for job in joining:
                 self._to_generate.remove(job)
@@ -237,7 +243,9 @@ class Engine:
                     self._scorer.jobs.append(scoring)
                     self._running.append(scoring)
             self._running += joining
-            return joining
+        for job in cancelled:  # without the lock, because this calls back
+            job.end("cancelled")
+        return joining
 
     def _join(self, jobs: Sequence[Job]) -> None:
         """Read the prompts of new answers."""

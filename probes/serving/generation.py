@@ -11,6 +11,7 @@ from torch import Tensor
 
 from extract.errors import InputError
 from probes.saved.running_confidence import add_prompts, add_tokens
+from probes.serving.jobs import end_jobs
 from probes.serving.rows import Row
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Maximum number of tokens in a pass over new prompts, including padding. A longer prompt is read alone.
 _PROMPT_TOKENS = 2048
+#: Number of rows whose entropies are computed at a time, which limits the memory.
+_ROWS = 32
 
 
 class Batch:
@@ -175,9 +178,9 @@ class Batch:
     def _advance(self, rows: Sequence[Row], logits: Tensor) -> list[int]:
         """Draw a token for each row. Returns the indices of the answers that have ended."""
         tokens, logprobs = _draw(rows, logits)
+        entropies = _entropies(rows, logits)
         ended = []
         for i, (row, token, is_nan) in enumerate(zip(rows, *_lists(tokens, logprobs.isnan()), strict=True)):
-            result: str | BaseException | None
             try:
                 if is_nan:
                     dtype = str(self._hf_model.dtype).removeprefix("torch.")
@@ -185,11 +188,13 @@ class Batch:
                         f"Expected finite logits, but the model returned NaN in {dtype}. Pass --dtype float32 or "
                         "bfloat16."
                     )
-                result = row.add(token)
-            except Exception as error:  # a callback failed; the other answers continue
-                result = error.with_traceback(None)
-            if result is not None:
-                row.job.end(result)
+                reason = row.add(token, entropies.get(i))
+            except Exception as error:  # the other answers continue
+                end_jobs([row.job], error, "Generating an answer")
+                ended.append(i)
+                continue
+            if reason is not None:
+                row.job.end(reason)
                 ended.append(i)
         return ended
 
@@ -202,12 +207,22 @@ def _draw(rows: Sequence[Row], logits: Tensor) -> tuple[Tensor, Tensor]:
     if not any(each.temperature for each in settings):
         return draw(logits, torch.zeros(len(rows), device=device), 0.0)
     uniforms = torch.tensor([row.uniform() for row in rows], dtype=torch.float64, device=device)
-    temperatures = torch.tensor([each.temperature for each in settings], device=device)
+    temperatures = torch.tensor([each.temperature for each in settings], dtype=torch.float32, device=device)
     tokens, logprobs = torch.zeros_like(uniforms, dtype=torch.int64), torch.zeros_like(temperatures)
-    for top_p in {each.top_p for each in settings}:
-        chosen = torch.tensor([i for i, each in enumerate(settings) if each.top_p == top_p], device=device)
-        tokens[chosen], logprobs[chosen] = draw(logits[chosen], uniforms[chosen], temperatures[chosen], top_p)
+    for cut in {(each.top_p, each.top_k) for each in settings}:
+        same = [i for i, each in enumerate(settings) if (each.top_p, each.top_k) == cut]
+        chosen = torch.tensor(same, device=device)
+        tokens[chosen], logprobs[chosen] = draw(logits[chosen], uniforms[chosen], temperatures[chosen], *cut)
     return tokens, logprobs
+
+
+def _entropies(rows: Sequence[Row], logits: Tensor) -> dict[int, float]:
+    """Compute the entropies in nats of the distributions [row, vocab] of the rows that request them, by row index."""
+    from extract.signals.lens import entropy, softmax
+
+    chosen = [i for i, row in enumerate(rows) if row.job.settings.entropy]
+    values = [entropy(softmax(logits[chosen[k : k + _ROWS]])) for k in range(0, len(chosen), _ROWS)]
+    return dict(zip(chosen, torch.cat(values).tolist(), strict=True)) if values else {}
 
 
 def _lists(tokens: Tensor, flags: Tensor) -> list[list[int]]:

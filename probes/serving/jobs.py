@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from extract.errors import InputError
+from extract.text import one_line
 from probes.saved.novelty import Confidences
 from probes.saved.streaming import Step
 
@@ -28,6 +29,8 @@ class Settings:
         seed: Seed of the draws. With the same seed, an answer does not depend on the other requests. If None, the
             draws are different in every request.
         stop: Strings that end the answer, in addition to those of the probe.
+        top_k: Number of tokens from which tokens are drawn; 0 is all tokens.
+        entropy: Whether to compute the entropies of the tokens. See `AnswerStep`.
 
     Raises:
         InputError: If a value is invalid.
@@ -38,6 +41,8 @@ class Settings:
     top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    top_k: int = 0
+    entropy: bool = False
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -46,8 +51,23 @@ class Settings:
             raise InputError(f"Expected `temperature` to be at least 0, but got {self.temperature}. Pass 0 for greedy.")
         if not 0 < self.top_p <= 1:
             raise InputError(f"Expected `top_p` to be above 0 and at most 1, but got {self.top_p}.")
+        if self.top_k < 0:
+            raise InputError(f"Expected `top_k` to be at least 0, but got {self.top_k}. Pass 0 for all tokens.")
         if not all(self.stop):
             raise InputError("Expected `stop` to contain strings with at least one character, but one is empty.")
+
+
+@dataclass(frozen=True)
+class AnswerStep(Step):
+    """Step of a generated answer. See `Step`.
+
+    Attributes:
+        entropies: Entropies in nats of the distributions from which the tokens of `piece` were drawn, before
+            temperature, top-p and top-k, as in the signal `tokens`. While text is withheld, the tuple is empty. The
+            next piece then has several entropies. None if the entropies were not requested.
+    """
+
+    entropies: tuple[float, ...] | None = None
 
 
 class Job:
@@ -62,7 +82,7 @@ class Job:
         self,
         prompt: list[int],
         settings: Settings,
-        on_step: Callable[[Step], None],
+        on_step: Callable[[AnswerStep], None],
         on_end: Callable[[str | BaseException], None],
         backoff: bool,
     ) -> None:
@@ -79,8 +99,8 @@ class Job:
             self.has_ended = True
             try:
                 self._on_end(result)
-            except Exception:  # the engine continues with the other jobs
-                _log.exception("A callback at the end of an answer failed.")
+            except Exception as error:  # the engine continues with the other jobs
+                log_failure("A callback at the end of an answer", error)
 
 
 class ScoreJob:
@@ -93,7 +113,7 @@ class ScoreJob:
 
     Attributes:
         rows: Indices of the rows that have not been read, in ascending order of their lengths.
-        future: Future of the confidences.
+        future: Future of the confidences. It can be cancelled until it has a result.
     """
 
     def __init__(self, prompts: list[list[int]], answers: list[list[int]] | None, backoff: bool) -> None:
@@ -122,15 +142,21 @@ class ScoreJob:
             self.future.set_exception(error)
 
 
+def log_failure(what: str, error: BaseException) -> None:
+    """Log an exception in one line. At the level DEBUG, its traceback is logged, too."""
+    traceback = error if _log.isEnabledFor(logging.DEBUG) else None
+    _log.error("%s failed: %s: %s", what, type(error).__name__, one_line(error, 500), exc_info=traceback)
+
+
 def end_jobs(jobs: Iterable[Job | ScoreJob], error: Exception, what: str) -> None:
-    """Log an exception of a pass, and end its requests with it.
+    """Log an exception, and end requests with it.
 
     Args:
-        jobs: Requests in the pass.
+        jobs: Requests that failed.
         error: The exception. Its traceback is removed, because it would keep tensors of the pass in memory.
         what: What failed, for the log.
     """
-    _log.error("%s failed: %s", what, error, exc_info=None if isinstance(error, InputError) else error)
+    log_failure(what, error)
     error = error.with_traceback(None)
     for job in jobs:
         job.end(error)

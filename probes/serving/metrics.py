@@ -12,11 +12,11 @@ BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 #: Name, type and description of the metric for each count of an engine.
 ENGINE = {
     "queued": ("queued", "gauge", "Requests that wait for the model."),
-    "running": ("running", "gauge", "Answers that are being generated."),
+    "running": ("running", "gauge", "Requests that are being processed."),
     "n_requests": ("engine_requests_total", "counter", "Requests that the queue accepted."),
     "n_rejected": ("rejected_total", "counter", "Requests that were rejected because the queue was full."),
-    "n_passes": ("forward_passes_total", "counter", "Forward passes of the model."),
-    "n_rows": ("forward_rows_total", "counter", "Rows of all forward passes."),
+    "n_passes": ("forward_passes_total", "counter", "Batches that the model processed."),
+    "n_rows": ("forward_rows_total", "counter", "Rows of all batches."),
     "n_tokens": ("generated_tokens_total", "counter", "Generated tokens."),
     "seconds_busy": ("busy_seconds_total", "counter", "Time in which the model was running, in seconds."),
 }

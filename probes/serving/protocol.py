@@ -12,8 +12,8 @@ from extract.text import one_line, shown
 
 #: Maximum number of questions in a request.
 MAX_QUESTIONS = 1024
-#: Maximum length of a stop string in characters. Each token of an answer is compared with all beginnings of it.
-MAX_STOP = 256
+#: Maximum number of stop strings, and of characters in each of them. They are searched for after every token.
+MAX_STOPS, MAX_STOP_LENGTH = 16, 200
 #: Options of OpenAI's and vLLM's API that are not supported, with the values that have no effect and are accepted.
 NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -32,7 +32,6 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "metadata": ({},),
-    "top_k": (0, -1),
     "min_p": (0,),
     "repetition_penalty": (1,),
     **dict.fromkeys(
@@ -125,7 +124,15 @@ class StreamOptions(Body):
 
 
 class ChatRequest(Body):
-    """Body of ``/v1/chat/completions``. Settings that are not given are those of the probe's training data."""
+    """Body of ``/v1/chat/completions``. Settings that are not given are those of the probe's training data.
+
+    The fields after `user`, and `top_k` (0 or -1 is all tokens), are not part of OpenAI's format.
+
+    Attributes:
+        backoff: Whether to back off the confidence of a novel question. See `Confidences`.
+        entropy: Whether each choice has a field `entropy`. It lists the entropies in nats of the distributions from
+            which the tokens of its text were drawn, before temperature, top-p and top-k.
+    """
 
     model: str
     messages: Chat
@@ -133,14 +140,16 @@ class ChatRequest(Body):
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_STOP)]] | None, BeforeValidator(_listed)] = (
-        Field(None, max_length=16)
-    )
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]] | None, BeforeValidator(_listed)
+    ] = Field(None, max_length=MAX_STOPS)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
     backoff: bool = True
+    entropy: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -179,7 +188,9 @@ class ScoreRequest(Body):
 def _is_neutral(name: str, value: Any) -> bool:
     """Whether an unsupported option has a value without effect. In Python, True equals 1."""
     is_bool = isinstance(value, bool)
-    return value is None or any(value == none and isinstance(none, bool) == is_bool for none in NO_EFFECT[name])
+    return value is None or any(
+        value == neutral and isinstance(neutral, bool) == is_bool for neutral in NO_EFFECT[name]
+    )
 
 
 def parse(kind: type[Request], content: bytes) -> Request:
@@ -192,7 +203,7 @@ def parse(kind: type[Request], content: bytes) -> Request:
         return kind.model_validate_json(content)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-    problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
+    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
     path = [part for part in problem["loc"] if part not in ("[text]", "[chat]")]
     param = one_line("".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:], 100) or None
     raise RequestError(400, _message(kind, problem, path, param), param, _code(problem))
@@ -213,11 +224,11 @@ def _message(kind: type[Body], problem: Mapping[str, Any], path: Sequence[Any], 
             return f"The option `{param}` is not supported, but got {_short(problem['input'])}. Remove it."
         case "extra_forbidden":
             return f"The field `{param}` is unknown.{nearest(str(path[-1]), kind.model_fields)} Remove it."
-    said = problem["msg"].removeprefix("Value error, ")
-    said = one_line(said[:1].upper() + said[1:], 200)
+    reason = problem["msg"].removeprefix("Value error, ")
+    reason = one_line(reason[:1].upper() + reason[1:], 200)
     if param is None:
-        return f"Expected a valid request. {said}." if problem["type"] == "value_error" else NOT_AN_OBJECT
-    return f"Expected a valid `{param}`, but got {_short(problem['input'])}. {said}."
+        return f"Expected a valid request. {reason}." if problem["type"] == "value_error" else NOT_AN_OBJECT
+    return f"Expected a valid `{param}`, but got {_short(problem['input'])}. {reason}."
 
 
 def _short(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from probes.saved.running_confidence import RunningConfidence
 from probes.saved.streamed_text import StreamedText
-from probes.saved.streaming import Step
+from probes.serving.jobs import AnswerStep
 
 if TYPE_CHECKING:
     from probes.saved.confidence import ConfidentModel
@@ -35,26 +35,42 @@ class Row:
         self._limit = min(job.settings.max_tokens, context - len(job.prompt))
         self._text = StreamedText(model.tokenizer, self._stop)
         self._random = random.Random(job.settings.seed)
+        self._entropies, self._n_shown = list[float](), 0  # of the tokens so far; number of those already reported
 
     def uniform(self) -> float:
         """Return the next uniform number in [0, 1). It depends only on the seed and the number of draws so far."""
         return self._random.random() if self.job.settings.temperature else 0.0
 
-    def add(self, token: int) -> str | None:
+    def add(self, token: int, entropy: float | None = None) -> str | None:
         """Add a drawn token and report the step. At the end of the answer, also report the last step.
+
+        Args:
+            token: Token id.
+            entropy: Entropy of the distribution from which the token was drawn, if it is requested.
 
         Returns:
             The finish reason, or None if the answer continues.
         """
         self.drawn.append(token)
+        if entropy is not None:
+            self._entropies.append(entropy)
         text = self._text
         text.ended |= token in self._ends
         if not text.ended:
             piece, n = text.add(token), len(self.drawn)
-            self.job.report(Step(text.shown, piece, *self.confidence.after(n), n))
+            entropies = self._entropies_of_piece(n if piece else 0)
+            self.job.report(AnswerStep(text.shown, piece, *self.confidence.after(n), n, entropies))
         if not text.ended and len(self.drawn) < self._limit:
             return None
         (complete,), (content,) = self._model._contents([self.drawn], self._stop)
-        numbers = self.confidence.at_end(len(content))
-        self.job.report(Step(complete, complete[len(text.shown) :], *numbers, len(content)))
+        n, piece = len(content), complete[len(text.shown) :]
+        numbers = self.confidence.at_end(n)
+        self.job.report(AnswerStep(complete, piece, *numbers, n, self._entropies_of_piece(n)))
         return "stop" if text.ended else "length"
+
+    def _entropies_of_piece(self, n: int) -> tuple[float, ...] | None:
+        """Return the entropies of the first `n` tokens without those that were reported, if they are requested."""
+        if not self.job.settings.entropy:
+            return None
+        start, self._n_shown = self._n_shown, max(n, self._n_shown)
+        return tuple(self._entropies[start : self._n_shown])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,7 +23,9 @@ import torch
 
 from probes.saved.confidence import ConfidentModel
 from probes.serving.access import MAX_BODY
-from probes.serving.engine import Engine
+from probes.serving.chat import MAX_TOKENS, Defaults
+from probes.serving.engine import Engine, Settings
+from probes.serving.protocol import ChatRequest, Message
 from tests.helpers.chromium import CHROMIUM, chromium
 from tests.helpers.probe_server import served, wait_until
 from tests.helpers.tiny import byte_tokenizer, tiny_model
@@ -150,6 +154,38 @@ def test_streams_have_the_steps_of_the_library(kind: str, server: Server) -> Non
     extra: Any = whole.choices[0].model_extra
     assert whole.choices[0].message.content == steps[-1].text
     assert extra["confidence"] == pytest.approx(steps[-1].confidence, abs=1e-4)
+
+
+def test_entropies_are_sent_if_they_are_requested(server: Server) -> None:
+    client, body = server.client("mean_answer"), chat(max_tokens=8, temperature=0)
+    whole, without = (client.chat.completions.create(**body, extra_body={"entropy": e}) for e in (True, False))
+    found: Any = whole.choices[0].model_extra
+    assert whole.usage is not None
+    assert len(found["entropy"]) == whole.usage.completion_tokens
+    assert all(value >= 0 for value in found["entropy"])
+    assert "entropy" not in (without.choices[0].model_extra or {})
+    parts = client.chat.completions.create(**body, stream=True, extra_body={"entropy": True})
+    streamed: list[Any] = [part.choices[0].model_extra for part in parts]
+    assert [value for part in streamed for value in part["entropy"]] == pytest.approx(found["entropy"], abs=1e-5)
+    assert streamed[-1]["entropy"] == []
+
+
+def test_unknown_settings_of_the_training_data(server: Server) -> None:
+    _, attached, _ = server.start("last_prompt")
+    probe, request = attached.probe, ChatRequest(model="tiny", messages=[Message(role="user", content="Why?")])
+    names = ("temperature", "top_p", "top_k", "max_new_tokens")
+    before = probe.config.get("decoding")
+    try:
+        for decoding, expected in (
+            (dict.fromkeys(names), Settings(MAX_TOKENS)),
+            ({}, Settings(MAX_TOKENS)),
+            (dict(zip(names, (0.5, 0.9, 7, 3), strict=True)), Settings(3, 0.5, 0.9, top_k=7)),
+        ):
+            probe.config["decoding"] = decoding
+            assert Defaults.of(probe).settings(request) == expected
+            assert Defaults.of(probe).settings(request.model_copy(update={"top_k": -1})).top_k == 0
+    finally:
+        probe.config["decoding"] = before
 
 
 def test_settings_that_are_not_given_are_those_of_the_training_data(server: Server) -> None:
@@ -409,7 +445,9 @@ def test_a_client_that_disconnects_cancels_its_answer(is_streamed: bool, server:
     assert engine.counts()["n_tokens"] - before[1] < 480
 
 
-def test_a_failure_of_the_model_does_not_end_the_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_model_does_not_end_the_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     http = server.http()
 
     def raise_error(*_: Any, **__: Any) -> None:
@@ -425,6 +463,11 @@ def test_a_failure_of_the_model_does_not_end_the_server(server: Server, monkeypa
         *_, error, done = streamed.text.strip().split("\n\n")
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == "internal_error"
         assert done == "data: [DONE]"
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+        f"{what} failed: RuntimeError: out of memory: a secret"
+        for what in ("Scoring 1 rows", "Reading 1 prompts", "Reading 1 prompts")
+    ]
+    assert all(record.exc_info is None for record in caplog.records)
     assert http.post("/v1/score", json={"questions": ["Why?"]}).status_code == 200
 
 
@@ -464,6 +507,8 @@ def test_requests_are_refused_while_the_server_ends(server: Server) -> None:
     http = TestClient(app)
     assert http.get("/health").json() == {"status": "closing", "model": "tiny"}
     assert [http.get(path).status_code for path in ("/health", "/v1/models", "/")] == [503, 503, 503]
+    failed = SimpleNamespace(is_closed=True, counts=engine.counts)
+    assert TestClient(create_app(failed, attached.probe, "tiny", check_host=False)).get("/health").status_code == 503  # type: ignore[arg-type]
 
 
 # Metrics and the page
@@ -521,9 +566,15 @@ def test_the_page_shows_an_answer_with_its_confidence(server: Server, tmp_path: 
         )
         assert 0 <= float(confidence) <= 1
         assert 0 <= float(novelty) <= 1
-        shades = page.evaluate("[...document.querySelectorAll('article .t')].map(x => x.style.getPropertyValue('--d'))")
-        assert len(shades) >= 2
-        assert shades[-1] == f"{1 - float(confidence):.3f}"
+        entropies = page.evaluate(
+            "[...document.querySelectorAll('article .t')].map(x => +x.style.getPropertyValue('--nats'))"
+        )
+        assert len(entropies) >= 2
+        top = float(page.evaluate("byId('answers').style.getPropertyValue('--top')"))
+        assert max(0.5, *entropies) <= top
+        assert page.evaluate("byId('legend').innerText").split("nats")[0].split() == ["0", f"{top / 2:g}", f"{top:g}"]
+        end = page.evaluate("document.querySelector('.curve .last').getAttribute('d')")
+        assert 1 - float(end.removesuffix("h0").split()[1]) == pytest.approx(float(confidence), abs=1e-3)
         assert (
             page.evaluate("document.querySelectorAll('article b').length + document.querySelectorAll('h1 b').length")
             == 0

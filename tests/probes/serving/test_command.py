@@ -60,7 +60,7 @@ def test_sigterm_ends_streams_and_the_process(probe_folder: str, tiny_folder: Pa
         assert done.choices[0].confidence == pytest.approx(float(expected.confidence), abs=1e-4)
         assert httpx.get(f"{url}/v1/models").status_code == 401
         stream = client.chat.completions.create(
-            model="served", messages=question, max_tokens=480, temperature=1, stream=True
+            model="served", messages=question, max_tokens=480, temperature=0, stream=True
         )
         next(stream)
         process.send_signal(signal.SIGTERM)
@@ -155,7 +155,7 @@ def test_a_model_without_a_chat_template_is_refused(
     ConfidenceProbe(LinearHead(64), Platt(0.7, -0.2), config).save(tmp_path / "probe", "card")
     options = ["--probe", str(tmp_path / "probe"), "--model", str(tmp_path / "model"), "--port", "0"]
     assert serve(*options) == 2
-    assert "Expected a tokenizer with a chat template" in capsys.readouterr().err.splitlines()[-1]
+    assert "Expected the tokenizer to have a chat template" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_missing_packages_are_named(

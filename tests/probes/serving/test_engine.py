@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +21,8 @@ from probes.saved.artefact import ConfidenceProbe
 from probes.saved.confidence import ConfidentModel
 from probes.saved.streaming import Step
 from probes.serving.engine import Engine, EngineClosed, Job, QueueFull, Settings
+from probes.serving.jobs import AnswerStep
+from probes.serving.rows import Row
 from tests.helpers.tiny import tiny_model
 from tests.probes.saved.test_streaming import hooks_of, make_any_probe
 
@@ -46,7 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 class Client:
     """Collects the steps and the result of an answer."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[AnswerStep] = field(default_factory=list)
     result: Future[Any] = field(default_factory=Future)
     job: Job | None = None
 
@@ -72,7 +76,7 @@ def start(model: Any, tokenizer: Any) -> Iterator[Callable[..., Engine]]:
     assert (hooks_of(model), threading.active_count()) == (hooks, threads)
 
 
-def assert_same(steps: list[Step], expected: list[Step]) -> None:
+def assert_same(steps: Sequence[Step], expected: Sequence[Step]) -> None:
     assert [(s.text, s.piece, s.n_read, s.n_tokens, s.is_novel) for s in steps] == [
         (s.text, s.piece, s.n_read, s.n_tokens, s.is_novel) for s in expected
     ]
@@ -224,6 +228,52 @@ def test_a_seeded_answer_does_not_depend_on_the_batch(
     assert different.steps[-1].text != alone.steps[-1].text
 
 
+def test_entropies_equal_those_in_double_precision(
+    start: Callable[..., Engine], model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: dict[Job, Row] = {}
+    add = Row.add
+
+    def recorded(row: Row, *args: Any) -> str | None:
+        rows[row.job] = row
+        return add(row, *args)
+
+    monkeypatch.setattr(Row, "add", recorded)
+    engine = start(make_any_probe("mean_answer", model, tokenizer, stop=["zz"]), max_batch_size=4)
+    prompts = [engine.encode(question) for question in QUESTIONS]
+    clients = [
+        Client().start(engine, prompt, Settings(2 + 4 * i, i % 2, 0.9, i, ("e",), top_k=50 * (i % 3), entropy=i != 3))
+        for i, prompt in enumerate(prompts)
+    ]
+    exact = copy.deepcopy(model).double()
+    for i, (client, prompt) in enumerate(zip(clients, prompts, strict=True)):
+        assert client.result.result(WAIT) in ("length", "stop")
+        if i == 3:
+            assert {step.entropies for step in client.steps} == {None}
+            continue
+        *steps, last = client.steps
+        assert all(bool(step.entropies) == bool(step.piece) for step in steps)
+        found = [value for step in client.steps for value in step.entropies or ()]
+        assert last.n_tokens <= len(found) <= len(rows[client.job].drawn)  # type: ignore[index]
+        with torch.inference_mode():
+            logits = exact(torch.tensor([prompt + rows[client.job].drawn])).logits[0]  # type: ignore[index]
+        for k, value in enumerate(found):
+            weights = [math.exp(logit) for logit in logits[len(prompt) - 1 + k].tolist()]
+            shares = [weight / sum(weights) for weight in weights]
+            assert value == pytest.approx(-sum(p * math.log(p) for p in shares), abs=1e-5)
+
+
+def test_top_k_of_one_is_greedy(start: Callable[..., Engine], model: Any, tokenizer: Any) -> None:
+    engine = start(make_any_probe("last_prompt", model, tokenizer, stop=[]))
+    prompt = engine.encode("Why?")
+    settings = Settings(20), Settings(20, temperature=2.0, top_k=1), Settings(20, temperature=2.0, seed=1)
+    clients = [Client().start(engine, prompt, each) for each in settings]
+    for client in clients:
+        assert client.result.result(WAIT) in ("length", "stop")
+    greedy, first, drawn = (client.steps[-1].text for client in clients)
+    assert greedy == first != drawn
+
+
 def test_the_context_ends_an_answer(start: Callable[..., Engine], tokenizer: Any) -> None:
     hf_model = tiny_model(max_position_embeddings=64, eos_token_id=None)
     hf_model.generation_config.eos_token_id = 257
@@ -255,6 +305,7 @@ def test_invalid_requests_are_refused(start: Callable[..., Engine], model: Any, 
         {"temperature": -1.0},
         {"temperature": float("nan")},
         {"top_p": 0.0},
+        {"top_k": -1},
         {"stop": ("",)},
     ):
         with pytest.raises(InputError, match=next(iter(options))):
@@ -346,16 +397,28 @@ def test_a_cancelled_score_is_not_computed(start: Callable[..., Engine], model: 
     assert engine.counts()["n_rows"] == 1
 
 
-def test_the_remaining_rows_of_a_cancelled_score_are_not_read(
+def test_a_score_that_is_cancelled_while_it_runs_leaves(
     start: Callable[..., Engine], model: Any, tokenizer: Any
 ) -> None:
     engine = start(make_any_probe("last_prompt", model, tokenizer, stop=[]), max_batch_size=2)
-    with Paused(model.model) as paused:
-        future = engine.score([[5]] * 40, None)
+    with Paused(model.model) as paused:  # scores need no logits
+        future = engine.score([[5]] * 100, None)
         assert paused.waiting.wait(WAIT)
         assert future.cancel()
     assert len(engine.score([[5]], None).result(WAIT).confidence) == 1
-    assert engine.counts()["n_rows"] <= 3
+    until(lambda: engine.counts()["running"] == 0)
+    until(lambda: engine.counts()["n_rows"] == 3)
+
+
+def test_an_engine_whose_thread_fails_is_closed(
+    start: Callable[..., Engine], model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    engine = start(make_any_probe("last_prompt", model, tokenizer, stop=[]))
+    monkeypatch.setattr(engine._batch, "fitting", lambda _: 1 / 0)
+    assert not engine.is_closed
+    assert isinstance(Client().start(engine, [5], Settings(1)).result.result(WAIT), EngineClosed)
+    assert engine.is_closed
 
 
 @pytest.mark.parametrize("kind", ["last_prompt", "mean_answer"])

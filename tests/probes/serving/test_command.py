@@ -72,6 +72,7 @@ def test_sigterm_ends_streams_and_the_process(probe_folder: str, tiny_folder: Pa
         client.close()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_server_in_this_process(
     probe_folder: str, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,8 +104,8 @@ class FeatureDataModule(L.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Create or complete the store from the recipe. Models are loaded only if something is missing."""
-        for store in self.broader:
-            Store.open(store)
+        for path in self.broader:
+            Store.open(path)
         if self.recipe is None:
             Store.open(self.store_path)
             return

@@ -71,13 +71,13 @@ def check_features(first: FeatureDataModule, other: FeatureDataModule, option: s
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(
-            f"Expected `{option}` with the same model, but {pair} differ in {'; '.join(wrong)}. A probe works only "
-            "with the model that it was trained on."
+            f"Expected the stores in `{option}` to have the same model, but {pair} differ in {'; '.join(wrong)}. A "
+            "probe works only with the model that it was trained on."
         )
     if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
         raise InputError(
-            f"Expected `{option}` with the same layers and positions, but {pair} have different features "
-            f"({len(other.feature_names)} and {len(first.feature_names)}). Read both with the same --layers."
+            f"Expected the stores in `{option}` to have the same layers and positions, but {pair} have different "
+            f"features ({len(other.feature_names)} and {len(first.feature_names)}). Read both with the same --layers."
         )
 
 

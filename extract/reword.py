@@ -10,7 +10,9 @@ from extract.store.store import Store
 
 
 def reword(store: str, out: str, n: int = 3, seed: int = 0) -> None:
-    """Write reworded questions of a store to a file, for a store that `train.py --data.broader` can use.
+    """Reword the questions of a store, and write them to a file that can be sampled.
+
+    A store that is sampled from this file can be passed to `train.py --data.broader`.
 
     Args:
         store: Folder of the store.

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from openai import OpenAI
 from torch.distributed.run import get_args_parser as torchrun_parser
 from wandb.cli.cli import cli as wandb_cli
 
@@ -31,6 +32,7 @@ from probes.__main__ import COMMANDS as PROBE_COMMANDS
 from tests.helpers.experiments import ROOT
 from tests.helpers.hub_stub import hub_stub, use_in_this_process
 from tests.helpers.notebook import execute
+from tests.helpers.probe_server import serve_process
 
 PAGES = [
     "README.md",
@@ -293,6 +295,26 @@ def test_the_python_code_in_a_guide_runs(
             exec(compile(code, page, "exec"), names)
     assert len(names) > 3
     assert list(hub.commits) == (["ORG/NAME"] if page == "docs/inference.md" else [])
+
+
+@pytest.mark.slow
+def test_the_python_code_in_the_guide_to_the_server_runs(
+    workplace: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--probe", str(workplace / "runs/NAME/probe"), "--model", str(tiny_folder)]
+    printed = []
+    with serve_process(*options, "--served_model_name", "served") as (_, url):  # in place of all servers
+        for code in blocks(text_of("docs/serving.md"), "python"):
+            code = re.sub(r"http://localhost:\d+", url, code)
+            code = re.sub(r"smollm2-135m-instruct|large-model|Qwen/Qwen3-8B", "served", code)
+            names: dict[str, Any] = {}
+            exec(compile(code, "docs/serving.md", "exec"), names)
+            for client in (value for value in names.values() if isinstance(value, OpenAI)):
+                client.close()
+            printed.append(capsys.readouterr().out)
+    first, _, last = printed
+    assert re.search(r" 0\.\d+ [01]\.\d+ (True|False)\n$", first)
+    assert re.match(r"0\.\d+ ", last)
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)

@@ -64,7 +64,10 @@ def test_a_broader_store_is_read_by_the_back_off_of_the_saved_probe(
     assert 0 <= probe.novelty.broader.share <= 1
     assert probe.config["novelty"]["broader"]["n_features"] == probe.config["d_model"]
     report = (folder / "report.md").read_text()
-    assert f"those of a probe that was also trained on {other.name}, with a weight of" in report
+    assert (
+        f"the broader probe, which was also trained on {other.name}, its confidence is that of the broader probe"
+        in report
+    )
 
 
 def test_a_missing_broader_store_is_named_before_anything_else_happens(small_store: Path, tmp_path: Path) -> None:

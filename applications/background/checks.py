@@ -33,9 +33,9 @@ def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
         raise InputError(
             f"Expected {without.name!r} to have outputs in {unit}, but it has only {without.units[0]}. "
             + (
-                "To compare token ids without checking that they are of the same tokenizer, pass --unit tokens."
+                "To compare token ids without checking that they come from the same tokenizer, pass --unit tokens."
                 if unit == "words"
-                else "Pass --unit words, or use a file with token ids of the same tokenizer."
+                else "Pass --unit words, or use a file with token ids from the same tokenizer."
             )
         )
     return unit

@@ -64,7 +64,10 @@ def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) 
 
 
 class _Moments(NamedTuple):
-    """Moments of sets of questions, each [set]. Variance and size are NaN for sets with fewer than 10 questions."""
+    """Mean, variance and size of each set of questions, as arrays [set].
+
+    Variance and size are NaN for sets with fewer than 10 questions, so that these sets have no interval.
+    """
 
     mean: Values
     variance: Values

@@ -62,7 +62,7 @@ def fit_broader(
     ]
     broad, narrow = (calibrator(scores) for calibrator, scores in zip(calibrators, (broad, narrow), strict=True))
 
-    distance = fit_distance(features[:, 0, :n_hidden], random)
+    distance = fit_distance(features[:, 0, :n_hidden], group, rows=~is_own)
     broader = Broader(features[0].numel(), n_hidden, distance.rank)
     broader.known.load_state_dict(distance.state_dict())
     broader.share.copy_(mixture_weight(narrow[~is_own], broad[~is_own], accuracy[~is_own].double()))

@@ -15,19 +15,21 @@ MOST_ROWS = 2048
 FULL = 0.1
 
 
-def fit_distance(hidden: Tensor, random: Tensor, groups: Tensor | None = None) -> Distance:
+def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, rows: Tensor | None = None) -> Distance:
     """Fit a distance to hidden states [row, d_model].
 
     Args:
         hidden: [row, d_model] float32 hidden states.
-        random: [row] int64 folds of questions. The percentiles are those of distances from the other folds.
+        fold: [row] int64 folds. The percentiles are those of the distances of rows from the other folds.
         groups: [row] int64 folds of groups of questions, whose distances from the other folds determine `full`. If
             None, `full` is the largest distance.
+        rows: [row] bool. Which rows the percentiles are computed from; None for all.
     """
-    largest_fold = max(int(fold.bincount().max()) for fold in (random, groups) if fold is not None)
+    largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)
     rank = min(RANK, (len(hidden) - largest_fold) // ROWS_PER_DIRECTION)  # the same for all fits, to be comparable
-    distance = principal(hidden, rank)
-    distance.quantiles.copy_(distances(hidden, rank, random).quantile(torch.linspace(0, 1, N_QUANTILES)))
+    distance, held_out = principal(hidden, rank), distances(hidden, rank, fold)
+    held_out = held_out if rows is None else held_out[rows]
+    distance.quantiles.copy_(held_out.quantile(torch.linspace(0, 1, N_QUANTILES)))
     full = distance.quantiles[-1] if groups is None else distances(hidden, rank, groups).quantile(FULL)
     distance.full.copy_(torch.maximum(full, distance.quantiles[START]))
     return distance

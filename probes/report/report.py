@@ -135,8 +135,9 @@ class Report:
         """Summarise the back-off and the novelties of the test split for the record."""
         test = self.novelties[self.data.split_rows["test"]]
         return {
-            "weight": float(self.novelty.weight),
-            "broader": [Path(store).name for store in self.data.broader],
+            "base_rate_weight": float(self.novelty.weight),
+            "broader_share": None if self.novelty.broader is None else float(self.novelty.broader.share),
+            "broader_stores": [Path(store).name for store in self.data.broader],
             "test_median": float(test.median()),
             "test_novel": float((test >= START / (N_QUANTILES - 1)).double().mean()),
         }

@@ -18,7 +18,8 @@ from probes.saved.head import zeros
 RANK, N_QUANTILES = 64, 101
 #: Index of the quantile above which a row is novel. 1 % of the rows in the set are farther away.
 START = 99
-_TINY = torch.finfo(torch.float32).tiny
+#: Smallest denominator.
+TINY = torch.finfo(torch.float32).tiny
 
 
 class Distance(nn.Module):
@@ -55,13 +56,13 @@ class Distance(nn.Module):
         """Return the fraction of the rows in the set that have smaller distances, [row] float32 in [0, 1]."""
         above = torch.searchsorted(self.quantiles, distance.contiguous()).clamp(1, N_QUANTILES - 1)
         low, high = self.quantiles[above - 1], self.quantiles[above]
-        step = ((distance - low) / (high - low).clamp_min(_TINY)).clamp(0, 1)
+        step = ((distance - low) / (high - low).clamp_min(TINY)).clamp(0, 1)
         return (above - 1 + step) / (N_QUANTILES - 1)
 
     def remoteness(self, distance: Tensor) -> Tensor:
         """Return [row] float32 in [0, 1]: 0 up to the 99th percentile, and from there linear up to 1 at `full`."""
         start = self.quantiles[START]
-        return ((distance - start) / (self.full - start).clamp_min(_TINY)).clamp(0, 1)
+        return ((distance - start) / (self.full - start).clamp_min(TINY)).clamp(0, 1)
 
     def problem(self, name: str = "novelty") -> str | None:
         """Describe the first invalid value in a few words, or return None if the module is usable.

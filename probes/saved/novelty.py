@@ -6,7 +6,8 @@ base rate increases linearly with the distance, up to a distance and a weight th
 held-out groups of questions.
 
 If other stores were available for training, there is also a broader probe, which was trained on them as well. It
-replaces the confidence of a novel row that is not novel among all of these questions.
+replaces the confidence of a novel row whose distance from all of these questions is small. The weight of the broader
+probe was fitted to held-out groups of the other stores, so its limits are percentiles of the distances of these groups.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from extract.store.ragged import Ragged
-from probes.saved.distance import START, Distance, fraction_problem
+from probes.saved.distance import START, TINY, Distance, fraction_problem
 from probes.saved.head import zeros
 
 
@@ -44,8 +45,11 @@ class Broader(nn.Module):
     Attributes:
         weight, bias: [n_features] weights and bias. The score is the log-odds of a right answer.
         share: Weight of this probe for novel rows that are familiar to it, in [0, 1].
-        known: Distance from the training rows of this probe.
+        known: Distance from the training rows of this probe, with the percentiles of held-out groups.
     """
+
+    #: Percentiles of the distances of held-out groups between which the weight of this probe decreases to 0.
+    NEAR, FAR = 90, 95
 
     def __init__(self, n_features: int, n_hidden: int, rank: int) -> None:
         super().__init__()
@@ -55,8 +59,9 @@ class Broader(nn.Module):
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the confidences [row] of this probe, and its weights [row], from features [row, n_features]."""
-        confidence = (features @ self.weight + self.bias).sigmoid()
-        return confidence, self.share * (1 - self.known.remoteness(self.known.distance(features)))
+        confidence, distance = (features @ self.weight + self.bias).sigmoid(), self.known.distance(features)
+        near, far = self.known.quantiles[[self.NEAR, self.FAR]]
+        return confidence, self.share * ((far - distance) / (far - near).clamp_min(TINY)).clamp(0, 1)
 
     def problem(self) -> str | None:
         """See `Distance.problem`."""

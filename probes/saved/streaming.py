@@ -6,17 +6,16 @@ import copy
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from probes.saved.paused_generation import Streamer, tokens_of
 from probes.saved.running_confidence import RunningConfidence, add_prompts, add_tokens
 from probes.saved.streamed_text import StreamedText
+from probes.saved.token_loop import drawn_tokens
 
 if TYPE_CHECKING:
     from probes.saved.artefact import ConfidenceProbe
@@ -102,17 +101,12 @@ def _steps(model: ConfidentModel, prompt: list[int], backoff: bool, arguments: d
     hf_model, drawn, text = model._model, list[int](), StreamedText(model.tokenizer, model._stop)
     ends, reader = end_tokens(hf_model, model.tokenizer), _Reader(model, prompt, backoff)
 
-    def generate(streamer: Streamer) -> None:
-        with torch.inference_mode(), reader.capturing():
-            hf_model.generate(**arguments, streamer=streamer)
-
-    with closing(tokens_of(generate)) as tokens:
-        for token in tokens:
-            drawn.append(token)
-            text.ended |= token in ends
-            if not text.ended:
-                piece = text.add(token)
-                yield Step(text.shown, piece, *reader.after(len(drawn)), len(drawn))
+    for token in drawn_tokens(hf_model, arguments, reader.capturing):
+        drawn.append(token)
+        text.ended |= token in ends
+        if not text.ended:
+            piece = text.add(token)
+            yield Step(text.shown, piece, *reader.after(len(drawn)), len(drawn))
     (complete,), (content,) = model._contents([drawn])
     yield Step(complete, complete[len(text.shown) :], *reader.at_end(len(content)), len(content))
 
@@ -136,10 +130,13 @@ class _Reader(RunningConfidence):
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Read the state of the last token in every pass of the current thread, from the end of the prompt on."""
+        """Read the state of the last token in the passes of the current thread, from the end of the prompt on."""
         from extract.signals.hidden import HiddenCapture
         from extract.signals.model_parts import decoder_of
 
+        if self.has_read_prompt and not self.probe.reads_answers:
+            yield  # nothing is left to read
+            return
         thread = threading.get_ident()
         layers = self.probe.layers if self._prompt_features is None else self._prompt_features.layers
 

@@ -88,11 +88,11 @@ def test_broader_stores_of_another_model_are_refused(stores: list[str], tmp_path
     make_store(identity, *planted(n=50, seed=7), name="other")
     data = split(stores[0], broader=[str(identity)])
     data.store.model["name"] = "another"  # as if the store were of another model
-    with pytest.raises(InputError, match="Expected `broader` with the same model, but .* differ in"):
+    with pytest.raises(InputError, match="Expected the stores in `broader` to have the same model, but .* differ in"):
         broader_rows(data)
 
 
 def test_broader_stores_with_other_layers_are_refused(stores: list[str], tmp_path: Path) -> None:
     make_store(tmp_path / "other", *planted(n=50, layers=4, seed=7), name="other")
-    with pytest.raises(InputError, match="Expected `broader` with the same layers and positions"):
+    with pytest.raises(InputError, match="Expected the stores in `broader` to have the same layers"):
         broader_rows(split(stores[0], broader=[str(tmp_path / "other")]))

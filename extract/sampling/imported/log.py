@@ -88,7 +88,8 @@ def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
     """Add the grade of an answer.
 
     Raises:
-        InputError: If two scores of the answer have the same grader name, such as the scorers "a b" and "a/b".
+        InputError: If the answer already has a grade with this name. Scorers whose names differ only in special
+            characters, such as "a b" and "a/b", have the same grader name.
     """
     if name in grades:
         raise InputError(

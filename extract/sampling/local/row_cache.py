@@ -88,7 +88,7 @@ class RowCache(DynamicCache):
 
     @staticmethod
     def for_prompts(model: Any) -> DynamicCache:
-        """Return the cache with which prompts are read before they join."""
+        """Return an empty cache for reading prompts before `join` adds their rows."""
         cache = DynamicCache()
         cache.layers = [DynamicLayer() for _ in DynamicCache(config=model.config).layers]
         return cache
@@ -173,7 +173,7 @@ class FixedCache:
 
     @staticmethod
     def for_prompts(model: Any) -> DynamicCache:
-        """Return the cache with which prompts are read."""
+        """Return an empty cache for reading prompts before `join` adds their rows."""
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:

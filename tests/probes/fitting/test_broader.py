@@ -54,7 +54,7 @@ def test_novel_questions_that_are_familiar_to_the_broader_probe_get_its_confiden
     novelty, generator = fitted
     assert novelty.broader is not None
     features, right, known = questions(generator, torch.eye(WIDTH)[1])  # a shift that lowers the accuracy
-    raw, narrow = narrow_confidence(features), copy.copy(novelty)
+    raw, narrow = narrow_confidence(features), copy.deepcopy(novelty)
     narrow.broader = None
     found, backed_off = novelty(features[:, 0], raw), narrow(features[:, 0], raw)
     assert found.is_novel.all()

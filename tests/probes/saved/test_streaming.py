@@ -127,24 +127,19 @@ def test_each_step_has_the_confidence_of_the_tokens_that_were_read(
 
 
 @pytest.mark.parametrize("kind", ["last_prompt", "mean_answer", "attention"])
-def test_the_cpu_waits_for_the_device_only_to_receive_tokens(
-    kind: str, model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cpu_waits_for_the_device_only_to_receive_tokens(kind: str, model: Any, tokenizer: Any) -> None:
     attached = make_any_probe(kind, model, tokenizer, stop=[]).attach(model, tokenizer)
-    generate, counts = model.generate, []
-
-    def counted(**options: Any) -> Tensor:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            out: Tensor = generate(**options)
-        waits = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
-        counts.append(sum(event.count for event in profile.key_averages() if event.key in waits))
-        return out
-
-    monkeypatch.setattr(model, "generate", counted)
     options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None}
-    list(attached.stream(QUESTION, **options))
-    model.generate(input_ids=torch.tensor([[5, 6]]), attention_mask=torch.ones(1, 2).long(), **options)
-    streamed, plain = counts
+    ids = torch.tensor([[5, 6]])
+
+    def n_waits(run: Callable[[], object]) -> int:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            run()
+        waits = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
+        return sum(event.count for event in profile.key_averages() if event.key in waits)
+
+    streamed = n_waits(lambda: list(attached.stream(ids[0].tolist(), **options)))
+    plain = n_waits(lambda: model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options))
     assert streamed - plain == 7  # the tokens, which are on the CPU
 
 
@@ -216,9 +211,9 @@ def test_ctrl_c_while_the_model_runs_ends_the_stream(model: Any, tokenizer: Any)
     calls = []
 
     def act(*_: object) -> None:
-        calls.append(threading.get_ident() != main)
+        calls.append(threading.get_ident() == main)
         if len(calls) == 3:
-            signal.pthread_kill(main, signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     handle = model.register_forward_hook(act)
     try:

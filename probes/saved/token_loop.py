@@ -1,0 +1,73 @@
+"""Greedy search and sampling of one answer, one token at a time.
+
+transformers prepares the generation, with its cache, logits processors and stopping criteria, and calls a custom loop.
+This loop is a generator in the caller's thread. A streamer in a second thread would start a second team of OpenMP
+threads, which makes small matrix products on a CPU slower by a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def drawn_tokens(
+    model: Any, arguments: dict[str, Any], during_pass: Callable[[], AbstractContextManager[Any]]
+) -> Generator[int]:
+    """Yield the tokens of one answer. They equal those of transformers' `generate`, including the end token.
+
+    Between two tokens, no code of the model runs, and no mode of torch is changed.
+
+    Args:
+        model: Transformers model.
+        arguments: Arguments of `generate` for greedy search or sampling of one answer.
+        during_pass: Returns a context manager, which is entered for each pass of the model.
+    """
+    from transformers import StopStringCriteria
+
+    options = dict(arguments)
+    tokenizer, stop = options.pop("tokenizer", None), options.pop("stop_strings", None)
+    if stop:  # transformers does not pass the tokenizer on to a custom loop
+        criteria = [*(options.get("stopping_criteria") or []), StopStringCriteria(tokenizer, stop)]
+        options["stopping_criteria"] = criteria
+    with torch.inference_mode():
+        steps = model.generate(**options, custom_generate=partial(_steps, during_pass=during_pass))
+    while True:
+        with torch.inference_mode():  # not during `yield`, where it would hold for the caller's code
+            token = next(steps, None)
+        if token is None:
+            return
+        yield token
+
+
+def _steps(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Callable[[Tensor, Tensor], Tensor],
+    stopping_criteria: Callable[[Tensor, Any], Tensor],
+    generation_config: Any,
+    during_pass: Callable[[], AbstractContextManager[Any]],
+    **model_kwargs: Any,
+) -> Generator[int]:
+    """Generate tokens with the arguments that transformers prepares, in the order of operations of its own loop."""
+    with during_pass():
+        outputs = model._prefill(input_ids, generation_config, model_kwargs)
+    while True:
+        model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
+        logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32, device=input_ids.device)
+        scores = logits_processor(input_ids, logits)
+        drawn = torch.multinomial(scores.softmax(-1), 1) if generation_config.do_sample else scores.argmax(-1)[:, None]
+        input_ids = torch.cat([input_ids, drawn], dim=-1)
+        is_complete = stopping_criteria(input_ids, None)
+        yield int(drawn)
+        if is_complete.all():
+            return
+        length = 1 if model_kwargs["use_cache"] else None
+        inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=length, **model_kwargs)
+        with during_pass():
+            outputs = model(**inputs, return_dict=True)

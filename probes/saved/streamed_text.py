@@ -48,6 +48,7 @@ class StreamedText:
         self.ended = any(end in text for end in self._stop)
         self.shown = until(self._stop, text)
         if not self.ended:
-            n_held = max((n for end in self._stop for n in range(len(end)) if text.endswith(end[:n])), default=0)
+            lengths = ((end, n) for end in self._stop for n in range(min(len(end), len(text) + 1)))
+            n_held = max((n for end, n in lengths if text.endswith(end[:n])), default=0)
             self.shown = text[: len(text) - n_held]
         return self.shown[len(shown) :]

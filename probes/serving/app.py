@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, TemplateError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from extract.errors import InputError
-from extract.text import shown
+from extract.text import one_line, shown
 from probes.serving.access import Gate, error_response, read_body
 from probes.serving.chat import Answering, Defaults, EventStream, as_request_error, completion, engine_failure
 from probes.serving.metrics import Measured, Metrics
@@ -181,15 +182,17 @@ class Endpoints:
         def encode() -> list[list[int]]:
             return [self._encode_question(prompt, param) for param, prompt in prompts.items()]
 
-        lengths = (len(p) if isinstance(p, str) else sum(len(m["content"]) for m in p) for p in prompts.values())
-        is_short = len(prompts) <= FEW and sum(lengths) <= SHORT
-        return encode() if is_short else await asyncio.to_thread(encode)
+        lengths = [len(p) if isinstance(p, str) else sum(len(m["content"]) for m in p) for p in prompts.values()]
+        return await _in_thread_if_long(encode, lengths)
 
     def _encode_question(self, prompt: str | list[dict[str, str]], param: str) -> list[int]:
         try:
             return self._engine.encode(prompt)
         except InputError as error:
             raise RequestError(400, str(error), param, "invalid_value") from None
+        except TemplateError as error:  # many chat templates refuse some orders of roles
+            message = f"The chat template of the model refuses `{param}`: {one_line(error, 200)}"
+            raise RequestError(400, message, param, "invalid_value") from None
 
     def _check_answers(self, questions: Sequence[object], answers: Sequence[str] | None) -> None:
         """Check that there is one answer per question if the probe reads answers, and none otherwise."""
@@ -208,13 +211,21 @@ class Endpoints:
         self, http: Request, prompts: list[list[int]], answers: Sequence[str] | None, backoff: bool
     ) -> Confidences:
         async def found() -> Confidences:
-            future = self._engine.score(prompts, answers, backoff)
+            def job() -> Future[Confidences]:
+                return self._engine.score(prompts, answers, backoff)
+
+            future = await _in_thread_if_long(job, [*map(len, answers or ())])
             try:
                 return await asyncio.wrap_future(future)
             except Exception as error:
                 raise engine_failure(error) from None
 
         return await _unless_disconnected(http, found())
+
+
+async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
+    """Call a function that converts texts of these lengths to tokens, in another thread if it would take long."""
+    return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 
 async def _answered(response: Awaitable[Response]) -> Response:

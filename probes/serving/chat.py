@@ -108,14 +108,19 @@ class Answering:
     def __init__(self, engine: Engine, prompt: list[int], settings: Settings, backoff: bool) -> None:
         self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue[Any]()
         self._n_prompt, self.reason = len(prompt), ""
-        self._job = engine.generate(prompt, settings, self._put, self._put, backoff)
+        self._last: AnswerStep | None = None
+        self._job = engine.generate(prompt, settings, self._put_step, self._put, backoff)
+
+    def _put_step(self, step: AnswerStep) -> None:
+        self._last = step
+        self._put(replace(step, text=""))  # otherwise, the events for a slow client would need much memory
 
     def _put(self, event: AnswerStep | str | BaseException) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def steps(self) -> AsyncIterator[AnswerStep]:
-        """Yield the steps, and set `reason` to the finish reason.
+        """Yield the steps without their `text`, and set `reason` to the finish reason.
 
         Raises:
             RequestError: If the answer failed.
@@ -135,13 +140,12 @@ class Answering:
 
     async def complete(self) -> AnswerStep:
         """Return the last step, which contains the complete answer, with the entropies of all tokens."""
-        last, entropies = None, list[float]()
+        entropies = list[float]()
         async for step in self.steps():
-            last = step
             entropies += step.entropies or ()
-        if last is None:
+        if self._last is None:
             raise RuntimeError("the engine returned no steps")
-        return last if last.entropies is None else replace(last, entropies=tuple(entropies))
+        return self._last if self._last.entropies is None else replace(self._last, entropies=tuple(entropies))
 
     def usage(self, step: AnswerStep) -> dict[str, int]:
         """Return the numbers of tokens up to a step."""

@@ -94,7 +94,7 @@ class Engine:
             backoff: Whether to back off the confidences of novel questions. See `Confidences`.
 
         Returns:
-            Future of the confidences [prompt]. It can be cancelled until it is complete.
+            Future of the confidences [prompt]. If it is cancelled, its remaining rows are not read.
 
         Raises:
             QueueFull: If too many requests wait.
@@ -239,7 +239,7 @@ class Engine:
                 self._to_generate.remove(job)
             while self._to_score and len(self._scorer.jobs) < self._max_batch_size:
                 scoring = self._to_score.popleft()
-                if not scoring.has_ended:
+                if not scoring.has_ended:  # cancelled
                     self._scorer.jobs.append(scoring)
                     self._running.append(scoring)
             self._running += joining

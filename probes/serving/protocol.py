@@ -107,9 +107,11 @@ class Message(Body):
     content: Annotated[str, BeforeValidator(_text_of)]
 
 
+#: Messages of a chat. Only the first invalid one is reported, because a body can contain many.
+Chat = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 #: A question is a text or a chat. The tags are removed from the names of invalid fields.
 Question = Annotated[
-    Annotated[str, Tag("[text]")] | Annotated[list[Message], Tag("[chat]"), Field(min_length=1)],
+    Annotated[str, Tag("[text]")] | Annotated[Chat, Tag("[chat]")],
     Discriminator(lambda value: "[chat]" if isinstance(value, list) else "[text]"),
 ]
 
@@ -133,7 +135,7 @@ class ChatRequest(Body):
     """
 
     model: str
-    messages: list[Message] = Field(min_length=1)
+    messages: Chat
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -178,7 +180,7 @@ class ScoreRequest(Body):
 
     model: str | None = None
     questions: list[Question] = Field(min_length=1, max_length=MAX_QUESTIONS)
-    answers: list[str] | None = None
+    answers: list[str] | None = Field(None, fail_fast=True)
     backoff: bool = True
     abstain_below: float | None = Field(None, ge=0, le=1)
 

@@ -36,6 +36,8 @@ class Scorer:
         self.jobs = deque(job for job in self.jobs if not job.has_ended)  # without those that were cancelled
         while self.jobs and len(rows) < self._max_rows:
             job = self.jobs.popleft()
+            if job.has_ended:  # cancelled
+                continue
             rows.append((job, job.rows.pop()))
             if job.rows:
                 self.jobs.append(job)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 _CHUNK = 128  # tokens per chunk in `inverse_cdf`
 _ROWS = 32  # rows per chunk in `draw`: a few MB of logits, which fit into the CPU cache
+_LEAST_TEMPERATURE = 1e-6  # lower ones would overflow
 
 
 def question_key(seed: int, question_id: str) -> int:
@@ -75,12 +76,12 @@ def _draw_rows(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, to
     logits = logits.float()
     if isinstance(temperature, Tensor):
         positive = temperature > 0
-        scaled = logits / temperature.where(positive, 1.0)[:, None]
+        scaled = logits / temperature.where(positive, 1.0).clamp_min(_LEAST_TEMPERATURE)[:, None]
         tokens = inverse_cdf(truncate(scaled, top_p, top_k), uniforms).where(positive, logits.argmax(-1))
     elif temperature == 0:
         tokens = logits.argmax(-1)
     else:
-        tokens = inverse_cdf(truncate(logits / temperature, top_p, top_k), uniforms)
+        tokens = inverse_cdf(truncate(logits / max(temperature, _LEAST_TEMPERATURE), top_p, top_k), uniforms)
     chosen = logits.gather(-1, tokens[:, None])[:, 0]
     return Drawn(tokens, chosen - logits.logsumexp(-1))
 
@@ -92,8 +93,9 @@ def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
     if top_p < 1:
         ordered = logits.sort(-1, descending=True).values
         probabilities = ordered.softmax(-1)
-        kept = probabilities.cumsum(-1) - probabilities < top_p  # the first token is always kept
-        threshold = ordered.gather(-1, kept.sum(-1, keepdim=True) - 1)
+        kept = probabilities.cumsum(-1) - probabilities < top_p
+        n_kept = kept.sum(-1, keepdim=True).clamp_min(1)  # `top_p` can be 0 in float32
+        threshold = ordered.gather(-1, n_kept - 1)
         logits = logits.masked_fill(logits < threshold, -torch.inf)
     return logits
 

@@ -92,3 +92,12 @@ def test_top_k_and_top_p_keep_the_right_tokens() -> None:
     assert truncate(logits, 0.51, 0).isfinite().sum() == 2
     assert truncate(logits, 0.999, 0).isfinite().sum() == 5
     assert torch.equal(truncate(logits, 1.0, 0), logits)
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-38, 1e-40, 1e-300])
+@pytest.mark.parametrize("top_p", [1.0, 1e-46])
+def test_very_low_settings_draw_the_most_probable_token(temperature: float, top_p: float) -> None:
+    torch.manual_seed(0)
+    logits, u = torch.randn(50, 300) * 20, uniforms(50)
+    for of_rows in (temperature, torch.full((50,), temperature)):
+        assert torch.equal(draw(logits, u, of_rows, top_p).tokens, logits.argmax(-1))

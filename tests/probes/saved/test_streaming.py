@@ -351,6 +351,12 @@ def test_bytes_that_are_no_character_are_shown_as_in_the_whole_text(tokenizer: A
     assert "".join(pieces) == streamed.shown == tokenizer.decode(tokens)
 
 
+def test_a_long_stop_string_takes_no_longer_than_the_text(tokenizer: Any) -> None:
+    streamed = StreamedText(tokenizer, ["a" * 10**7])
+    assert "".join(streamed.add(token) for token in tokenizer("b" * 50 + "a")["input_ids"]) == "b" * 50
+    assert streamed.add(tokenizer("b")["input_ids"][0]) == "ab"
+
+
 def test_two_models_stream_at_the_same_time(model: Any, tokenizer: Any) -> None:
     other = tiny_model(seed=1)
     assert model_identity(other, tokenizer) != model_identity(model, tokenizer)

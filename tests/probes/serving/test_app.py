@@ -289,6 +289,30 @@ def test_bad_requests_are_refused(path: str, body: Any, status: int, code: str |
     assert (response.status_code, error_of(response)["code"]) == (status, code)
 
 
+def test_very_low_settings_are_greedy(server: Server) -> None:
+    http, given = server.http(), {"max_tokens": 4, "seed": 1}
+    found = [
+        http.post("/v1/chat/completions", json=chat(**given, **settings)).json()["choices"][0]["message"]
+        for settings in ({"temperature": 0}, {"temperature": 1e-40}, {"temperature": 1, "top_p": 1e-46})
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_messages_that_the_chat_template_refuses(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{{ raise_exception('Roles must alternate') }}" + str(server.tokenizer.chat_template)
+    http = server.http()
+    monkeypatch.setattr(server.tokenizer, "chat_template", template)
+    for path, body in {"/v1/chat/completions": chat(), "/v1/score": {"questions": [user("Why?")]}}.items():
+        response = http.post(path, json=body)
+        assert (response.status_code, error_of(response)["code"]) == (400, "invalid_value")
+        assert "Roles must alternate" in response.text
+
+
+def test_long_answers_are_refused_without_delaying_other_requests(server: Server) -> None:
+    response = server.http("mean_answer").post("/v1/score", json={"questions": ["Why?"], "answers": ["a" * 10**6]})
+    assert (response.status_code, error_of(response)["code"]) == (400, "invalid_value")
+
+
 def test_answers_are_required_by_probes_that_read_them(server: Server) -> None:
     http = server.http("mean_answer")
     for answers in (None, ["So."] * 2):

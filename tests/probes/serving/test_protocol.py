@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from probes.serving.protocol import (
     MAX_QUESTIONS,
@@ -149,6 +150,16 @@ def test_invalid_chats_are_refused(content: Any, param: str | None, code: str, w
 )
 def test_invalid_questions_are_refused(content: Any, param: str) -> None:
     assert refused(ScoreRequest, content).param == param
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [(ChatRequest, {"model": "tiny", "messages": [0] * 99}), (ScoreRequest, {"questions": ["a"], "answers": [0] * 99})],
+)
+def test_only_the_first_of_many_errors_is_collected(kind: type[Body], body: Any) -> None:
+    with pytest.raises(ValidationError) as caught:  # an error takes much more memory than the field in the body
+        kind.model_validate(body)
+    assert caught.value.error_count() == 1
 
 
 def test_questions_are_texts_or_chats() -> None:

@@ -1,4 +1,4 @@
-"""The command ``python -m extract reword``: reworded questions of a store, written to a file."""
+"""The command ``python -m extract reword``, which writes reworded questions of a store to a file."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from extract.store.store import Store
 def reword(store: str, out: str, n: int = 3, seed: int = 0) -> None:
     """Reword the questions of a store, and write them to a file that can be sampled.
 
-    A store that is sampled from this file can be passed to `train.py --data.broader`.
+    Sample answers to the questions in this file, and pass the new store to `train.py --data.broader`.
 
     Args:
         store: Folder of the store.

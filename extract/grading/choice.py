@@ -109,8 +109,9 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
     """Find the options that a statement chooses.
 
-    If the statement equals an option, returns this option. Otherwise, returns the options named by the first group of
-    letters. If there are no letters, or other words precede them, also returns options whose text is in the statement.
+    If the statement equals an option, the result is this option. Otherwise, the result contains the options named by
+    the first group of letters. If there are no letters, or other words precede them, the result also contains the
+    options whose text is in the statement.
     """
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)

@@ -78,7 +78,7 @@ def _check_references(store: Store) -> None:
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
-    """Count the undecided answers in a range that should be graded again."""
+    """In a range of samples, count the undecided answers that should be graded again."""
     if not grader.may_decide_later:
         return 0
     n_unknown = int(store.grades.read(grader.name, samples)["right"].null_count)

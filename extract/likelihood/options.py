@@ -21,7 +21,7 @@ class Normalisation(NamedTuple):
 
     Attributes:
         label: Name in tables.
-        metric: Accuracy metric of lm-evaluation-harness that ranks continuations by this score, "" if none does.
+        metric: Accuracy metric of lm-evaluation-harness that uses this score, or "" if no metric uses it.
         score: Function from a row of the table to the scores [continuation] float64.
     """
 

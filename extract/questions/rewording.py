@@ -1,7 +1,8 @@
 """Rewordings of questions.
 
-A probe reads hidden states, which depend on the wording of a question. Reworded training questions show how much the
-accuracy and the confidences depend on it. To add a rewording, add an entry to `REWORDINGS`.
+A probe reads hidden states, which depend on the wording of a question. With reworded training questions, you can
+measure how much the accuracy and the confidences depend on the wording. To add a rewording, add an entry to
+`REWORDINGS`.
 """
 
 import random
@@ -12,7 +13,7 @@ from typing import Any
 from extract.errors import InputError, at_least_one
 from extract.questions.question import Question
 
-#: Key in `Question.meta` with the id of the original question.
+#: Key of `Question.meta` that contains the id of the original question.
 ORIGINAL = "reworded"
 
 

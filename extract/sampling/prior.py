@@ -36,9 +36,9 @@ from extract.text import one_line
 
 #: Confidences are clipped to this distance from 0 and 1. A confidence of 0 or 1 would rule out right or wrong answers.
 _LEAST = 1e-3
-#: Key of the Parquet metadata with the SHA-256 of the prompt template.
+#: Key in the Parquet metadata under which the SHA-256 of the prompt template is stored.
 _PROMPT = "prompt"
-#: Smallest and largest value of κ, and also of θ.
+#: Smallest and largest value of κ and θ.
 _BOUNDS = (0.01, 1000.0)
 
 
@@ -185,7 +185,7 @@ def fit_concentration(
 
 
 def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -> float:
-    """Minimise a function of the logarithm of a number, and return the number."""
+    """Minimise a function of log x for x within `bounds`, and return x."""
     return float(np.exp(minimize_scalar(loss, bounds=np.log(bounds), method="bounded").x))
 
 

@@ -49,7 +49,7 @@ class AskContext:
 
 
 class AskedBaseline(ABC):
-    """Baseline that queries a model, one shard at a time. Its `name` is its key in the registry and the store."""
+    """Baseline that queries a model, one shard at a time. Its `name` is the key in the registry and the store."""
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
         self.name, self.store, self.context = name, store, context
@@ -57,7 +57,7 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. A served model is identified by its local copy, which is loaded if necessary."""
+        """Identity of the store's model, or of its local copy if it is served. The copy is loaded if necessary."""
         if not self.store.samples.provides.weights and self.store.reader is None:
             self.context.load()
         return self.store.model

@@ -60,7 +60,7 @@ def reworded(questions: Iterable[Question], n: int = 3, seed: int = 0) -> list[Q
     Args:
         questions: Questions with a text.
         n: Number of rewordings per question.
-        seed: Seed of the choice.
+        seed: Seed for choosing the rewordings.
 
     Raises:
         InputError: If `n` is not between 1 and the number of rewordings, or a question is a chat.

@@ -177,7 +177,7 @@ class FixedCache:
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Use the cache of prompts of equal length. No other prompts may have joined before."""
+        """Use a cache of prompts with equal lengths. No other prompts may have joined before."""
         assert not self.lengths
         assert len(set(lengths)) == 1
         self.cache, self.lengths = read, list(lengths)

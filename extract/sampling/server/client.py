@@ -67,7 +67,7 @@ class Spending:
 
     @asynccontextmanager
     async def reserved(self, request: Request) -> AsyncIterator[None]:
-        """Reserve the maximum number of tokens for an attempt. Call `count` with its reply inside the with block.
+        """Reserve the maximum number of tokens for an attempt. Call `count` with the reply inside the with block.
 
         If attempts in flight leave too little of the budget, wait until they end. Most attempts use fewer tokens
         than they reserve.
@@ -225,8 +225,8 @@ def _prompt_bytes(request: Request) -> int:
 def retry_wait(state: Any) -> float:
     """Seconds to wait before the next attempt, given a `tenacity.RetryCallState`.
 
-    This is the time that the server requests, if any, plus full jitter. Full jitter is uniform between 0 and a limit
-    that doubles with each attempt. It spreads out requests that failed together (Brooker, Exponential Backoff and
+    The wait is the time that the server requests, if any, plus full jitter: a random time between 0 and a limit that
+    doubles with each attempt. The jitter spreads out requests that failed together (Brooker, Exponential Backoff and
     Jitter, AWS Architecture Blog, 2015).
     """
     wait_random_exponential = import_package("tenacity").wait_random_exponential

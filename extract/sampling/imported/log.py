@@ -88,8 +88,8 @@ def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
     """Add the grade of an answer.
 
     Raises:
-        InputError: If the answer already has a grade with this name. Names of scores that differ only in special
-            characters ("a b" and "a/b") become the same grader name.
+        InputError: If the answer already has a grade with this name. Two scores can have the same grader name, because
+            special characters are replaced ("a b" and "a/b").
     """
     if name in grades:
         raise InputError(

@@ -175,8 +175,9 @@ def read(
         store: Folder of the store.
         signals: Signals to read. For questions and answers: {signals}. For answers only: {answer_signals}.
         scope: Whether to read signals from the questions (question) or from their answers (sample).
-        layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers that
-            are already in the store. If the store has none, all layers are kept, or three for hidden_tokens.
+        layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers that are
+            already in the store. If the store has none, three layers for hidden_tokens, and all layers for other
+            signals.
         model: Hub id or folder of the store's model, or of a local copy of a served model. By default, the name
             recorded in the store. Required for a model in a folder, because stores do not record paths.
         device: auto, cpu, cuda or cuda:N.
@@ -230,7 +231,7 @@ def ask(
 
     Raises:
         InputError: If a baseline is unknown, there is no store, a model cannot be loaded or differs from the store's
-            model, or settings differ from the settings in the store.
+            model, or the options differ from the options recorded in the store.
     """
     if max_new_tokens < 1:
         raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Pass 48, for example.")

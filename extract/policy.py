@@ -149,7 +149,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything that determines a store's content. Excludes k, the device, the worker count and the batch size."""
+    """Settings that determine a store's content, without k, the device, the batch size and the number of workers."""
 
     policy: Policy
     questions: str

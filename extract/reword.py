@@ -1,4 +1,4 @@
-"""The command ``python -m extract reword``: reworded questions of a store, written to a file."""
+"""The command ``python -m extract reword``, which writes reworded questions of a store to a file."""
 
 import json
 from pathlib import Path
@@ -10,18 +10,19 @@ from extract.store.store import Store
 
 
 def reword(store: str, out: str, n: int = 3, seed: int = 0) -> None:
-    """Reword the questions of a store, and write them to a file that can be sampled.
+    """Reword the questions of a store, and write them to a new file of questions.
 
-    A store that is sampled from this file can be passed to `train.py --data.broader`.
+    Sample answers to the questions in this file, and pass the new store to `train.py --data.broader`.
 
     Args:
         store: Folder of the store.
         out: Path of the new .jsonl file.
         n: Number of rewordings per question.
-        seed: Seed of the choice of rewordings.
+        seed: Seed for choosing the rewordings.
 
     Raises:
-        InputError: If `out` exists or is not a .jsonl file, a question is private, or `reworded` fails.
+        InputError: If `out` exists or is not a .jsonl file, or if a question is private. See `reworded` for other
+            errors.
     """
     path = Path(out)
     if path.suffix != ".jsonl" or path.exists():

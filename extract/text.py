@@ -5,7 +5,7 @@ import reprlib
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-#: A number with a decimal point or a minus sign, or else a run of letters and digits.
+#: A number with a decimal point or a minus sign, or a run of letters and digits.
 _WORD = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)|(?<!\w)-\d+(?!\w)|[^\W_]+")
 #: Words allowed between a negation and the value that it denies: "I don't think that the answer is 5".
 FILLERS = (

@@ -31,7 +31,7 @@ class AskContext:
 
     Attributes:
         load: Function that returns the store's model and tokenizer. The first call loads them.
-        device: Device for all other models: auto, cpu, cuda or cuda:N.
+        device: Device of the sentence encoder and the entailment classifier: auto, cpu, cuda or cuda:N.
         embedding_model: Name of the embedded sentence encoder, or the Hub id or folder of another encoder.
         nli_model: Hub id or folder of an entailment classifier. None if no baseline uses it.
         grader: Grader whose normalised answers the baseline `entailment` compares. By default, the store's only grader.
@@ -49,7 +49,7 @@ class AskContext:
 
 
 class AskedBaseline(ABC):
-    """Baseline that queries a model, one shard at a time. Its `name` is its key in the registry and the store."""
+    """Baseline that queries a model, one shard at a time. Its `name` is the key in the registry and the store."""
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
         self.name, self.store, self.context = name, store, context
@@ -57,7 +57,7 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. If the model is served and has no recorded local copy, one is loaded first."""
+        """Identity of the store's model, or of its local copy if it is served. The copy is loaded if necessary."""
         if not self.store.samples.provides.weights and self.store.reader is None:
             self.context.load()
         return self.store.model
@@ -69,7 +69,7 @@ class AskedBaseline(ABC):
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, prompts and options as JSON values. The result must be equal for all files of a scope."""
+        """Return the model, prompts and options as JSON values. All files of a scope must have the same settings."""
 
     @property
     def values(self) -> Asked | Signals:
@@ -93,7 +93,7 @@ class AskedBaseline(ABC):
 
     @abstractmethod
     def fill(self, shard: Shard, progress: Done) -> int:
-        """Query the model for one shard, write its file, and return the number of rows without a usable value."""
+        """Write the file of a shard by querying the model. Return the number of rows without a usable value."""
 
     def questions(self, shard: Shard) -> dict[str, str]:
         """Return a dict from id to text for a shard's questions. Each message of a chat is a line ``role: content``."""
@@ -118,7 +118,7 @@ class AskedTable(AskedBaseline):
         """Return the rows of a shard's table, with the columns that `Asked.write` expects."""
 
     def fill(self, shard: Shard, progress: Done) -> int:
-        """Query the model for one shard, write its table, and return the number of rows without a value."""
+        """Write the table of a shard by querying the model. Return the number of rows without a value."""
         rows = self.rows(shard, progress)
         self.store.asked.write(self.name, shard, rows, self.settings(shard.scope))
         return sum(row["value"] is None for row in rows)

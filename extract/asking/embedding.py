@@ -90,7 +90,7 @@ class TextEmbedding(AskedBaseline):
         self.values.shard_layout(self.name, shard)
 
     def fill(self, shard: Shard, progress: Done) -> int:
-        """Embed a shard, write its signal file, and return the number of empty answers."""
+        """Embed the texts of a shard, write the signal file, and return the number of empty answers."""
         questions = self.questions(shard)
         if shard.scope == "sample":
             answers = [(questions[row["question_id"]], answer_line(row["text"])) for row in self.answers(shard)]

@@ -2,7 +2,7 @@
 
 The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024. Each answer is compared
 with the first member of each cluster in turn. If the two entail each other (strict entailment), the answer joins the
-cluster. The answer is not compared with the other members of a cluster.
+cluster. An answer that joins no cluster starts a new one.
 """
 
 from collections import Counter, defaultdict
@@ -21,7 +21,7 @@ _LABELS = ("entailment", "neutral", "contradiction")
 
 
 class Answer(NamedTuple):
-    """Sample index and normalised form of an answer, and its text as read by the classifier."""
+    """An answer: its sample index, its normalised form, and the text that the classifier reads."""
 
     sample: int
     normalised: str
@@ -103,7 +103,7 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """Return for each pair whether entailment is the most likely label, and the number of tokens."""
+        """For each pair, return whether entailment is the most likely label, and the number of tokens."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
@@ -158,7 +158,7 @@ class Entailment(AskedTable):
         rows = []
         for id_, answer in answers:
             number, n_tokens = clusters[id_].of[answer.normalised], clusters[id_].tokens.pop(answer.normalised, 0)
-            cost = {"prompt_tokens": n_tokens, "completion_tokens": 0}  # only for the first of identical answers
+            cost = {"prompt_tokens": n_tokens, "completion_tokens": 0}  # identical answers are read only once
             rows.append({"question_id": id_, "sample": answer.sample, "value": float(number), **cost})
         return rows
 

@@ -82,7 +82,7 @@ class YesNoReader(TokenSampler):
         self._batch_tokens = _BATCH_TOKENS
 
     def read(self, prompts: Sequence[Sequence[int]], progress: Done) -> list[tuple[float | None, float]]:
-        """Return the value and mass of `yes_against_no` for each prompt. The value is None if mass < `LEAST_MASS`.
+        """Return the result of `yes_against_no` for each prompt. The value is None if the mass is below `LEAST_MASS`.
 
         Raises:
             InputError: If the model can't read a prompt, for example because it is too long, or if a logit is NaN.

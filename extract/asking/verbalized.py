@@ -114,7 +114,7 @@ class Verbalized(AskedTable):
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
         """Draw the replies to each question, one per attempt."""
-        # with the ids used for answers, replies and answers would be drawn with the same random numbers
+        # random numbers depend on the ids, and replies must not share random numbers with the sampled answers
         names = [f"verbalized\0{id_}" for id_ in ids]
 
         def draw(max_rows: int, counted: Count) -> list[Sample]:

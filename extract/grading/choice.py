@@ -109,8 +109,8 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
     """Find the options that a statement chooses.
 
-    If the statement equals an option, returns this option. Otherwise, returns the options named by the first group of
-    letters. If there are no letters, or other words precede them, also returns options whose text is in the statement.
+    If the statement equals an option, the result is this option. Otherwise, it is the first group of option letters. If
+    there are no letters, or other words precede them, options whose text is in the statement are added.
     """
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
@@ -182,8 +182,8 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
     """Whether only a joining word, a sign or white space separates a letter from the previous letter.
 
-    Letters that are separated by a line break, or by white space after a period or colon, are joined only if the first
-    letter is not denied and the second does not begin a sentence.
+    After a line break, or white space that follows a period or colon, two letters are joined only if the first letter
+    is not denied and the second letter does not begin a sentence.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):

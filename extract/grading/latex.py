@@ -100,9 +100,10 @@ def last_boxed(text: str) -> str | None:
 def stated_answer(text: str) -> str | None:
     r"""Extract the final answer from a text, normalised by `spelled`; None if there is no answer.
 
-    The answer is the last \boxed{}, else the text after the last "answer is", else the last formula, else the last
-    line. If this text is prose, the result is its only number, or its words if it has no number. The result is also
-    None if the number or formula is only a part of the answer ("10 or 20", "not 20", "20 times x").
+    The answer is in the last \boxed{}. Without a box, it follows the last "answer is". If there is no such phrase, it
+    is the last formula or, without a formula, the last line. If the answer is prose, the result is its only number, or
+    its words if it has no number. The result is also None if the number or formula is only a part of the answer ("10 or
+    20", "not 20", "20 times x").
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')

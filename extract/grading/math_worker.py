@@ -5,7 +5,7 @@ verdicts. This worker therefore disables the limits of math-verify and lets SIGA
 code. The process also ends when standard input ends.
 
 Each input line is JSON: ``{"golds": [...], "answer": "...", "seconds": 10}``. Each output line is JSON: true, false,
-null if undecided, or "unread" if the answer is not an expression. The first line is null and means that the
+null if undecided, or "unread" if the answer is not an expression. The first output line is null, and shows that the
 worker is ready.
 """
 

@@ -19,7 +19,11 @@ _INTEGER = re.compile(r"\s*(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\$?\s*(\d{1,
 
 
 def _stated_number(text: str) -> Fraction | None:
-    r"""Extract the number after the first ####, else the last number in the last \boxed{}, else the last number."""
+    r"""Extract the number that a text states.
+
+    It is the number after the first ####. Without such a number, it is the last number in the last \boxed{} or, if
+    there is none, the last number in the text.
+    """
     _, _, after = text.partition("####")
     line = after.lstrip(" ").split("\n", 1)[0]
     if re.search(r"\d", line):  # the answer is on this line, even if it can't be parsed

@@ -78,7 +78,7 @@ def _check_references(store: Store) -> None:
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
-    """Count the undecided answers in a range that should be graded again."""
+    """In a range of samples, count the undecided answers that should be graded again."""
     if not grader.may_decide_later:
         return 0
     n_unknown = int(store.grades.read(grader.name, samples)["right"].null_count)
@@ -91,7 +91,7 @@ def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
 def _grade_range(
     store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade_all: Callable[..., list[Grade]]
 ) -> list[str]:
-    """Grade the answers in a range that lack a known grade in `old`. Write all grades, and return the new verdicts."""
+    """In a range, grade the answers without a known grade in `old`. Write all grades, and return the new verdicts."""
     rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()

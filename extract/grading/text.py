@@ -18,7 +18,7 @@ from extract.text import contains_answer, normalize
 #: Minimum token F1 of a right answer, as in Farquhar et al. 2024 (Nature 630; metric "squad" in their code).
 THRESHOLD = 0.5
 
-#: Possible references, such as the symbol I, that are ordinary words before a lower-case word, as in "I think".
+#: Words that can be a reference, such as the symbol I, unless a lower-case word follows, as in "I think".
 _SENTENCE_WORD = re.compile(
     r"(?<![\w'’])(?:A|Am|As|At|Be|He|I|In|No)(?=\s+(?!(?:is|stands|represents|means|for|because|and|or)\b)[a-z])"
 )

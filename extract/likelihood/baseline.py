@@ -13,7 +13,7 @@ from extract.models.store_model import prompt_of
 from extract.running.memory import retry_with_smaller_batch
 from extract.store.shards import Scope, Shard
 
-#: Maximum number of unconditional continuations in one sequence.
+#: Maximum number of continuations in one sequence, if they are scored without a prompt.
 _AT_ONCE = 32
 
 
@@ -80,7 +80,7 @@ class Likelihood(AskedTable):
         return scores
 
     def _score_alone(self, items: Sequence[Item]) -> list[list[float]]:
-        """Score unconditional continuations. Each distinct continuation is read once."""
+        """Score continuations without a prompt. Each distinct continuation is read once."""
         distinct = list(dict.fromkeys(tuple(one) for item in items for one in item.continuations))
         parts = [Item(items[0].prompt, distinct[i : i + _AT_ONCE]) for i in range(0, len(distinct), _AT_ONCE)]
         values = [value for of_part in self._score(parts) for value in of_part]

@@ -21,7 +21,7 @@ class Normalisation(NamedTuple):
 
     Attributes:
         label: Name in tables.
-        metric: Accuracy metric of lm-evaluation-harness that ranks continuations by this score, "" if none does.
+        metric: Accuracy metric of lm-evaluation-harness that uses this score, or "" if no metric uses it.
         score: Function from a row of the table to the scores [continuation] float64.
     """
 
@@ -90,7 +90,8 @@ def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
         normalisation: Name in `NORMALISATIONS`.
 
     Returns:
-        [question] float64: 1 (right), 0 (wrong), or NaN if there is only one continuation or the right one is unknown.
+        [question] float64: 1 (right), 0 (wrong), or NaN if there is only one continuation or if the right continuation
+        is unknown.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

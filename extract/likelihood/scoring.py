@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
     @property
     def branches(self) -> bool:
-        """Whether at least two continuations have more than one token. Only then, a tree mask is needed."""
+        """Whether at least two continuations have more than one token. If not, no tree mask is needed."""
         return sum(len(continuation) > 1 for continuation in self.continuations) > 1
 
 
@@ -97,7 +97,7 @@ def score(
         model: Causal language model in evaluation mode.
         items: Prompts and continuations.
         batch_tokens: Maximum number of tokens in a batch, including padding. Longer sequences are read alone.
-        progress: Callback that receives the numbers of finished items and of tokens in each batch.
+        progress: Callback that receives the numbers of items and tokens in each finished batch.
 
     Returns:
         For each item, the log-probability of each continuation in nats: the sum over its tokens.

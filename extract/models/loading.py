@@ -36,7 +36,7 @@ def load_model(
         revision: Commit, branch or tag of a Hub model.
         dtype: "auto" (the dtype of the checkpoint), "float32", "bfloat16" or "float16".
         device: A torch device such as "cuda:1", or "auto" for CUDA if available and otherwise the CPU. With several
-            CUDA devices, LOCAL_RANK determines which one is used. Ignored if `device_map` is set.
+            CUDA devices, LOCAL_RANK determines which device is used. Ignored if `device_map` is set.
         device_map: How to distribute a large model over several devices, as in transformers ("auto", "balanced", …).
 
     Returns:

@@ -68,7 +68,7 @@ class Question:
         return HIDDEN if self.private else text
 
     def meta_label(self, key: str) -> str:
-        """Return ``meta[key]`` as text if it is a string or a number, or else an empty string."""
+        """Return ``meta[key]`` as text, or an empty string if it is neither a string nor a number."""
         value = self.meta.get(key)
         return str(value) if isinstance(value, str | int | float) else ""
 

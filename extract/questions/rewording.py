@@ -1,7 +1,8 @@
 """Rewordings of questions.
 
-A probe reads hidden states, which depend on the wording of a question. Reworded training questions show how much the
-accuracy and the confidences depend on it. To add a rewording, add an entry to `REWORDINGS`.
+A probe reads hidden states, which depend on the wording of a question. With reworded training questions, you can
+measure how much the accuracy and the confidences depend on the wording. To add a rewording, add an entry to
+`REWORDINGS`.
 """
 
 import random
@@ -12,7 +13,7 @@ from typing import Any
 from extract.errors import InputError, at_least_one
 from extract.questions.question import Question
 
-#: Key in `Question.meta` with the id of the original question.
+#: Key of `Question.meta` that contains the id of the original question.
 ORIGINAL = "reworded"
 
 
@@ -59,7 +60,7 @@ def reworded(questions: Iterable[Question], n: int = 3, seed: int = 0) -> list[Q
     Args:
         questions: Questions with a text.
         n: Number of rewordings per question.
-        seed: Seed of the choice.
+        seed: Seed for choosing the rewordings.
 
     Raises:
         InputError: If `n` is not between 1 and the number of rewordings, or a question is a chat.

@@ -58,7 +58,7 @@ def end_process(run: Callable[[], int]) -> NoReturn:
     """Exit with the status that `run` returns. After a second Ctrl-C, exit without a traceback.
 
     Python's last garbage collection would visit all objects of the imported packages, which takes more than a second.
-    They are excluded from it, because the memory of the process is freed anyway.
+    These objects are excluded from it, because the memory of the process is freed anyway.
     """
     try:
         status = run()

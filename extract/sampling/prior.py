@@ -36,9 +36,9 @@ from extract.text import one_line
 
 #: Confidences are clipped to this distance from 0 and 1. A confidence of 0 or 1 would rule out right or wrong answers.
 _LEAST = 1e-3
-#: Key of the Parquet metadata with the SHA-256 of the prompt template.
+#: Key in the Parquet metadata under which the SHA-256 of the prompt template is stored.
 _PROMPT = "prompt"
-#: Smallest and largest value of κ, and also of θ.
+#: Smallest and largest value of κ and θ.
 _BOUNDS = (0.01, 1000.0)
 
 
@@ -185,7 +185,7 @@ def fit_concentration(
 
 
 def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -> float:
-    """Minimise a function of the logarithm of a number, and return the number."""
+    """Minimise a function of log x for x within `bounds`, and return x."""
     return float(np.exp(minimize_scalar(loss, bounds=np.log(bounds), method="bounded").x))
 
 
@@ -203,10 +203,10 @@ def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
 def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Yield the probabilities, given n answers, that the right class ends up with more answers than a rival.
 
-    Suppose that x of n answers are in the right class, and y are in a wrong class, the rival (x + y ≤ n). Element
-    [x, y] is the probability that the right class has more answers than the rival after the whole budget. A tie counts
-    as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class with
-    probability y/(θ + n − x).
+    Suppose that x of n answers are in the right class, and y ≤ n − x answers are in a wrong class, called the rival.
+    Element [x, y] is the probability that the right class has more answers than the rival after the whole budget. A tie
+    counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class
+    with probability y/(θ + n − x).
 
     Yields:
         n = budget, budget − 1, …, 0, and the probabilities [n + 1, n + 1] float64.
@@ -229,8 +229,8 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 
     where P(c) is the posterior probability that class c is right. The sum is over the classes that have occurred and
-    the class of unseen answers. The gain is small if the leading answer is almost certainly right, if no class that
-    might be right is likely to catch up with the leading class, or if more answers would do as much harm as good.
+    the class of unseen answers. The gain is small if the leading answer is almost certainly right, if no other class is
+    likely both to be right and to catch up with the leading class, or if more answers would do as much harm as good.
 
     Args:
         prior: Prior of the question.

@@ -153,9 +153,9 @@ def rows_summed(
 ) -> Tensor:
     """Compute the sum of all rows of the rollout matrix R, and its last row: [row, field, mix, 2, alignment, key].
 
-    R = Â_L … Â_1 is the product over L layers of Â = a Ã + (1 − a) I, where Ã is the attention, weighted by a field
-    and then normalised by row, a is the share of attention in the residual stream, and I is the identity. The result is
-    float32. Its axis of size 2 contains the sum and the last row.
+    R = Â_L … Â_1 is the product of the matrices Â = a Ã + (1 − a) I of L layers. Ã is the attention, weighted by a
+    field and then normalised by row. a is the share of attention in the residual stream, and I is the identity. The
+    result is float32. Its axis of size 2 contains the sum and the last row.
 
     Args:
         blocks: For each layer, the attention averaged over heads, [row, query, key]. Queries and keys run from the last

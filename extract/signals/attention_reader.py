@@ -23,7 +23,8 @@ from extract.signals.model_parts import Hooks, decoder_blocks
 
 #: Floors ε of MACS, in hundredths. The paper uses 20 and writes ε as 1 − α.
 FLOORS = (1, 20)
-#: Names of the module that returns the attention output (a norm in Gemma 2 and 3) and of the module after the addition.
+#: Names of two modules: one returns the attention output (a norm in Gemma 2 and 3), and the other reads the sum of this
+#: output and the residual stream.
 _ADDED = [
     ("post_attention_layernorm", "pre_feedforward_layernorm"),
     *product(("self_attn", "attn", "attention"), ("post_attention_layernorm", "ln_2")),

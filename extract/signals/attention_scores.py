@@ -169,7 +169,7 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
     """Compute normalised attention entropies with and without the first token, which many heads use as a sink.
 
     An entropy is divided by the logarithm of the number of visible keys; it is 0 for one key. The entropy over all keys
-    is H = h(p) + (1 − p) H', where p is the weight of the first token, h is the binary entropy, and H' is the entropy
+    is H = h(p) + (1 − p) H'. Here, p is the weight of the first token, h is the binary entropy, and H' is the entropy
     without the first token. H' is computed from the other scores alone, so it is exact even if p rounds to 1.
 
     Args:

@@ -102,9 +102,9 @@ class Lens(dict[str, Tensor]):
     """Statistics of the distributions from which the answers' tokens were drawn, float32 on the CPU, padded with NaN.
 
     The first four keys describe the model's own distribution. The other keys are computed from the residual stream of
-    each layer l, or from the distribution p_l, which is obtained by applying the final norm and the head to this
-    residual stream. L is the last layer. The first four keys and `early_late` have shape [row, token]. All other keys
-    have shape [row, token, layer]. Entropies and divergences are in nats.
+    each layer l or from the distribution p_l that the final norm and the head compute from this residual stream. L is
+    the last layer. The first four keys and `early_late` have shape [row, token]. All other keys have shape [row, token,
+    layer]. Entropies and divergences are in nats.
 
     Keys:
         log_p: Log-probability of the drawn token; NaN if none was drawn.
@@ -144,8 +144,8 @@ class Attention:
     Attributes:
         places: Places of the queries.
         layers: Result of `read_layer` for each layer, without `largest`.
-        floors: Dict from a floor ε in hundredths to the sum over layers of log((1 − ε) a + ε), [row, query, key], where
-            a is the largest attention of any head in a layer.
+        floors: Dict from a floor ε in hundredths to the sum of log((1 − ε) a + ε) over layers, [row, query, key]. For
+            each layer, a is the largest attention of any head.
         dots: Dot products of the residual stream and the attention output, for each layer.
     """
 

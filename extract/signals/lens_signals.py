@@ -18,7 +18,7 @@ SIMILARITIES = (200, 300, 600, 700)
 def tokens(batch: Pass) -> dict[str, Tensor]:
     """Return five statistics of the distribution p from which each token y was drawn.
 
-    The result is a dict from ``L/name``, where L is the number of blocks, to tensors [row, token] float32. p is the
+    The result is a dict from ``L/name`` to tensors [row, token] float32, where L is the number of blocks. p is the
     model's own distribution at temperature 1, before top-p and top-k.
 
     - ``nll``: −log p(y) in nats. Its mean over an answer is the length-normalised negative log-likelihood.

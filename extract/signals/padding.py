@@ -63,7 +63,7 @@ class Padded:
         return (self.w * self.u).sum(-1) / self.total
 
     def at(self, place: Tensor) -> Tensor:
-        """Return the value with the 0-based rank `place` [..., row] in each row's ascending order, [..., row]."""
+        """Return each row's value at the 0-based position `place` [..., row] in ascending order, [..., row]."""
         values = self.ascending[0]
         shape = torch.broadcast_shapes(values.shape[:-1], place.shape)
         return values.expand(*shape, -1).gather(-1, place.expand(shape)[..., None])[..., 0]

@@ -135,7 +135,7 @@ def check_file(path: Path, folder: Path) -> None:
     """Check the size, location and checksum of a data file.
 
     Raises:
-        Damaged: If `check_size` fails, the file cannot be read, or the checksum differs from that in the sidecar.
+        Damaged: If `check_size` fails, the file cannot be read, or the checksum in the sidecar does not match.
     """
     sidecar = check_size(path, folder)
     try:

@@ -64,7 +64,7 @@ def fill(
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:
-    """Whether a finished file fails `check`, by default a checksum test. If it fails, the problem is printed."""
+    """Whether a finished file fails `check` (by default, a checksum test). If so, the problem is printed."""
     try:
         check_file(path, store.path) if check is None else check()
     except Damaged as error:

@@ -29,7 +29,7 @@ SAMPLES_SCHEMA = _schema(
     "question_id:string sample:int32 text:string reasoning:string token_ids:int32s logprobs:float32s n_tokens:int32 "
     "finish_reason:string prompt_tokens:int32"
 )
-#: `right` is null if the grader could not decide. `answer` is the answer that it found, or null if it found none.
+#: `right` is null if the grader could not decide. `answer` is the parsed answer, or null if the grader found none.
 GRADES_SCHEMA = _schema("question_id:string sample:int32 right:bool answer:string")
 #: Results of model-based baselines, by scope. `value` is null if the reply `text` contains no value. For clustered
 #: answers, `value` is the index of the cluster. `mass` is the total probability of Yes and No in `p_true`.

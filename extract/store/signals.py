@@ -193,7 +193,7 @@ class Signals(ShardFiles):
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
-        """Check that a signal is complete, has the key, and matches `ragged`. Return its shards."""
+        """Return the shards of a complete signal. Its tensor `key` must be ragged if and only if `ragged` is True."""
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the signal {signal!r} in {str(self._folder.path)!r}"
         if key not in keys:

@@ -95,7 +95,7 @@ def read_answers(
             ``rollout/norm_element_mean_token``. By default, ``norm_element_mean_token`` if it was read.
 
     Raises:
-        InputError: If an id or sample is unknown, a signal was not read, or a question must not be published.
+        InputError: If an id or sample is unknown, a signal was not read, or a question is private.
     """
     layer = max(int(key.split("/")[0]) for key in store.signals.keys("tokens", "sample"))
     rows = store.samples.read().to_pylist()

@@ -44,8 +44,8 @@ def show(
         Path to the output file.
 
     Raises:
-        InputError: If an id, a sample or the file suffix is unknown, a signal was not read, or the tokenizer is not
-            that of the store's model.
+        InputError: If an id, a sample or the file suffix is unknown, a signal was not read, or the tokenizer differs
+            from the tokenizer of the store's model.
     """
     path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):

@@ -101,7 +101,7 @@ def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:
     """Return the prompt of a line and the generation options.
 
     Raises:
-        InputError: If a key is missing, or the request was not for a generated answer.
+        InputError: If a key is missing, or the model was not asked to generate an answer.
     """
     if lacking := [key for key in _KEYS if key not in row]:
         raise InputError(

@@ -88,8 +88,8 @@ def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
     """Add the grade of an answer.
 
     Raises:
-        InputError: If the answer already has a grade with this name. Scorers whose names differ only in special
-            characters, such as "a b" and "a/b", have the same grader name.
+        InputError: If the answer already has a grade with this name. Two scores can have the same grader name, because
+            special characters are replaced ("a b" and "a/b").
     """
     if name in grades:
         raise InputError(
@@ -100,7 +100,7 @@ def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
 
 
 def safe_name(name: object) -> str:
-    r"""Return the name of a model or a task without folders and other options, which can contain keys.
+    r"""Return the name of a model or a task, without its folders and without options, which can contain API keys.
 
     Only the last part of a path is kept, and only the text before the first comma or line break.
 
@@ -157,7 +157,7 @@ def check_same(earlier: Question | None, question: Question, where: str) -> Ques
 
 
 def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], where: str) -> None:
-    """Check that a part of a log does not occur twice.
+    """Check that an entry of a log, such as an answer or a score, does not occur twice.
 
     Args:
         key: Question id, and the index of an answer or the name of a score.

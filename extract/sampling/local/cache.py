@@ -11,7 +11,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from extract.errors import InputError
 
-#: Attention arguments of architectures that compute more than softmax(q·k)·v. With them, prompts are not shared.
+#: Arguments of attention functions that compute more than softmax(q·k)·v. Prompts are not shared if a model passes any
+#: of them.
 _SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
 #: Initial capacity for answers, in tokens. The capacity is doubled whenever it is exhausted.
 _FIRST_TOKENS = 32

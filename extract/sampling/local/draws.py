@@ -15,7 +15,7 @@ from torch import Tensor
 
 _CHUNK = 128  # tokens per chunk in `inverse_cdf`
 _ROWS = 32  # rows per chunk in `draw`: a few MB of logits, which fit into the CPU cache
-_LEAST_TEMPERATURE = 1e-6  # lower ones would overflow
+_LEAST_TEMPERATURE = 1e-6  # at lower temperatures, logits would overflow
 
 
 def question_key(seed: int, question_id: str) -> int:
@@ -118,6 +118,6 @@ def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Find the index [row, 1] of the first sum in `ends` above the target. If no sum is, find the last increase."""
+    """Find the index [row, 1] of the first sum in `ends` above the target, or of the last increase if there is none."""
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

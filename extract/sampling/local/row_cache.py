@@ -35,7 +35,7 @@ class _RowLayer(DynamicLayer):
         self._window, self.buffers = window, list[Tensor]()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write keys and values [row, head, new token, d_head] behind those of the rows, and return all of them."""
+        """Append keys and values [row, head, new token, d_head] to the rows, and return all keys and values."""
         n_rows, stop = len(key_states), self._window.stop + key_states.shape[2]
         for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:n_rows, :, self._window.stop : stop] = new
@@ -97,7 +97,7 @@ class RowCache(DynamicCache):
         """Append rows of a cache of right-padded prompts.
 
         Args:
-            read: Plain cache with all tokens of the prompts, such as that of `for_prompts`.
+            read: Cache after a pass over the prompts. It must contain all tokens of the prompts.
             lengths: Number of tokens in each row of `read`, without padding.
             rows: Indices of the rows to append.
         """
@@ -134,7 +134,7 @@ class RowCache(DynamicCache):
         self._window.stop += 1
 
     def drop(self, rows: Sequence[int]) -> list[int]:
-        """Remove rows. The last rows move to their places. Returns the previous index of each remaining row."""
+        """Remove rows, and move the last rows to the free slots. Returns the previous index of each remaining row."""
         n_before, order = len(self.lengths), list(range(len(self.lengths)))
         for row in sorted(rows, reverse=True):
             order[row] = order[-1]
@@ -177,7 +177,7 @@ class FixedCache:
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Use a cache of prompts of the same length. This cache must be empty."""
+        """Use a cache of prompts with equal lengths. No other prompts may have joined before."""
         assert not self.lengths
         assert len(set(lengths)) == 1
         self.cache, self.lengths = read, list(lengths)
@@ -204,7 +204,8 @@ class FixedCache:
 def can_merge(model: Any) -> bool:
     """Whether rows can join a batch while it is generated.
 
-    This requires that the model caches only keys and values. Chunked attention counts the padding of shorter rows.
+    This requires that the model caches only keys and values. Models with chunked attention are excluded, because their
+    chunks would include the padding of shorter rows.
     """
     layers = DynamicCache(config=model.config).layers
     chunks = "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())

@@ -23,7 +23,7 @@ _MOST_GIVEN_UP = 16
 _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
 #: Number of prompt tokens per byte, assumed before the first reply. English text has about 0.25.
 _TOKENS_PER_BYTE = 0.5
-#: Appended to errors of servers that may have crashed.
+#: Text that is appended to errors of servers that may have crashed.
 _SEEDS = (
     " Some servers crash on requests with a seed, such as vLLM 0.32 on a CPU. If this server has crashed, restart it "
     "and pass --server.seeds=false."
@@ -67,7 +67,7 @@ class Spending:
 
     @asynccontextmanager
     async def reserved(self, request: Request) -> AsyncIterator[None]:
-        """Reserve the maximum number of tokens for an attempt. Call `count` with its reply inside the with block.
+        """Reserve the maximum number of tokens for an attempt. Call `count` with the reply inside the with block.
 
         If attempts in flight leave too little of the budget, wait until they end. Most attempts use fewer tokens
         than they reserve.
@@ -118,7 +118,7 @@ class Client(AbstractAsyncContextManager["Client"]):
     Attributes:
         endpoints: One endpoint per address.
         has_answered: Whether the server has answered any request.
-        given_up: Last failure of the last request that failed in all attempts, or None.
+        given_up: Failure of the most recent request that failed in all attempts, or None.
 
     Raises:
         InputError: If a required package is not installed or the API key is invalid.
@@ -225,8 +225,8 @@ def _prompt_bytes(request: Request) -> int:
 def retry_wait(state: Any) -> float:
     """Seconds to wait before the next attempt, given a `tenacity.RetryCallState`.
 
-    This is the time that the server requests, if any, plus full jitter. Full jitter is uniform between 0 and a limit
-    that doubles with each attempt. It spreads out requests that failed together (Brooker, Exponential Backoff and
+    The wait is the time that the server requests, if any, plus full jitter: a random time between 0 and a limit that
+    doubles with each attempt. The jitter spreads out requests that failed together (Brooker, Exponential Backoff and
     Jitter, AWS Architecture Blog, 2015).
     """
     wait_random_exponential = import_package("tenacity").wait_random_exponential
@@ -235,7 +235,7 @@ def retry_wait(state: Any) -> float:
 
 
 def same_model(requested: str, replied: str) -> bool:
-    """Whether two names refer to the same model. A path, version, date or tag in only one of them is ignored.
+    """Whether two names refer to the same model. A path, version, date or tag in only one of the names is ignored.
 
     >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("SmolLM2", "HuggingFaceTB/SmolLM2@main")
     (True, True)

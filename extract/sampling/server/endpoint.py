@@ -27,7 +27,7 @@ _POOL = 8
 _CONNECT = 30.0
 #: Maximum time in seconds to find out whether a server still replies.
 _LONGEST_CHECK = 10.0
-#: Statuses that are retried (like all 5xx), and statuses that concern only a single request.
+#: Statuses that are retried, in addition to all 5xx, and statuses that concern only a single request.
 _TRANSIENT, _ABOUT_REQUEST = (408, 409, 425, 429), (400, 413, 422)
 
 
@@ -159,7 +159,7 @@ class Endpoint:
             raise Failure(f"{self.url} sent an unreadable reply ({type(error).__name__})") from None
 
     def _failure_of_status(self, status: int, headers: Mapping[str, str], text: str) -> Exception:
-        """Return a `Failure` for a transient status, and an `InputError` for any other status."""
+        """Return a `Failure` for a transient status, and a `RejectedRequest` or `InputError` for any other status."""
         try:
             words = server_words(json.loads(text)) or text
         except (ValueError, RecursionError):

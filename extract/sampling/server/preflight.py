@@ -23,8 +23,9 @@ from extract.text import one_line
 
 #: Maximum number of questions to try per address, because a server may reject the first questions.
 TRIES = 4
-#: Number of requests whose answers must not all be identical, and their token limit. If the most likely token always
-#: has probability 0.9, all answers are identical by chance in one of 25,000 preflights (0.9 to the power of 3 × 32).
+#: Number of requests whose answers must not all be identical, and the token limit of each answer. If the most likely
+#: token always has probability 0.9, all answers are identical by chance in one of 25,000 preflights (0.9 to the power
+#: of 3 × 32).
 _VARIED, _VARIED_TOKENS = 4, 32
 #: Open-ended prompts, which have many possible answers: a chat message and a plain text.
 _OPEN_CHAT = "Make up a name, a place and an odd thing that happened there. Answer in one sentence."
@@ -168,7 +169,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
 
 
 async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str | None:
-    """Find out whether a server failed because requests have a seed. Some versions of vLLM crash on them.
+    """Find out whether a server failed because of the seed in a request, as some versions of vLLM do.
 
     Args:
         client: Client of one address, after an error.

@@ -117,7 +117,7 @@ class ServerSampler(Sampler):
 
 
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
-    """Warn if no question has two different answers. Skipped for fewer than 30 questions with several answers.
+    """Warn if at least 30 questions have several answers, but none of these questions has two different answers.
 
     Args:
         answers: For each question, the texts of its answers.

@@ -54,7 +54,10 @@ def test_training_twice_gives_two_complete_runs(small_store: Path, tmp_path: Pat
 
 
 def test_a_broader_store_is_read_by_the_back_off_of_the_saved_probe(
-    small_store: Path, make_small_store: Callable[..., Path], tmp_path: Path
+    small_store: Path,
+    make_small_store: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     other = make_small_store(n=80, seed=3)
     folder = experiment(small_store, tmp_path, "--model=Ridge", f"--data.broader=[{other}]")
@@ -63,6 +66,9 @@ def test_a_broader_store_is_read_by_the_back_off_of_the_saved_probe(
     assert probe.novelty.broader is not None
     assert 0 <= probe.novelty.broader.share <= 1
     assert probe.config["novelty"]["broader"]["n_features"] == probe.config["d_model"]
+    assert f"the questions of {other.name} come from a broader probe" in (folder / "probe" / "README.md").read_text()
+    has_no_weight = "The broader probe gets no weight" in capsys.readouterr().err
+    assert has_no_weight == (probe.novelty.broader.share == 0)
     report = (folder / "report.md").read_text()
     assert (
         f"the broader probe, which was also trained on {other.name}, its confidence is that of the broader probe"

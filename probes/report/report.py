@@ -230,6 +230,7 @@ class Report:
                 "store": record["identity"],
                 "questions": data.store.identity["questions"],
                 **{name: record[name] for name in ("grader", "datasets", "n_questions")},
+                **({"broader": record["novelty"]["broader_stores"]} if data.broader else {}),
                 "n_samples": int(torch.from_numpy(self.table.known)[module.fitted_rows().question.unique()].sum()),
                 "cross_fitted": module.cross_fitted,
                 module.option: self.choice.value,

@@ -221,9 +221,9 @@ def _message(kind: type[Body], problem: Mapping[str, Any], path: Sequence[Any], 
         case "missing":
             return f"Expected the field `{param}`, but it is missing."
         case "extra_forbidden" if len(path) == 1 and path[0] in NO_EFFECT and kind is ChatRequest:
-            return f"The option `{param}` is not supported, but got {_short(problem['input'])}. Remove it."
+            return f"The value {_short(problem['input'])} of the option `{param}` is not supported. Remove it."
         case "extra_forbidden":
-            return f"The field `{param}` is unknown.{nearest(str(path[-1]), kind.model_fields)} Remove it."
+            return f"The field `{param}` is unknown.{nearest(str(path[-1]), kind.model_fields)} Rename or remove it."
     reason = problem["msg"].removeprefix("Value error, ")
     reason = one_line(reason[:1].upper() + reason[1:], 200)
     if param is None:

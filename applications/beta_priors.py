@@ -49,9 +49,9 @@ def beta_priors(
 
 
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
-    """Return the base rate [question] of each question: its group's mean accuracy in all folds except its own.
+    """Return the base rate [question] of each question: its group's mean accuracy in the other folds.
 
-    If the group does not occur in other folds, the base rate is the mean accuracy of all questions in the other folds.
+    If the group does not occur in the other folds, the base rate is the mean accuracy of all questions in these folds.
     """
     group = np.unique(groups, return_inverse=True)[1]
     rates = np.empty(len(accuracy))

@@ -9,7 +9,7 @@ from extract.hashing import differences
 from extract.store.identity import member_stores
 from extract.store.store import Store
 
-#: Placeholder for an unknown temperature. Imported stores can have one.
+#: Placeholder for the unknown temperature of an imported store.
 UNKNOWN = -1.0
 _TEMPERATURE = "policy.decoding.temperature"
 

@@ -1,4 +1,4 @@
-"""Estimate the background temperature: match all metrics with all references, and test the method on the references."""
+"""Estimate the background temperature by matching all metrics with all references, and test this method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ LEVEL = 0.05
 class Cell:
     """Comparison of the tested system with one reference by one metric.
 
-    The first resample contains every prompt once.
+    Index 0 of the axis `resample` is the original set of prompts, and the other indices are bootstrap resamples.
 
     Attributes:
         means: [resample, temperature] mean of the metric for the reference, or 1 − mean if the metric falls with
             temperature.
         tested: [resample] mean of the metric for the tested system, converted in the same way.
-        temperature: [resample] temperatures at which the monotone curve reaches the value of the tested system.
+        temperature: [resample] temperatures at which the curve of `monotone_curves` reaches the tested system's value.
         ks_temperature: [resample] temperatures from `ks_temperatures`.
         ks_distance: [temperature] Kolmogorov–Smirnov distances.
         ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests.
@@ -66,7 +66,8 @@ class Estimate:
         tested: Values [prompt] of each metric for the tested system.
         references: Values [prompt] of each metric for the references, by name and temperature.
         mismatch_rate: 95 % upper limit of the mismatch rate if all outputs to each prompt are identical, else None.
-        limits: Highest temperature at which each reference has at most this mismatch rate. See `temperature_limit`.
+        limits: Highest temperature at which each reference has at most the mismatch rate `mismatch_rate`. See
+            `temperature_limit`.
         recovery: Estimates [resample, temperature] for the held-out outputs of each reference, by name. Empty if a
             prompt has fewer than four outputs.
     """
@@ -170,7 +171,7 @@ def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights
 
 
 def rising(name: str, values: Sequence[Mapping[str, Array]]) -> Array:
-    """Stack the values [temperature, prompt] of a metric. Return 1 − value if the metric falls with temperature."""
+    """Stack the values of a metric as [temperature, prompt], as 1 − value if the metric falls with temperature."""
     stacked = np.stack([one[name] for one in values])
     return stacked if METRICS[name].rises else 1 - stacked
 

@@ -133,7 +133,7 @@ def evaluate_rules(
 
 
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
-    """Choose the threshold that needs the fewest answers and loses at most `MAX_LOSS` in accuracy on `questions`.
+    """Choose the threshold that needs the fewest answers among those that lose at most `MAX_LOSS` in accuracy.
 
     If every threshold loses more, the most accurate threshold is chosen.
 

@@ -35,8 +35,9 @@ def beta_priors(
 ) -> tuple[Array, Array] | None:
     """Return the parameters a and b [question] of Beta priors with the given means.
 
-    For each fold, the concentration is estimated on the other folds. Returns None if it cannot be estimated for some
-    fold. `fold` [question] is the index of each question's fold. See `concentration` for the other arguments.
+    For each fold, the concentration is estimated on the other folds. Returns None if the concentration of any fold
+    cannot be estimated. `fold` [question] is the index of each question's fold. See `concentration` for the other
+    arguments.
     """
     found = np.empty(len(fold))
     for number in np.unique(fold):

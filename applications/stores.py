@@ -15,7 +15,7 @@ _TEMPERATURE = "policy.decoding.temperature"
 
 
 def known_temperature(temperature: float) -> float | None:
-    """Return the temperature as saved in records, with None instead of `UNKNOWN`."""
+    """Convert a temperature to its value in records. `UNKNOWN` becomes None."""
     return None if temperature == UNKNOWN else temperature
 
 

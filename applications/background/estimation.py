@@ -91,7 +91,7 @@ def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estim
     """Match the tested system with all references, and estimate its background temperature.
 
     Raises:
-        InputError: If the outputs of a reference vary no more at its highest temperature than at its lowest.
+        InputError: If the outputs of a reference do not vary more at its highest temperature than at its lowest.
     """
     counts = resample_weights(len(systems.prompts), n_resamples, seed).double().numpy()
     weights = np.vstack([np.ones(len(systems.prompts)), counts]) / len(systems.prompts)
@@ -122,7 +122,7 @@ def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estim
 def match_reference(
     tested: Mapping[str, Array], grid: Mapping[float, Mapping[str, Array]], weights: Array
 ) -> dict[str, Cell]:
-    """Match all metrics of the tested system with those of a reference.
+    """Match the tested system with one reference by each metric.
 
     Args:
         tested: Values [prompt] of each metric.
@@ -147,7 +147,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of one half of a reference's outputs by matching this half with the other.
+    """Estimate the temperatures of one half of a reference's outputs by matching this half with the other half.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.
@@ -171,7 +171,7 @@ def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights
 
 
 def rising(name: str, values: Sequence[Mapping[str, Array]]) -> Array:
-    """Stack the values of a metric as [temperature, prompt], as 1 − value if the metric falls with temperature."""
+    """Stack the values of a metric to [temperature, prompt]. A metric that falls with temperature becomes 1 − value."""
     stacked = np.stack([one[name] for one in values])
     return stacked if METRICS[name].rises else 1 - stacked
 
@@ -194,7 +194,7 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
-    """Return the first of the values [resample], and the 95 % expanded percentile interval of the other values.
+    """Return the first value, with the 95 % expanded percentile interval of the other values [resample].
 
     The bounds of the interval are the quantiles at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t, where n is the number of
     prompts and t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom. With few

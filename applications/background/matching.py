@@ -1,4 +1,4 @@
-"""Find the temperature of a reference at which its outputs vary as much as those of the tested system.
+"""Find the temperature at which a reference varies as much as the tested system.
 
 A metric has one value per prompt for the tested system, and one per temperature and prompt for the reference. The
 resampling weights [resample, prompt] sum to 1 and are the same for both systems.

@@ -70,7 +70,7 @@ def background_record(
 
 
 def _source(source: Source) -> dict[str, Any]:
-    """Describe where outputs come from. The policy is None for outputs in a file."""
+    """Describe the source of outputs. The policy is None for outputs in a file."""
     return {"name": Path(source.name).name, "policy": source.store and source.store.identity["policy"]}
 
 

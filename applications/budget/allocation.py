@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 class Ranking(NamedTuple):
-    """Answers in the order in which they are drawn.
+    """Order in which the answers are drawn.
 
     Attributes:
         question: [rank] question of each answer.

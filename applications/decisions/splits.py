@@ -1,4 +1,4 @@
-"""Repeated random halves: thresholds that are certified on one half of the questions and evaluated on the other."""
+"""Repeated random halves: thresholds are certified on one half of the questions, and evaluated on the other half."""
 
 from typing import Any
 

@@ -133,7 +133,7 @@ def evaluate_rules(
 
 
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
-    """Choose the threshold that needs the fewest answers among those that lose at most `MAX_LOSS` in accuracy.
+    """Choose the threshold that needs the fewest answers, among thresholds that lose at most `MAX_LOSS` in accuracy.
 
     If every threshold loses more, the most accurate threshold is chosen.
 

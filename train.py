@@ -289,10 +289,9 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         report = Report(cli.model, cli.datamodule, int(cli.config.seed_everything), cli.config.n_resamples)
         pictures = report.write(cli.run_folder)
         log_report(report, cli.run_folder, pictures, loggers)
-    if report.record["novelty"]["broader_share"] == 0:
-        print("The broader probe gets no weight, because it does not help on held-out groups.", file=sys.stderr)
+    no_effect = "The broader probe gets no weight, because it does not help on held-out groups.\n\n"
     print(
-        f"{summary_table(report.figures_of)}\n\n"
+        f"{no_effect if report.record['novelty']['broader_share'] == 0 else ''}{summary_table(report.figures_of)}\n\n"
         f"Report: {cli.run_folder / 'report.md'}   Probe: {cli.run_folder / 'probe'}"
     )
     return cli.run_folder

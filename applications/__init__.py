@@ -1,1 +1,1 @@
-"""Applications of graded answers and confidences, such as Pass@K, voting, abstention and the comparison of models."""
+"""Pass@K, voting, abstention, comparison of models, and other applications of graded answers and confidences."""

@@ -35,8 +35,9 @@ def beta_priors(
 ) -> tuple[Array, Array] | None:
     """Return the parameters a and b [question] of Beta priors with the given means.
 
-    For each fold, the concentration is estimated on the other folds. Returns None if it cannot be estimated for some
-    fold. `fold` [question] is the index of each question's fold. See `concentration` for the other arguments.
+    For each fold, the concentration is estimated on the other folds. Returns None if the concentration of any fold
+    cannot be estimated. `fold` [question] is the index of each question's fold. See `concentration` for the other
+    arguments.
     """
     found = np.empty(len(fold))
     for number in np.unique(fold):
@@ -49,9 +50,9 @@ def beta_priors(
 
 
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
-    """Return the base rate [question] of each question: its group's mean accuracy in all folds except its own.
+    """Return the base rate [question] of each question: its group's mean accuracy in the other folds.
 
-    If the group does not occur in other folds, the base rate is the mean accuracy of all questions in the other folds.
+    If the group does not occur in the other folds, the base rate is the mean accuracy of all questions in these folds.
     """
     group = np.unique(groups, return_inverse=True)[1]
     rates = np.empty(len(accuracy))

@@ -79,7 +79,7 @@ def share_interval(shares: Values) -> Estimate:
     The interval is a t interval, clipped to [0, 1]. If all values are the same, it is an exact binomial interval.
 
     Args:
-        shares: [unit] values in [0, 1]. If there is only one, there is no interval.
+        shares: [unit] values in [0, 1]. A single value has no interval.
     """
     mean, low, high = interval(shares) or (float(shares.mean()), None, None)
     return {"value": mean, "low": low, "high": high}
@@ -116,7 +116,8 @@ def detectable(error: float) -> float:
 def n_needed(error: float, n: int, difference: float) -> int:
     """Return the number of units that makes `difference` the smallest `detectable` difference.
 
-    The standard error is proportional to 1/√n, so the number is extrapolated from the error `error` of `n` units.
+    The standard error is proportional to 1/√n, so the number is extrapolated from `error`, the standard error with `n`
+    units.
     """
     return math.ceil(n * (detectable(error) / difference) ** 2)
 

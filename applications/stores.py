@@ -9,13 +9,13 @@ from extract.hashing import differences
 from extract.store.identity import member_stores
 from extract.store.store import Store
 
-#: Placeholder for an unknown temperature. Imported stores can have one.
+#: Placeholder for the unknown temperature of an imported store.
 UNKNOWN = -1.0
 _TEMPERATURE = "policy.decoding.temperature"
 
 
 def known_temperature(temperature: float) -> float | None:
-    """Return the temperature as saved in records, with None instead of `UNKNOWN`."""
+    """Convert a temperature to its value in records. `UNKNOWN` becomes None."""
     return None if temperature == UNKNOWN else temperature
 
 

@@ -67,7 +67,7 @@ def test_a_broader_store_is_read_by_the_back_off_of_the_saved_probe(
     assert 0 <= probe.novelty.broader.share <= 1
     assert probe.config["novelty"]["broader"]["n_features"] == probe.config["d_model"]
     assert f"the questions of {other.name} come from a broader probe" in (folder / "probe" / "README.md").read_text()
-    has_no_weight = "The broader probe gets no weight" in capsys.readouterr().err
+    has_no_weight = "The broader probe gets no weight" in capsys.readouterr().out
     assert has_no_weight == (probe.novelty.broader.share == 0)
     report = (folder / "report.md").read_text()
     assert (

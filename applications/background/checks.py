@@ -59,7 +59,7 @@ def check_policies(stores: Sequence[Store]) -> None:
 
 
 def check_random_numbers(tested: Store, references: Sequence[Store]) -> None:
-    """Check that the outputs of the tested store are independent of those of the references.
+    """Check that the tested store and the references do not share random numbers.
 
     Raises:
         InputError: If the tested system samples from the same model with the same seed as a reference.

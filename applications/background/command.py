@@ -26,7 +26,7 @@ def background_temperature(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Estimate the temperature at which reference models vary as much as a system does at temperature 0.
+    """Estimate the temperature at which reference models vary as much as the tested system at temperature 0.
 
     The background temperature was defined by Messina and Scotta (arXiv 2604.22411). This command adds intervals.
 

@@ -1,4 +1,4 @@
-"""Estimate the background temperature: match all metrics with all references, and test the method on the references."""
+"""Estimate the background temperature by matching all metrics with all references, and test this method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ LEVEL = 0.05
 class Cell:
     """Comparison of the tested system with one reference by one metric.
 
-    The first resample contains every prompt once.
+    Index 0 of the axis `resample` is the original set of prompts, and the other indices are bootstrap resamples.
 
     Attributes:
         means: [resample, temperature] mean of the metric for the reference, or 1 − mean if the metric falls with
             temperature.
         tested: [resample] mean of the metric for the tested system, converted in the same way.
-        temperature: [resample] temperatures at which the monotone curve reaches the value of the tested system.
+        temperature: [resample] temperatures at which the curve of `monotone_curves` reaches the tested system's value.
         ks_temperature: [resample] temperatures from `ks_temperatures`.
         ks_distance: [temperature] Kolmogorov–Smirnov distances.
         ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests.
@@ -66,7 +66,8 @@ class Estimate:
         tested: Values [prompt] of each metric for the tested system.
         references: Values [prompt] of each metric for the references, by name and temperature.
         mismatch_rate: 95 % upper limit of the mismatch rate if all outputs to each prompt are identical, else None.
-        limits: Highest temperature at which each reference has at most this mismatch rate. See `temperature_limit`.
+        limits: Highest temperature at which each reference has at most the mismatch rate `mismatch_rate`. See
+            `temperature_limit`.
         recovery: Estimates [resample, temperature] for the held-out outputs of each reference, by name. Empty if a
             prompt has fewer than four outputs.
     """
@@ -90,7 +91,7 @@ def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estim
     """Match the tested system with all references, and estimate its background temperature.
 
     Raises:
-        InputError: If the outputs of a reference vary no more at its highest temperature than at its lowest.
+        InputError: If the outputs of a reference do not vary more at its highest temperature than at its lowest.
     """
     counts = resample_weights(len(systems.prompts), n_resamples, seed).double().numpy()
     weights = np.vstack([np.ones(len(systems.prompts)), counts]) / len(systems.prompts)
@@ -121,7 +122,7 @@ def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estim
 def match_reference(
     tested: Mapping[str, Array], grid: Mapping[float, Mapping[str, Array]], weights: Array
 ) -> dict[str, Cell]:
-    """Match all metrics of the tested system with those of a reference.
+    """Match the tested system with one reference by each metric.
 
     Args:
         tested: Values [prompt] of each metric.
@@ -146,7 +147,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of one half of a reference's outputs by matching this half with the other.
+    """Estimate the temperatures of one half of a reference's outputs by matching this half with the other half.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.
@@ -170,7 +171,7 @@ def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights
 
 
 def rising(name: str, values: Sequence[Mapping[str, Array]]) -> Array:
-    """Stack the values [temperature, prompt] of a metric. Return 1 − value if the metric falls with temperature."""
+    """Stack the values of a metric to [temperature, prompt]. A metric that falls with temperature becomes 1 − value."""
     stacked = np.stack([one[name] for one in values])
     return stacked if METRICS[name].rises else 1 - stacked
 
@@ -193,7 +194,7 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
-    """Return the first of the values [resample], and the 95 % expanded percentile interval of the other values.
+    """Return the first value, with the 95 % expanded percentile interval of the other values [resample].
 
     The bounds of the interval are the quantiles at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t, where n is the number of
     prompts and t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom. With few

@@ -1,4 +1,4 @@
-"""Find the temperature of a reference at which its outputs vary as much as those of the tested system.
+"""Find the temperature at which a reference varies as much as the tested system.
 
 A metric has one value per prompt for the tested system, and one per temperature and prompt for the reference. The
 resampling weights [resample, prompt] sum to 1 and are the same for both systems.
@@ -44,8 +44,8 @@ def ks_temperatures(distances: Array, temperatures: Array) -> Array:
 def ks_p_values(tested: Array, reference: Array) -> Array:
     """Compute the p-values [temperature] of the two-sample Kolmogorov–Smirnov tests.
 
-    The test assumes independent samples. Both systems answer the same prompts, so it is conservative. The p-values are
-    asymptotic, because the exact ones do not apply to values with ties.
+    The tests assume independent samples. They are conservative here, because both systems answer the same prompts. The
+    p-values are asymptotic, because exact p-values are not valid for values with ties.
     """
     return np.array([ks_2samp(tested, values, method="asymp").pvalue for values in reference])
 
@@ -68,8 +68,8 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
     """Return the temperatures at which `curves` reach `values`.
 
     Each flat part of a curve counts as one point at its mean temperature, and the points are joined by straight lines.
-    This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). Values outside the range of
-    the curve give the temperature of its lowest or highest part, and the value 0 gives the lowest temperature.
+    This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). A value outside the range of
+    the curve gives the temperature of the nearest point. The value 0 always gives the lowest temperature.
 
     Args:
         curves: [resample, temperature] non-decreasing curves.

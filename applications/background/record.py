@@ -70,7 +70,7 @@ def background_record(
 
 
 def _source(source: Source) -> dict[str, Any]:
-    """Describe where outputs come from. The policy is None for outputs in a file."""
+    """Describe the source of outputs. The policy is None for outputs in a file."""
     return {"name": Path(source.name).name, "policy": source.store and source.store.identity["policy"]}
 
 
@@ -120,8 +120,8 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
     """Return the upper limit of the temperature if all outputs are identical, else None.
 
-    The limit is the largest one over the references. If it is the first step of a grid, `inclusive` is false, because
-    the background temperature is below it.
+    The limit is the maximum over the references. `inclusive` is false if the limit is the lowest temperature above 0 of
+    a grid, because the background temperature is then below this temperature.
     """
     if estimate.mismatch_rate is None:
         return None

@@ -131,7 +131,7 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
             )
     longest = max(len(text) for outputs in counted for one in outputs for text in one.texts)
     limits = (store.identity["policy"]["decoding"]["max_new_tokens"] for store in stores)
-    limit = next((one for one in limits if one is not None), longest)  # imported logs may not state it
+    limit = next((one for one in limits if one is not None), longest)  # imported logs may lack the limit
     if unit == "tokens" and longest > limit:
         raise InputError(
             f"Expected outputs of at most {limit} tokens, the token limit of the stores, but one output has {longest}. "

@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 class Ranking(NamedTuple):
-    """Answers in the order in which they are drawn.
+    """Order in which the answers are drawn.
 
     Attributes:
         question: [rank] question of each answer.
@@ -76,7 +76,7 @@ def hazards(a: Array, b: Array, most: int) -> Array:
 
 
 def _decreasing(first: Array, factors: Array) -> Array:
-    """Return the cumulative products of `first` and `factors` in [0, 1]. They do not increase, even with rounding."""
+    """Return cumulative products of values in [0, 1]. The products do not increase, even with rounding."""
     return np.concatenate([first, factors], axis=1).cumprod(axis=1)
 
 

@@ -22,7 +22,7 @@ LEAST_QUESTIONS = 20
 #: Methods that are always compared.
 METHODS = UNIFORM, BASE_RATE, ORACLE = "uniform", "base_rate", "oracle"
 PLUG_IN, BAYESIAN = "plug-in", "Bayesian"
-#: Names of a method's confidence and of its gain.
+#: A method: the names of its confidence and its gain.
 Method = tuple[str, str]
 
 

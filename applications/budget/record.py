@@ -79,7 +79,7 @@ def budget_record(
 
 
 def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[int], weights: Tensor) -> dict[str, Any]:
-    """Compute the methods' expected success in a setting, and its paired difference from the uniform allocation.
+    """Compute each method's expected success in a setting, and its paired difference from the uniform allocation.
 
     Args:
         setting: The setting.
@@ -88,8 +88,8 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
         weights: [resample, question] number of copies of each question. The first row contains only ones.
 
     Returns:
-        A dict with `limit` (the largest budget), `n_answers` (the number of available answers), `budgets` (those
-        within the limit) and `methods`. Each method is a dict with its `confidence` and `gain`, and with `success`,
+        A dict with `limit` (the largest budget), `n_answers` (the number of available answers), `budgets` (up to
+        this limit) and `methods`. Each method is a dict with its `confidence` and `gain`, and with `success`,
         `difference` and `saved` for each budget. `saved` is the number of additional answers per question that the
         uniform allocation needs for the same success. It is None if, in more than a tenth of the resamples, the
         uniform allocation would need more answers than are available.
@@ -120,10 +120,10 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
 def _interval(values: Tensor) -> Interval | None:
     """Return the first value, with a 95 % percentile interval of the other values, which come from resamples.
 
-    The result is None if the first value or more than a tenth of the other values are not finite. In a resample,
-    copies of a question have the same gains, which makes the allocation slightly worse and the resampled values too
-    small. The bias correction of BCa intervals would double this bias. With 40 questions, BCa intervals cover the
-    expected difference in 83–88 % of simulations, and percentile intervals in 92–96 %.
+    The result is None if the first value is not finite, or if more than a tenth of the other values are not finite. In
+    a resample, copies of a question have the same gains, which makes the allocation slightly worse and the resampled
+    values too small. The bias correction of BCa intervals would double this bias. With 40 questions, BCa intervals
+    cover the expected difference in 83–88 % of simulations, and percentile intervals in 92–96 %.
     """
     resampled = values[1:][values[1:].isfinite()]
     if not values[0].isfinite() or len(resampled) < 0.9 * (len(values) - 1):

@@ -37,9 +37,9 @@ def decide(
 ) -> Path:
     """Find confidence thresholds below which to abstain, so that the remaining answers have a guaranteed risk.
 
-    The risk of a threshold is the expected fraction of wrong answers among the questions at or above it. The questions
-    of the store are treated as a random sample. With probability `level`, this sample gives a threshold whose risk is
-    at most the requested one.
+    The risk of a threshold is the expected fraction of wrong answers to the questions whose confidence reaches the
+    threshold. The questions of the store are treated as a random sample. With probability `level`, the threshold found
+    in this sample has at most the requested risk.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

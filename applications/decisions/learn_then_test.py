@@ -18,10 +18,10 @@ from applications.decisions.betting import betting_p_values, hoeffding_p_values
 Array = NDArray[np.float64]
 #: Candidate thresholds from strict to loose: log-odds from 7 to −7, and the threshold 0. They are independent of data.
 THRESHOLDS: Array = np.append(expit(np.arange(140, -141, -1) / 20), 0.0)
-#: Sequences of tested thresholds. For each sequence, the fraction of the questions that its first threshold keeps, and
-#: the fraction of the error probability 1 − level that it may spend. Sequences that start at looser thresholds help if
-#: the most confident questions are not the most accurate ones. The last one tests only whether all questions can be
-#: answered.
+#: Sequences of tested thresholds. Each pair contains the fraction of questions that the first threshold keeps, and the
+#: fraction of the error probability 1 − level that the sequence may spend. Sequences that start at looser thresholds
+#: help if the most confident questions are not the most accurate ones. The last sequence tests only whether all
+#: questions can be answered.
 STARTS = ((0.05, 0.55), (0.25, 0.15), (0.5, 0.15), (1.0, 0.15))
 #: P-values [threshold] as functions of losses [question, 1], kept questions [question, threshold], risk and levels.
 TESTS: dict[str, Callable[[Array, NDArray[np.bool_], float, Array], Array]] = {
@@ -86,9 +86,9 @@ def certify(
 
     This is fixed-sequence testing with several starts. Each sequence in `STARTS` tests thresholds from strict to loose
     and ends at the first hypothesis that is not rejected. Together, the sequences spend the error probability
-    1 − `level`, so the returned threshold has a larger risk with at most this probability. The first threshold of a
-    sequence must keep the fraction of the questions given in `STARTS`, and at least twice `n_needed` questions. It
-    depends only on the confidences.
+    1 − `level`, so the risk of the returned threshold exceeds `risk` with at most this probability. The first threshold
+    of a sequence depends only on the confidences. It must keep the fraction of the questions given in `STARTS`, and at
+    least twice `n_needed` questions.
 
     Args:
         confidence: [question] confidences f. A question with the confidence NaN is never answered.

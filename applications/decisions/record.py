@@ -141,7 +141,7 @@ def threshold_record(
         - `n_kept`: Number of questions at or above the threshold.
         - `measured_risk`: Measured risk of the threshold (of `first` if there is no threshold), with its interval.
         - `first`: The strictest tested threshold.
-        - `hoeffding`: Coverage that is certified by the test `hoeffding`.
+        - `hoeffding`: Coverage of the threshold that Hoeffding's test certifies.
         - `n_least`: Number of questions at or above `first`.
         - `lowest`: Result of `lowest_risk` for `n_least`.
         - `splits`: Result of `split_record`.
@@ -169,7 +169,7 @@ def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate
 
 
 def lowest_risk(confidence: Array, losses: Array, n_least: int) -> float:
-    """Return the lowest mean loss of the m most confident questions over all m of at least `n_least`."""
+    """Return the lowest mean loss of the m most confident questions for any m of at least `n_least`."""
     means = losses[np.argsort(-confidence, kind="stable")].cumsum() / np.arange(1, len(losses) + 1)
     return float(means[n_least - 1 :].min())
 
@@ -197,7 +197,7 @@ def _mean_of_kept(losses: Array, is_kept: NDArray[np.bool_]) -> Any:
 
 
 def decide_table(decided: Decided, record: Mapping[str, Any]) -> pa.Table:
-    """Return a table with one row per question: counts, confidences, and whether each threshold keeps the question."""
+    """Tabulate the counts and confidences of each question, and whether each threshold keeps the question."""
     table, rows = decided.table, decided.rows
     columns: dict[str, Any] = {
         "question_id": [table.ids[row] for row in rows],

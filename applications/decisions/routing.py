@@ -57,7 +57,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
 
     Args:
         panel: The cheap and the strong store.
-        rows: [question] rows of the questions with a confidence in the cheap store's question table.
+        rows: [question] indices into the cheap store's question table. They select the questions with a confidence.
         strong_price: Price of a token of the strong store, relative to a token of the cheap store.
 
     Returns:
@@ -123,7 +123,7 @@ def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
 
 
 def lowest(values: Array, fraction: float) -> NDArray[np.bool_]:
-    """Return a mask [question] of the questions with the lowest values, a given fraction of all questions."""
+    """Return a mask [question] that selects the given fraction of the questions, starting from the lowest values."""
     is_member = np.zeros(len(values), bool)
     is_member[np.argsort(values, kind="stable")[: round(fraction * len(values))]] = True
     return is_member

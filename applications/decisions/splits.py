@@ -1,4 +1,4 @@
-"""Repeated random halves: thresholds that are certified on one half of the questions and evaluated on the other."""
+"""Repeated random halves: thresholds are certified on one half of the questions, and evaluated on the other half."""
 
 from typing import Any
 
@@ -28,9 +28,9 @@ def split_record(confidence: Array, losses: Array, risk: float, level: float, se
         - `n`: Number of divisions.
         - `certified`: Fraction of divisions with a certified threshold.
         - `coverage`: Mean coverage of the other halves, counted as 0 without a threshold.
-        - `risk`: Mean measured risk of the other halves in which a question is answered; None if there are none.
-        - `above`: Fraction of divisions in which the measured risk of the other half exceeds the requested risk. It
-          includes the sampling noise of the measured risk and can therefore exceed 1 − level.
+        - `risk`: Mean measured risk of the other halves with answered questions; None if there are none.
+        - `above`: Fraction of divisions in which the measured risk of the other half exceeds the requested risk.
+          Because of the sampling noise of the measured risk, this fraction can exceed 1 − level.
     """
     rng, coverages, risks = np.random.default_rng(seed), [], []
     for number in range(N_SPLITS):

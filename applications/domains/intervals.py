@@ -49,10 +49,9 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
 
 
 def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
-    """Compute the mean of each cluster minus that of all other questions, with simultaneous intervals.
+    """Compute the mean of each cluster minus the mean of all other questions, with simultaneous intervals.
 
-    As in `cluster_means`, two intervals are computed and the wider one is used. The first one is Welch's interval, and
-    the second one uses the pooled variance.
+    Two intervals are computed, and the wider one is used: Welch's interval, and an interval from the pooled variance.
     There is no interval if there are fewer than 10 other questions. See `cluster_means` for the arguments.
     """
     members = _members(cluster, n_clusters)
@@ -91,8 +90,8 @@ def _moments(values: Values, members: NDArray[np.bool_]) -> _Moments:
 def _estimates(value: Values, inside: _Moments, square: Values, freedom: Values, share: Values) -> Estimates:
     """Return the wider one of two intervals for each value [cluster].
 
-    The squared standard error of the first interval is `square`, with `freedom` degrees of freedom. That of the second
-    interval is `share` times the pooled variance.
+    The squared standard error of the first interval is `square`, with `freedom` degrees of freedom. The squared
+    standard error of the second interval is `share` times the pooled variance.
     """
     within = inside.size - 1
     n_free, tested = np.nansum(within), np.isfinite(share).sum()

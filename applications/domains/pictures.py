@@ -14,9 +14,10 @@ _N_WORDS = 3
 
 @styled
 def domains_picture(record: dict[str, Any]) -> Figure:
-    """Draw a forest plot with simultaneous intervals and one row per cluster, the most accurate cluster at the bottom.
+    """Draw a forest plot of the clusters with simultaneous intervals.
 
-    Clusters whose difference or gap is significant are blue (positive) or red (negative).
+    The most accurate cluster is at the bottom. Clusters whose difference or gap is significant are blue (positive) or
+    red (negative).
     """
     clusters, names = record["clusters"], record["confidences"]
     order = sorted(range(len(clusters)), key=lambda one: -(clusters[one]["accuracy"]["value"] or 0))

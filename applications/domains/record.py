@@ -75,12 +75,12 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
     """Compute the content of domains.json.
 
     Returns:
-        A dict with the figures of `all` questions and of each of the `clusters`. The figures are the numbers of
+        A dict with the metrics of `all` questions and of each cluster in `clusters`. The metrics are the numbers of
         questions and of graded questions, the `accuracy` and the `confidences`. Each confidence has the number of
-        questions, the `mean`, and the `gap` (mean confidence minus accuracy). Clusters also have `minus_rest` (accuracy
-        minus that of all other questions), the characteristic `words`, and the `questions` nearest to the centre.
-        Each difference has a `decision`: the sign of the value if the interval excludes 0, otherwise 0. It is None
-        if there is no interval.
+        questions, the `mean`, and the `gap` (mean confidence minus accuracy). A cluster has three more entries:
+        `minus_rest` (its accuracy minus the accuracy of all other questions), its characteristic `words`, and the
+        `questions` nearest to its centre. `gap` and `minus_rest` have a `decision`: the sign of the value if the
+        interval excludes 0, otherwise 0. The decision is None if there is no interval.
     """
     store, table, clustering, confidences = domains
     n_clusters = int(clustering.cluster.max()) + 1
@@ -105,7 +105,7 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
 
 
 def _figures(domains: Domains, cluster: NDArray[np.int64], n_clusters: int) -> list[dict[str, Any]]:
-    """Compute the figures of each cluster."""
+    """Compute the metrics of each cluster."""
     accuracy = domains.table.accuracy
     graded = np.isfinite(accuracy)
     of_graded = accuracy[graded], cluster[graded], n_clusters
@@ -130,7 +130,7 @@ def _figures(domains: Domains, cluster: NDArray[np.int64], n_clusters: int) -> l
 
 
 def _accuracy_for(confidence: str, table: QuestionTable) -> Values:
-    """Return the accuracy [question] to compare a confidence with; NaN without known grades.
+    """Return the accuracy [question] with which a confidence is compared; NaN without known grades.
 
     A confidence that is computed from half of the answers is compared with the accuracy on the other half.
     """

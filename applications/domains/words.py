@@ -39,7 +39,7 @@ def characteristic_words(
     vectorizer = CountVectorizer(binary=True, token_pattern=r"\w[\w'’-]+")
     try:
         counts = vectorizer.fit_transform(texts)
-    except ValueError:  # there are no words
+    except ValueError:  # the texts contain no words
         return [[] for _ in range(n_clusters)]
     words = vectorizer.get_feature_names_out()
     of_all = np.asarray(counts.sum(0), dtype=np.float64).ravel()
@@ -48,7 +48,7 @@ def characteristic_words(
     for one in range(n_clusters):
         inside = np.asarray(counts[cluster == one].sum(0), dtype=np.float64).ravel()
         here, elsewhere = inside + prior, of_all - inside + prior
-        with np.errstate(divide="ignore", invalid="ignore"):  # if there is only one word
+        with np.errstate(divide="ignore", invalid="ignore"):  # only one distinct word
             log_odds = np.log(here / (here.sum() - here)) - np.log(elsewhere / (elsewhere.sum() - elsewhere))
         z = log_odds / np.sqrt(1 / here + 1 / elsewhere)
         order = np.argsort(-z, kind="stable")[:n_words]

@@ -1,4 +1,4 @@
-"""Compare the AUROCs of confidences: DeLong's test, and Obuchowski's version for several answers per question.
+"""DeLong's test of AUROCs, and Obuchowski's extension of the test to several answers per question.
 
 DeLong, DeLong and Clarke-Pearson, Comparing the Areas under Two or More Correlated Receiver Operating Characteristic
 Curves, Biometrics 44, 1988; Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997. With

@@ -18,7 +18,7 @@ Values = NDArray[np.float64]
 Labels = NDArray[np.int64]
 #: Maximum number of classes. With more distinct right answers, answers are not treated as classes.
 MOST_CLASSES = 20
-#: Figures of a class, and of the macro average.
+#: Metrics of a class and of the macro average.
 FIGURES = ("precision", "recall", "f1")
 
 
@@ -37,9 +37,10 @@ class Classes(NamedTuple):
 def find_classes(questions: Sequence[Question]) -> Classes | None:
     """Return the classes of the questions, or None if their answers are not classes.
 
-    The class of a question is its first reference: the letter of the right option for a choice question. Answers are
-    treated as classes if there are 2 to 20 distinct ones and, on average, at least two questions per class. Class names
-    are displayed, so answers to private questions are not treated as classes, unless they are option letters.
+    The class of a question is its first reference answer. For a choice question, this is the letter of the right
+    option. Answers are treated as classes if there are 2 to 20 distinct classes and, on average, at least two questions
+    per class. Class names are displayed, so answers to private questions are not treated as classes, unless they are
+    option letters.
     """
     if any(question.private and question.kind != "choice" for question in questions):
         return None
@@ -55,10 +56,10 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
 def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Question], classes: Classes) -> Values:
     """Return the fraction of each question's graded answers in each class, [question, class + 1] float64.
 
-    A right answer is in the class of its question. A wrong answer is in a class if it names only this class, and if
-    this is not the class of its question. An answer names a class if it contains the class name or an alias as whole
-    words. A class name that is a single letter must be the whole answer, with the same case. The last column contains
-    the fraction of all other answers.
+    A right answer is in the class of its question. A wrong answer is in another class if it names this class and no
+    other. An answer names a class if it contains the class name or an alias as whole words. A class name that is a
+    single letter must be the whole answer, with the same case. The last column contains the fraction of all other
+    answers.
 
     Args:
         table: Question table of a store.
@@ -94,10 +95,10 @@ def _names(answer: str, names: set[str]) -> bool:
 
 
 def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the figures of each class and their macro averages, with bootstrap intervals over questions.
+    """Compute the metrics of each class and their macro averages, with bootstrap intervals over questions.
 
     Precision is undefined for a class without answers. Recall and F1 are undefined for a class without questions.
-    Undefined figures are None. Macro averages leave out undefined figures and classes without questions.
+    Undefined metrics are None. Macro averages leave out undefined metrics and classes without questions.
 
     Args:
         classes: The classes.
@@ -106,9 +107,9 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
         seed: Seed of the resampling.
 
     Returns:
-        A dict. `classes` contains the name, the number of questions and the figures of each class. `macro` contains the
-        mean figures, and `n_averaged` the number of classes in each mean. `confusion` [class, class + 1] contains the
-        sums of `shares` by right class and answered class.
+        A dict. `classes` contains the name, the number of questions and the metrics of each class. `macro` contains the
+        macro averages, and `n_averaged` the number of classes in each average. `confusion` [class, class + 1] contains
+        the sums of `shares` by right class and answered class.
     """
     n, n_classes = len(shares), len(classes.names)
     actual = np.eye(n_classes)[:, classes.truth]

@@ -29,10 +29,10 @@ def models(
         confidences: Confidences whose AUROCs are compared: one source for each store in the same order, or a single
             source for all stores. A source is the folder of a saved probe, or FILE:COLUMN for a column of a Parquet or
             CSV file.
-        clusters: Field of the questions whose values are clusters of correlated questions: group, dataset or
-            meta.KEY. By default, questions are treated as independent.
+        clusters: Field of the questions that defines clusters of correlated questions: group, dataset or meta.KEY. By
+            default, questions are treated as independent.
         shared: If the stores have different questions, compare them on the shared questions.
-        difference: Difference of accuracies for which the required number of questions is computed.
+        difference: Difference in accuracy for which the required number of questions is computed.
         grader: Grader whose grades are used. Required if the stores have several graders.
         out: Folder to create for the page, record, table and picture. The default is runs/models-STORE-STORE.
         seed: Seed for the resampling and the sign-flip tests.

@@ -88,9 +88,9 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
         grader: Name of the grader; None for the only grader of the first store.
 
     Raises:
-        InputError: If there are fewer than two stores, two stores have the same identity, their questions differ and
-            `shared` is False, they share no questions, grades are missing or follow different rules, or fewer than two
-            questions have a known grade in every store.
+        InputError: If there are fewer than two stores, if two stores have the same identity, if the questions differ
+            and `shared` is False, if no question is in all stores, if grades are missing or follow different rules, or
+            if fewer than two questions have a known grade in every store.
     """
     stores = [store for path in paths for store in open_stores(path).values()]
     grader = stores[0].grades.choose(grader)
@@ -136,7 +136,7 @@ def _content(question: Question) -> dict[str, Any]:
 
 
 def _first_difference(stores: Sequence[Store]) -> str:
-    """Name the first field in which a question differs from one with the same id in the first store."""
+    """Name the first field in which a question differs from the first store's question with the same id."""
     of_first = {question.id: _content(question) for question in stores[0].questions}
     for question in (question for store in stores[1:] for question in store.questions if question.id in of_first):
         if line := next(differences(_content(question), of_first[question.id]), ""):

@@ -30,14 +30,14 @@ def models_record(
     n_resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Compute the accuracies, AUROCs and class figures of all stores, and test all paired differences.
+    """Compute the accuracies, AUROCs and class metrics of all stores, and test all paired differences.
 
     Args:
         panel: The stores and their shared questions.
         confidences: [store, question] confidences; empty if there are none.
         clusters: [question] cluster of each question, or None.
         cluster_field: Field that defines the clusters, or None.
-        difference: Difference of accuracies for which the required number of questions is computed.
+        difference: Difference in accuracy for which the required number of questions is computed.
         n_resamples: Number of resamples for each interval. Sign-flip tests use five times as many sign patterns.
         seed: Seed of the resampling.
 
@@ -143,7 +143,7 @@ def auroc_record(panel: Panel, confidences: Values) -> dict[str, Any]:
 
 
 def classes_record(panel: Panel, n_resamples: int, seed: int) -> dict[str, Any] | None:
-    """Compute the class figures of each store, or return None if the answers are not classes."""
+    """Compute the class metrics of each store, or return None if the answers are not classes."""
     questions = panel.questions
     classes = find_classes(questions)
     if classes is None:

@@ -21,8 +21,8 @@ def passk(
     """Estimate Pass@K, the probability that at least one of K answers is right.
 
     The command also measures how well confidences predict Pass@K, and extrapolates it beyond the number of sampled
-    answers. For a temperature grid, it compares a budget of answers that is split over the temperatures with the same
-    budget at a single temperature.
+    answers. For a temperature grid, it compares two ways to spend a budget of answers: split over the temperatures, or
+    all at a single temperature.
 
     Args:
         store: Folder of a store, or of a temperature grid. It must contain samples and grades.

@@ -30,7 +30,7 @@ def passk_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 
 def _drawn(intervals: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Replace missing ends of each interval with its value."""
+    """Replace missing bounds of each interval with its value."""
     return [{end: found["value"] if at is None else at for end, at in found.items()} for found in intervals]
 
 

@@ -15,9 +15,9 @@ def phrasing(
 ) -> Path:
     """Test whether the accuracy depends on how questions about the same facts are phrased.
 
-    Questions need `meta.pair`, which is the same for all questions about a fact, and `meta.form`, such as exact or
-    paraphrased. If the store contains the baseline `likelihood`, the forms are also compared by the likelihoods of the
-    right continuations.
+    Questions need `meta.pair`, which is the same for all questions about a fact, and `meta.form`, for example exact
+    or paraphrased. If the store contains the baseline `likelihood`, the forms are also compared by the likelihoods of
+    the right continuations.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

@@ -31,9 +31,9 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
     Returns:
         The content of phrasing.json. `forms` contains the counts, mean accuracy and mean likelihood of each form.
         `tests` contains the results of `paired_record` for accuracy and for likelihood, for each pair of forms, with
-        Holm's correction over all tests. `joint` contains, for each pair of forms `a` and `b`, the probabilities that
-        the answers to `both`, `only_a`, `only_b` or `neither` are right. It assumes that the answers to the two forms
-        are independent.
+        Holm's correction over all tests. For each pair of forms `a` and `b`, `joint` contains the probabilities that
+        `both`, `only_a`, `only_b` or `neither` of the forms is answered correctly. The answers to the two forms are
+        assumed to be independent.
     """
     values = {ACCURACY: cells.accuracy}
     if np.isfinite(cells.likelihood).any():
@@ -83,7 +83,7 @@ def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
 
 
 def phrasing_table(cells: Cells) -> pa.Table:
-    """Return counts, accuracy and likelihood (null if unknown) for each combination of pair and form with questions."""
+    """Return a table with one row for each combination of pair and form that occurs. Unknown likelihoods are null."""
     form, pair = np.nonzero(cells.n_questions)
     columns: dict[str, Any] = {"pair": [cells.pairs[i] for i in pair], "form": [cells.forms[i] for i in form]}
     columns |= {name: getattr(cells, name)[form, pair] for name in ("n_questions", "n_answers", ACCURACY)}

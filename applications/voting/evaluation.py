@@ -133,7 +133,7 @@ def evaluate_rules(
 
 
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
-    """Choose the threshold that needs the fewest answers and loses at most `MAX_LOSS` in accuracy on `questions`.
+    """Choose the threshold that needs the fewest answers, among thresholds that lose at most `MAX_LOSS` in accuracy.
 
     If every threshold loses more, the most accurate threshold is chosen.
 
@@ -172,12 +172,12 @@ def _cross_tuned(
 
 
 def _share_right(ballots: list[Ballots], questions: NDArray[np.bool_]) -> float:
-    """Return the mean proportion of right answers over some of the questions."""
+    """Return the mean proportion of right answers over the questions in a mask [question]."""
     return float(np.mean([ballots[i].right[ballots[i].classes].mean() for i in np.flatnonzero(questions)]))
 
 
 def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: NDArray[np.float64]) -> list[Prior]:
-    """Fit the concentration κ and the diversity θ on some of the questions, and return the priors of all questions."""
+    """Fit the concentration κ and the diversity θ on the questions in a mask. Return the priors of all questions."""
     counts = [
         (one.right[one.classes].sum(), len(one.classes), (~one.right[np.unique(one.classes)]).sum()) for one in ballots
     ]

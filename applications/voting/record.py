@@ -193,6 +193,6 @@ def vote_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def vote_verdict(record: dict[str, Any]) -> str:
-    """Describe how many answers the rules save, and at what loss of accuracy."""
+    """Describe how many answers the rules save, and how much accuracy they lose."""
     best = prior_name([BASE_RATE, *record["confidences"]][:2][-1])
     return render("voting/verdict.md.j2", record=record, best=best, label_of=label_of)

@@ -23,7 +23,7 @@ class UnionDataModule(FeatureDataModule):
         parts: Loaded datamodules without common questions.
 
     Raises:
-        InputError: If the target is `seu`, whose embeddings are read from a single store.
+        InputError: If the target is `seu`, because its embeddings are read from a single store.
     """
 
     def __init__(self, parts: Sequence[FeatureDataModule]) -> None:
@@ -44,9 +44,9 @@ class UnionDataModule(FeatureDataModule):
 def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
     """Return the rows of all broader stores of a datamodule, with the group and the question id of each row.
 
-    The groups of different stores are different. The id of a reworded question is that of the original.
+    Group names contain the path of the store. A reworded question has the same id as the original question.
 
-    Questions of the test split, and rewordings of them, are left out. `data` must be split.
+    Questions of the test split and their rewordings are left out. `data` must be split.
 
     Raises:
         InputError: If a store differs from the store of `data` in the model or the features, or has no usable rows.
@@ -67,7 +67,7 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
 
 
 def check_features(first: FeatureDataModule, other: FeatureDataModule, option: str) -> None:
-    """Raise an InputError if two stores have different models or features. `option` is the option with both stores."""
+    """Raise an InputError if two stores differ in the model or the features. `option` is the option that lists them."""
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(
@@ -101,6 +101,6 @@ def _concatenated(tables: Sequence[tuple[str, QuestionTable]]) -> QuestionTable:
 
 
 def _columns(tables: Sequence[Any], kind: type) -> dict[str, Any]:
-    """Concatenate the columns of tables that are arrays."""
+    """Concatenate the attributes of tables that are arrays, and return them by name."""
     names = [field.name for field in fields(kind) if isinstance(getattr(tables[0], field.name), np.ndarray)]
     return {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}

@@ -98,7 +98,7 @@ BASELINES: Registry[Baseline] = Registry(
                 scores.dispersed(scores.of_embeddings, measure), half=True, needs=("text_embedding",)
             )
             for name, measure in _DISPERSIONS.items()
-            if name != "degree"  # (n − 1)/n times SEU
+            if name != "degree"  # equals (n − 1)/n times SEU
         },
         "eigenscore": Baseline(scores.of_all(scores.hidden_eigenscore), half=True, needs=("hidden",)),
     },

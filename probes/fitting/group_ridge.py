@@ -27,7 +27,7 @@ def whole_groups(groups: Sequence[Any]) -> Tensor:
 
 
 def each_fold(fold: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield masks [row] of the rows in each fold, and of all other rows."""
+    """For each fold, yield a mask [row] of its rows and a mask [row] of all other rows."""
     for number in fold.unique():
         yield fold == number, fold != number
 
@@ -51,7 +51,7 @@ def fit_ridge(features: Tensor, target: Tensor, l2: float = RIDGE) -> tuple[Tens
 
 
 def held_out_scores(features: Tensor, target: Tensor, fold: Tensor, l2: float = RIDGE) -> Tensor:
-    """Return the scores [row] float64 of ridge regressions that are fitted to the other folds."""
+    """Score each fold with ridge regressions that are fitted to the other folds. Returns [row] float64."""
     scores = torch.zeros(len(features), dtype=torch.float64)
     for held, others in each_fold(fold):
         weight, bias = fit_ridge(features[others], target[others], l2)

@@ -185,7 +185,7 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
 
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
-    """Compare the largest cell with two others: one has the next lower n, and the other has the lowest k.
+    """Compare the largest cell with the cell that has the next lower n, and with the cell that has the lowest k.
 
     `splits` are sorted.
     """

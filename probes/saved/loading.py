@@ -29,7 +29,7 @@ FORMAT_VERSION = 6
 #: probes.
 _READ_VERSIONS = (2, 3, 4, 5, 6)
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
-_CALIBRATOR, _PREFIXES, _NOVELTY = "calibrator.", "prefixes.", "novelty."  # beginnings of tensors' names
+_CALIBRATOR, _PREFIXES, _NOVELTY = "calibrator.", "prefixes.", "novelty."  # prefixes of tensor names
 #: Fields of `prefixes`. Only probes that read hidden states of answers have this record.
 _OF_PREFIXES: Schema = {
     "lengths": Field(
@@ -248,7 +248,7 @@ def read_weights(
 
 
 def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) -> Calibrator:
-    """Create a calibrator filled with zeros. The names of its tensors begin with `start`."""
+    """Create a calibrator filled with zeros. `start` is the prefix of its tensors' names."""
     n_knots = tensors[f"{start}x"].numel() if f"{start}x" in tensors else 0
     return CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Environment variable with the API key.
 API_KEY = "CONFIDENCE_PROBES_API_KEY"
-#: Maximum time in seconds in which running answers end after a signal.
+#: Maximum time in seconds for ending running answers after a signal.
 CLOSING_SECONDS = 5
 
 
@@ -48,9 +48,9 @@ def serve(
         model: Hub id or folder of the probe's model. By default, the embedded model.
         host: Address on which the server listens. If other machines can reach it, an API key is required.
         port: Port on which the server listens; 0 selects a free one.
-        served_model_name: Name of the model in requests. By default, its name in the probe.
+        served_model_name: Name of the model in requests. The default is the name that is saved in the probe.
         max_batch_size: Maximum number of questions or answers in a pass of the model.
-        max_queue: Maximum number of requests that wait. Further ones are refused with the status 429.
+        max_queue: Maximum number of waiting requests. Further requests are refused with the status 429.
         api_key_env: Environment variable with the API key that requests must contain.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the probe's model), float32, bfloat16 or float16.

@@ -25,11 +25,11 @@ class Settings:
     Attributes:
         max_tokens: Maximum number of tokens, at least 1. The context of the model can end the answer earlier.
         temperature: Sampling temperature; 0 is greedy.
-        top_p: Nucleus sampling: probability mass from which tokens are drawn, in (0, 1].
+        top_p: Probability mass of the tokens that can be drawn (nucleus sampling), in (0, 1].
         seed: Seed of the draws. With the same seed, an answer does not depend on the other requests. If None, the
             draws are different in every request.
         stop: Strings that end the answer, in addition to those of the probe.
-        top_k: Number of tokens from which tokens are drawn; 0 is all tokens.
+        top_k: Number of most likely tokens that can be drawn; 0 means all tokens.
         entropy: Whether to compute the entropies of the tokens. See `AnswerStep`.
 
     Raises:
@@ -90,7 +90,7 @@ class Job:
         self.is_cancelled, self.has_ended, self._on_end = False, False, on_end
 
     def cancel(self) -> None:
-        """End the answer at the next step, from any thread. An answer that has ended is not changed."""
+        """End the answer at the next step. Any thread can call this. It has no effect on an answer that has ended."""
         self.is_cancelled = True
 
     def end(self, result: str | BaseException) -> None:
@@ -129,7 +129,7 @@ class ScoreJob:
         return self.future.done()
 
     def add(self, row: int, found: Confidences) -> None:
-        """Add the result [1] of a row. The request is complete with the last one."""
+        """Add the result [1] of a row. The last row completes the request."""
         self._found[row] = found
         if len(self._found) == len(self.prompts) and self.future.set_running_or_notify_cancel():
             ordered = [self._found[i] for i in range(len(self.prompts))]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """Reads the rows of all requests in turn, so that a long request does not delay the others.
+    """Reads rows of all requests in turn, so that a long request does not delay other requests.
 
     Args:
         model: Model with an attached probe.
@@ -33,7 +33,7 @@ class Scorer:
     def step(self) -> int:
         """Read one batch. If this fails, its requests end with the exception. Returns the number of rows."""
         rows: list[tuple[ScoreJob, int]] = []
-        self.jobs = deque(job for job in self.jobs if not job.has_ended)  # without those that were cancelled
+        self.jobs = deque(job for job in self.jobs if not job.has_ended)  # remove cancelled requests
         while self.jobs and len(rows) < self._max_rows:
             job = self.jobs.popleft()
             if job.has_ended:  # cancelled

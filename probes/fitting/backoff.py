@@ -31,7 +31,7 @@ PRIOR, PENALTY = 0.1, 1.0
 
 
 def fit_novelty(module: ProbeModule) -> Novelty:
-    """Fit the novelty and the back-off of a fitted probe to the rows of the training and validation splits.
+    """Fit the novelty and the back-off of a fitted probe on the training and validation rows.
 
     If the probe was trained on prefixes of answers, the rows include these prefixes. Without them, the beginning of a
     streamed answer would count as novel.
@@ -58,7 +58,7 @@ def fit_novelty(module: ProbeModule) -> Novelty:
 
 @torch.no_grad()
 def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confidences:
-    """Return a probe's backed-off confidences and novelties [row] for features [row, feature, d_model]."""
+    """Compute a probe's confidences with back-off, and novelties, each [row], for features [row, feature, d_model]."""
     assert module.choice is not None
     return novelty(flat(module.selected(features, module.choice.features)), module.predict(features))
 

@@ -16,7 +16,7 @@ FULL = 0.1
 
 
 def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, rows: Tensor | None = None) -> Distance:
-    """Fit a distance to hidden states [row, d_model].
+    """Fit a `Distance` from the rows of a set, given their hidden states [row, d_model].
 
     Args:
         hidden: [row, d_model] float32 hidden states.
@@ -36,7 +36,7 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
 
 
 def principal(hidden: Tensor, rank: int) -> Distance:
-    """Return a distance with the moments and at most `rank` principal directions of hidden states [row, d_model]."""
+    """Create a `Distance` with the moments and at most `rank` principal directions of hidden states [row, d_model]."""
     mean, scale = (one[0] for one in standardiser(hidden[:, None]))
     rows = hidden[:: -(-len(hidden) // MOST_ROWS)]  # evenly spaced, because rows are ordered by question
     _, singular, directions = torch.linalg.svd((rows - mean) / scale, full_matrices=False)

@@ -35,7 +35,7 @@ class AnswerStates:
             lengths: Number of content tokens in each answer.
 
         Returns:
-            The states, or None if the tokens of an answer were not recorded one after the other, as in a beam search.
+            The states, or None if an answer's tokens were not recorded in sequence, for example in a beam search.
         """
         read = torch.cat(self.tokens, 1)
         n = read.shape[1]

@@ -283,7 +283,7 @@ class ConfidentModel:
     def _contents(self, drawn: list[list[int]], stop: Sequence[str] | None = None) -> tuple[list[str], list[list[int]]]:
         """Truncate answers at stop strings, as in the training data, and return their texts and content tokens.
 
-        By default, the stop strings are those of the probe's training data.
+        By default, the stop strings of the probe's training data are used.
         """
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens

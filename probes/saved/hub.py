@@ -85,7 +85,7 @@ def read_card(path: Path) -> str | None:
 
 
 def failure(error: Exception) -> str:
-    """Describe on one line why a request to the Hub failed and, if possible, how to correct it.
+    """Describe in one line why a request to the Hub failed and, if possible, how to fix the problem.
 
     The queries of addresses and the user's access token are removed.
 

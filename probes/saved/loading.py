@@ -54,7 +54,7 @@ _DECISION = {
 
 _WIDTH = whole(1, 2**20, "a positive width below a million")
 _BROADER: Schema = {"n_features": _WIDTH, "rank": whole(0, RANK)}
-#: Fields of config.json, except those that `_reading` adds for the head and its features.
+#: Fields of config.json, except the fields that `_reading` adds for the head and its features.
 _CONFIG: Schema = {
     "format_version": whole(min(_READ_VERSIONS), FORMAT_VERSION, " or ".join(map(str, _READ_VERSIONS))),
     "d_model": _WIDTH,

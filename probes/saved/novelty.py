@@ -36,7 +36,7 @@ class Confidences(NamedTuple):
 
 
 class Broader(nn.Module):
-    """Broader probe: a linear probe that was also trained on other stores.
+    """Broader probe, which is a linear probe that was also trained on the questions of other stores.
 
     Args:
         n_features: Width of the features.
@@ -76,7 +76,7 @@ class Novelty(Distance):
 
     Args:
         n_hidden, rank: See `Distance`.
-        broader: Other arguments of `Broader`, if there is a broader probe.
+        broader: The `sizes` of a `Broader`, or None if there is no broader probe.
 
     Attributes:
         weight: Weight of the base rate at the distance `full`, in [0, 1].

@@ -81,7 +81,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
 
     Args:
         rows: Answers with the same probe.
-        states: [row, d_model] hidden states of the tokens, given by layer.
+        states: Dict from layer to hidden states [row, d_model] of the tokens.
         wait: Whether to wait until the confidences are on the CPU. If False, they arrive no later than a token that is
             drawn afterwards on the same device.
     """

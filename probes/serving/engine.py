@@ -52,7 +52,7 @@ class Engine:
         max_queue: Maximum number of waiting requests.
 
     Raises:
-        InputError: If the probe does not fit the model.
+        InputError: If the model differs from the probe's model.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Engine:
         Args:
             prompt: Token ids of the prompt, as returned by `encode`.
             settings: Settings of the answer.
-            on_step: Called with each step, as returned by `ConfidentModel.stream`, and the entropies of its tokens if
+            on_step: Called with each step (see `ConfidentModel.stream`), which contains the entropies of its tokens if
                 `settings` requests them. The last step repeats the complete answer. If the callback raises an
                 exception, the answer ends with it.
             on_end: Called once, after the last step, with the finish reason: "stop" (end token or stop string),

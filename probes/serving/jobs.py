@@ -26,9 +26,9 @@ class Settings:
         max_tokens: Maximum number of tokens, at least 1. The context of the model can end the answer earlier.
         temperature: Sampling temperature; 0 is greedy.
         top_p: Probability mass of the tokens that can be drawn (nucleus sampling), in (0, 1].
-        seed: Seed of the draws. With the same seed, an answer does not depend on the other requests. If None, the
-            draws are different in every request.
-        stop: Strings that end the answer, in addition to those of the probe.
+        seed: Seed of the draws. With a seed, the answer does not depend on concurrent requests. If None, every request
+            has different draws.
+        stop: Strings that end the answer, in addition to the probe's stop strings.
         top_k: Number of most likely tokens that can be drawn; 0 means all tokens.
         entropy: Whether to compute the entropies of the tokens. See `AnswerStep`.
 
@@ -62,9 +62,9 @@ class AnswerStep(Step):
     """Step of a generated answer. See `Step`.
 
     Attributes:
-        entropies: Entropies in nats of the distributions from which the tokens of `piece` were drawn, before
-            temperature, top-p and top-k, as in the signal `tokens`. While text is withheld, the tuple is empty. The
-            next piece then has several entropies. None if the entropies were not requested.
+        entropies: Next-token entropies in nats for the tokens of `piece`, before temperature, top-p and top-k, as in
+            the signal `tokens`. While text is withheld, the tuple is empty. The next piece then has several entropies.
+            None if the entropies were not requested.
     """
 
     entropies: tuple[float, ...] | None = None

@@ -131,8 +131,8 @@ class ChatRequest(Body):
     Attributes:
         backoff: Whether to shift the confidence of a novel question towards the base rate or a broader probe. See
             `Confidences`.
-        entropy: Whether each choice has a field `entropy`. It lists the entropies in nats of the distributions from
-            which the tokens of its text were drawn, before temperature, top-p and top-k.
+        entropy: Whether each choice has a field `entropy` with the next-token entropies in nats for the tokens of its
+            text. They are computed before temperature, top-p and top-k are applied.
     """
 
     model: str

@@ -46,7 +46,7 @@ class Row:
 
         Args:
             token: Token id.
-            entropy: Entropy of the distribution from which the token was drawn, if it is requested.
+            entropy: Entropy of the next-token distribution, if it is requested.
 
         Returns:
             The finish reason, or None if the answer continues.

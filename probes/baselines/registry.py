@@ -33,7 +33,8 @@ class Baseline(NamedTuple):
         calibrator: Calibrator, fitted on the training and validation splits; None if the scores are probabilities.
         half: Whether questions are scored with half of their answers and evaluated on the other half.
         needs: Model-based baselines and answer signals that the store must contain.
-        prompt_needs: Signals of the prompt that the store must contain. They cost one pass over the prompt.
+        prompt_needs: Signals of the prompt that the store must contain. Computing these signals takes one pass over the
+            prompt.
     """
 
     scores: Mapping[Scope, Score]

@@ -115,7 +115,7 @@ def scored(out: OutOfFold, name: str, half: bool) -> Scored:
 
 
 def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the question-level metrics of a method: the metrics of `evaluate`, `response_brier` and `gap`.
+    """Compute the question-level metrics of a method with `evaluate`, and add `response_brier` and `gap`.
 
     `response_brier` is the Brier score on individual answers. `gap` is `response_brier` minus the debiased Brier score.
     The gap estimates the mean of p(1−p), where p is the true accuracy. No question-level confidence can reduce the gap.

@@ -20,9 +20,9 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
 
     Args:
         hidden: [row, d_model] float32 hidden states.
-        fold: [row] int64 folds. The percentiles are computed from the distance of each row from the other folds.
-        groups: [row] int64 folds of groups of questions, whose distances from the other folds determine `full`. If
-            None, `full` is the largest distance.
+        fold: [row] int64 folds. The percentiles are computed from the `distances` of rows to the other folds.
+        groups: [row] int64 folds of whole question groups. The `distances` of rows to the other folds determine `full`.
+            If None, `full` is the largest distance.
         rows: [row] bool mask of the rows that are used for the percentiles; None for all rows.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)

@@ -194,7 +194,7 @@ class ConfidenceProbe(ModelHubMixin):
         return folder
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write all files. The mixin adds only files that are missing, so it writes no config and no card."""
+        """Write all files. The mixin adds only missing files, so it does not replace the config or the card."""
         self.save(save_directory)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:

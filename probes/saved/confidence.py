@@ -268,7 +268,7 @@ class ConfidentModel:
     def _features(
         self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None, shared: Any = None
     ) -> Tensor | Ragged:
-        """Read the probe's features [row, ...] on the CPU. See `_read`, and `read_questions` for `shared`."""
+        """Read the probe's features [row, ...] on the CPU. See `read_questions` for `shared`."""
         from extract.signals.base import Answer
         from extract.signals.reading import read_answers, read_questions
 

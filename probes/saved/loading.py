@@ -141,7 +141,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _reading(target: Any, signal: Any) -> Schema:
-    """Build the schema of `head`, `signal`, `layers`, `position` and `pooled`.
+    """Build the schema of the fields `head`, `signal`, `layers`, `position` and `pooled`.
 
     The schema depends on the target and the signal of the config, which have not been checked yet.
     """

@@ -62,10 +62,10 @@ class RunningConfidence:
 
 
 def add_prompts(rows: Sequence[RunningConfidence], found: Confidences | None, wait: bool = False) -> None:
-    """Add the prompts of answers.
+    """Add the confidences at the end of the prompt, before an answer token is read.
 
     Args:
-        rows: Answers before their first token is read.
+        rows: Answers whose tokens have not been read.
         found: [row] confidences of the questions, or None if the probe reads answers.
         wait: See `add_tokens`.
     """
@@ -77,7 +77,7 @@ def add_prompts(rows: Sequence[RunningConfidence], found: Confidences | None, wa
 
 
 def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], wait: bool = False) -> None:
-    """Add the token that was read last to each answer, for a probe that reads answers.
+    """Update the confidence of each answer with its latest token. The probe must read answers.
 
     Args:
         rows: Answers with the same probe.

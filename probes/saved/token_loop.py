@@ -19,7 +19,7 @@ from torch import Tensor
 def drawn_tokens(
     model: Any, arguments: dict[str, Any], during_pass: Callable[[], AbstractContextManager[Any]]
 ) -> Generator[int]:
-    """Yield the tokens of one answer, including the end token. They are the same as from transformers' `generate`.
+    """Yield the tokens of one answer, including the end token. Transformers' `generate` returns the same tokens.
 
     Between two tokens, no code of the model runs, and no mode of torch is changed.
 
@@ -54,7 +54,7 @@ def _steps(
     during_pass: Callable[[], AbstractContextManager[Any]],
     **model_kwargs: Any,
 ) -> Generator[int]:
-    """Generate tokens with the arguments that transformers prepares, in the order of operations of its own loop."""
+    """Generate tokens with the arguments and in the order of operations of transformers' own loop."""
     with during_pass():
         outputs = model._prefill(input_ids, generation_config, model_kwargs)
     while True:

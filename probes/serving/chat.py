@@ -140,7 +140,7 @@ class Answering:
         self._job.cancel()
 
     async def complete(self) -> AnswerStep:
-        """Return the last step, which contains the complete answer, with the entropies of all tokens."""
+        """Return the last step, which contains the complete answer and the entropies of all its tokens."""
         entropies = list[float]()
         async for step in self.steps():
             entropies += step.entropies or ()

@@ -41,7 +41,7 @@ def serve(
 ) -> None:
     """Serve a model with a probe: answers with confidences over HTTP, compatible with the OpenAI API.
 
-    The server runs until Ctrl-C or SIGTERM. Concurrent requests share the passes of the model. See docs/serving.md.
+    The server runs until Ctrl-C or SIGTERM. Concurrent requests share forward passes of the model. See docs/serving.md.
 
     Args:
         probe: Folder or Hub id of a saved probe.

@@ -78,7 +78,7 @@ class Engine:
         attached.result()
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a text or chat in the prompt template of the probe.
+        """Insert a text or chat into the probe's prompt template, and return the token ids.
 
         Raises:
             InputError: If the prompt is empty or too long for the model.

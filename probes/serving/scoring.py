@@ -1,4 +1,4 @@
-"""Scoring of many requests in shared batches of questions, or of questions with answers."""
+"""Scoring of questions, or of given answers, with batches shared by many requests."""
 
 from __future__ import annotations
 

@@ -77,7 +77,10 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether the sample index j is odd. Methods that use answers with even j are evaluated on odd j."""
+        """[row] whether the sample index j is odd.
+
+        Methods that use answers with even j are evaluated on answers with odd j.
+        """
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:

@@ -17,7 +17,7 @@ from extract.questions.rewording import ORIGINAL
 
 
 class UnionDataModule(FeatureDataModule):
-    """Questions of several stores with the same model, features and target. The group of a question is its store.
+    """Questions of several stores with the same model, features and target. Each store is a group.
 
     Args:
         parts: Loaded datamodules without common questions.
@@ -82,7 +82,7 @@ def check_features(first: FeatureDataModule, other: FeatureDataModule, option: s
 
 
 def _concatenated(tables: Sequence[tuple[str, QuestionTable]]) -> QuestionTable:
-    """Concatenate question tables, given with the names of their stores. Texts and model-based baselines are lost."""
+    """Concatenate the question tables of several stores, given by name. Texts and model-based baselines are lost."""
     starts = np.cumsum([0, *(len(table.ids) for _, table in tables)])
     answers = [
         replace(table.answers, question=table.answers.question + start)

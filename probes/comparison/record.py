@@ -79,7 +79,7 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
 
 
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
-    """Return the baselines whose token cost is known and no higher than that of the best probe."""
+    """Return the baselines with a known token cost that does not exceed the cost of the best probe."""
     methods = record["methods"]
 
     def cost(name: str, unknown: float) -> float:

@@ -97,7 +97,7 @@ def fit_backoff(
         features: [row, layer, width] float32 features. The novelty reads the hidden states of the first layer.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
-        random: [row] int64 folds of questions.
+        random: [row] int64 random folds of questions.
         groups: [row] int64 folds of groups of questions.
     """
     distance = fit_distance(features[:, 0, :n_hidden], random, groups)
@@ -116,12 +116,12 @@ def fit_backoff(
 
 
 def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, share: Tensor) -> Tensor:
-    r"""Return the weight of the base rate with the lowest penalised squared error on held-out rows.
+    r"""Return the weight of the base rate that minimises the penalised squared error on held-out rows.
 
     .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
 
     where row i has the confidence f_i, the base rate r_i of the other groups, the measured accuracy p̂_i and the share
-    s_i of the rows. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
+    s_i. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
 
     Args:
         confidence, base_rate, accuracy, share: [row] float64. The shares sum to 1.

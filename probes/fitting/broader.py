@@ -1,4 +1,4 @@
-"""Fit a broader probe, which replaces the confidences of novel questions that are familiar to it.
+"""Fit a broader probe, which corrects the confidences of novel questions that are close to its own training questions.
 
 The broader probe is a ridge regression with Platt scaling. It is fitted to the training questions of a probe and to the
 questions of other stores.

@@ -237,7 +237,8 @@ class ConfidentModel:
         """Convert answers to token ids. Returns None if the probe reads only questions.
 
         Raises:
-            InputError: If there is not exactly one answer per question, or if the probe reads only questions.
+            InputError: If there is not exactly one answer per question, or if answers are passed to a probe that reads
+                only questions.
         """
         if not self.probe.reads_answers:
             if answers is not None:

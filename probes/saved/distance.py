@@ -23,7 +23,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 class Distance(nn.Module):
-    """Distance of rows from the rows of a set. See the module docstring for the definition.
+    """Distance between a row and the rows of a set. See the module docstring for the definition.
 
     Args:
         n_hidden: Width d of the hidden states. They are the first coordinates of a probe's features.

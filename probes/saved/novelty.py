@@ -44,7 +44,7 @@ class Broader(nn.Module):
 
     Attributes:
         weight, bias: [n_features] weights and bias. The score is the log-odds of a right answer.
-        share: Weight of this probe for novel rows that are familiar to it, in [0, 1].
+        share: Weight of this probe, in [0, 1], for novel rows that are close to its training rows.
         known: Distance from the training rows of this probe. Its percentiles are computed on held-out groups.
     """
 
@@ -58,8 +58,7 @@ class Broader(nn.Module):
         self.known = Distance(n_hidden, rank)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return this probe's confidences [row] and their weights [row] in the mixture, for features [row, n_features].
-        """
+        """Return confidences [row] and their weights [row] in the mixture, for features [row, n_features]."""
         confidence, distance = (features @ self.weight + self.bias).sigmoid(), self.known.distance(features)
         near, far = self.known.quantiles[[self.NEAR, self.FAR]]
         return confidence, self.share * ((far - distance) / (far - near).clamp_min(TINY)).clamp(0, 1)

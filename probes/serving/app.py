@@ -113,17 +113,17 @@ class Endpoints:
         engine: Engine with the model and the probe.
         probe: The probe of the engine.
         model_name: Name of the model in requests and responses.
-        defaults: Settings that requests can omit.
+        defaults: Default settings of requests.
     """
 
     def __init__(self, engine: Engine, probe: ConfidenceProbe, model_name: str, defaults: Defaults) -> None:
         self._engine, self._probe, self._name, self._defaults = engine, probe, model_name, defaults
 
     def check_name(self, name: str | None) -> None:
-        """Check the name of a model in a request, which can be None if it is optional.
+        """Check the model name of a request. `name` is None if the request omits an optional name.
 
         Raises:
-            RequestError: If it is the name of another model.
+            RequestError: If `name` is the name of another model.
         """
         if name not in (None, self._name):
             raise RequestError(

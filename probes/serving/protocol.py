@@ -1,4 +1,4 @@
-"""Requests of the server, and the errors that refuse them. Unsupported options are refused by name, never ignored."""
+"""Requests of the server, and errors for refused requests. Unsupported options are refused by name, never ignored."""
 
 import json
 import math

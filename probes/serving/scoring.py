@@ -31,7 +31,7 @@ class Scorer:
         self.jobs: deque[ScoreJob] = deque()
 
     def step(self) -> int:
-        """Read one batch. If this fails, its requests end with the exception. Returns the number of rows."""
+        """Read one batch. If this fails, the requests in it end with the exception. Returns the number of rows."""
         rows: list[tuple[ScoreJob, int]] = []
         self.jobs = deque(job for job in self.jobs if not job.has_ended)  # remove cancelled requests
         while self.jobs and len(rows) < self._max_rows:

@@ -27,7 +27,7 @@ _MODES = ("greedy_search", "sample")
 
 @dataclass(frozen=True)
 class Step:
-    """State of an answer after a token was drawn. The last step of a stream repeats the complete answer.
+    """State of an answer after a token has been drawn. The last step of a stream repeats the complete answer.
 
     The model reads each token in the pass that draws the next token. The confidence after the tth token therefore
     covers only the first t − 1 tokens. In the last step, the confidence covers the whole answer if the answer ended

@@ -176,7 +176,7 @@ class Endpoints:
         return _json(verdict(request, reads_answers, (confidence, novelty, is_novel)))
 
     async def _encode(self, questions: Mapping[str, str | Sequence[Message]]) -> list[list[int]]:
-        """Convert questions to token ids. The keys are their names in error messages."""
+        """Convert questions to token ids. The keys of `questions` are used in error messages."""
         prompts = {param: self._defaults.prompt(question, param) for param, question in questions.items()}
 
         def encode() -> list[list[int]]:

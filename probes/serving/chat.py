@@ -205,7 +205,7 @@ class EventStream(StreamingResponse):
 
 
 async def events(answering: Answering, model: str, include_usage: bool) -> AsyncIterator[bytes]:
-    """Yield a streamed answer as server-sent events in OpenAI's format. If it fails, the error is sent.
+    """Yield a streamed answer as server-sent events in OpenAI's format. If the answer fails, the error is sent.
 
     Each chunk contains the new text of one step and the confidence so far. The last chunk contains the finish reason.
     """

@@ -100,7 +100,7 @@ class Engine:
             Future of the confidences [prompt]. If it is cancelled, its remaining rows are not read.
 
         Raises:
-            QueueFull: If too many requests wait.
+            QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
             InputError: If there are no prompts, the model can't read one of them, or `answers` does not fit the probe
                 and the prompts.
@@ -142,7 +142,7 @@ class Engine:
                 `Confidences`.
 
         Raises:
-            QueueFull: If too many requests wait.
+            QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
             InputError: If the prompt is empty or leaves no room for an answer, or the probe reads pooled token signals
                 of answers.

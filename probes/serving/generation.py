@@ -28,8 +28,8 @@ _ROWS = 32
 class Batch:
     """Answers that are generated together.
 
-    If the model caches more than keys and values, or has chunked attention, no row joins a running batch. The next
-    batch then starts with prompts of equal length.
+    If the model caches more than keys and values, or has chunked attention, no row joins a running batch. New batches
+    then start with prompts of equal length.
 
     Args:
         model: Model with an attached probe.
@@ -127,7 +127,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Read the last token of each answer in one pass, and draw the next ones."""
+        """Read the last token of each answer in one pass, and draw the next tokens."""
         mask, positions = self._cache.before_pass()
         ids = torch.tensor([row.drawn[-1:] for row in self.rows], device=mask.device)
         layers = self._model.probe.layers if self._model.probe.reads_answers else None

@@ -21,7 +21,7 @@ class Row:
     Args:
         model: Model with an attached probe.
         job: Request for the answer.
-        ends: End tokens.
+        ends: Ids of the end tokens.
         context: Maximum number of tokens in a prompt and its answer.
 
     Attributes:

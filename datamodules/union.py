@@ -14,6 +14,7 @@ from datamodules.table import AnswerTable, QuestionTable
 from extract.errors import InputError
 from extract.hashing import differences
 from extract.questions.rewording import ORIGINAL
+from extract.store.store import Store
 
 
 class UnionDataModule(FeatureDataModule):
@@ -46,24 +47,38 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
 
     Group names contain the path of the store. A reworded question has the same id as the original question.
 
-    Questions of the test split and their rewordings are left out. `data` must be split.
+    Questions of the test split and their rewordings are left out. `data` must be split. The answers are graded by the
+    grader of `data`. If a store does not have this grader, the store's only grader is used.
 
     Raises:
-        InputError: If a store differs from the store of `data` in the model or the features, or has no usable rows.
+        InputError: If a store differs from the store of `data` in the model or the features, or if no usable rows
+            remain.
     """
-    held_out = {data.table.ids[row] for row in data.question_rows["test"].tolist()}
+    own = original_ids(data)
+    held_out = {own[row] for row in data.question_rows["test"].tolist()}
     batches, groups, ids = list[Batch](), list[str](), list[str]()
     for path in data.broader:
-        part = FeatureDataModule(path, target="response" if data.scope == "sample" else "capability")
+        grader = data.table.grader if data.table.grader in Store.open(path).grades.names() else None
+        part = FeatureDataModule(path, grader=grader, target="response" if data.scope == "sample" else "capability")
         part.feature_spec = replace(data.feature_spec)
         part.load()
         check_features(data, part, "broader")
-        batch, originals = part.every(prefixes=True), [one.meta.get(ORIGINAL, one.id) for one in part.store.questions]
+        batch, originals = part.every(prefixes=True), original_ids(part)
         batches.append(batch.take(torch.tensor([originals[row] not in held_out for row in batch.question.tolist()])))
+        if not len(batches[-1].row):
+            raise InputError(
+                f"Expected `broader` to contain questions other than the test questions and their rewordings, but "
+                f"{path!r} has no others. Leave it out."
+            )
         rows = batches[-1].question.tolist()
         groups += [f"{path}/{part.table.groups[row]}" for row in rows]
         ids += [originals[row] for row in rows]
     return Batch.cat(batches), groups, ids
+
+
+def original_ids(data: FeatureDataModule) -> list[str]:
+    """Return the id of each question in a datamodule's store. Reworded questions have the id of the original question."""
+    return [question.meta.get(ORIGINAL, question.id) for question in data.store.questions]
 
 
 def check_features(first: FeatureDataModule, other: FeatureDataModule, option: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -80,3 +81,11 @@ def make_small_store(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
 def small_store(make_small_store: Callable[..., Path]) -> Path:
     """Make a store of 120 questions with 6 answers each. Tests must not change it."""
     return make_small_store()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Make SIGINT raise KeyboardInterrupt. Processes that a shell starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from datamodules.batches import Batch
 from datamodules.token_states import TokenStates
-from datamodules.union import broader_rows
+from datamodules.union import broader_rows, original_ids
 from probes.fitting.broader import fit_broader
 from probes.fitting.calibration import fit_platt
 from probes.fitting.distance import fit_distance
@@ -47,8 +47,8 @@ def fit_novelty(module: ProbeModule) -> Novelty:
     held_out = held_out if held_out.any() else random  # only one group
     novelty = fit_backoff(features, n_hidden, rows.right, rows.known, random, held_out)
     if data.broader:
-        other, other_groups, other_ids = broader_rows(data)
-        every, ids = Batch.cat([rows, other]), [data.table.ids[row] for row in rows.question.tolist()]
+        (other, other_groups, other_ids), originals = broader_rows(data), original_ids(data)
+        every, ids = Batch.cat([rows, other]), [originals[row] for row in rows.question.tolist()]
         features = torch.cat([features, chosen_features(other.features, module.choice.features)])
         is_own = torch.arange(len(features)) < len(groups)
         names = [*map(str, groups), *other_groups]

@@ -105,7 +105,13 @@ def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
+            try:
+                await super().startup(sockets)
+            except OSError as error:  # another server that started at the same time listens on the port
+                raise InputError(
+                    f"Expected `port` to be free, but the server can't listen on it: {error.strerror or error}. Choose "
+                    "another --port, or 0 for a free one."
+                ) from None
             print(started, file=sys.stderr, flush=True)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

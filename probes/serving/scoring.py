@@ -33,7 +33,6 @@ class Scorer:
     def step(self) -> int:
         """Read one batch. If this fails, the requests in it end with the exception. Returns the number of rows."""
         rows: list[tuple[ScoreJob, int]] = []
-        self.jobs = deque(job for job in self.jobs if not job.has_ended)  # remove cancelled requests
         while self.jobs and len(rows) < self._max_rows:
             job = self.jobs.popleft()
             if job.has_ended:  # cancelled

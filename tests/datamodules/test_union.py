@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +97,32 @@ def test_broader_stores_with_other_layers_are_refused(stores: list[str], tmp_pat
     make_store(tmp_path / "other", *planted(n=50, layers=4, seed=7), name="other")
     with pytest.raises(InputError, match="Expected the stores in `broader` to have the same layers"):
         broader_rows(split(stores[0], broader=[str(tmp_path / "other")]))
+
+
+def test_the_original_store_can_be_broader_for_its_rewordings(stores: list[str], tmp_path: Path) -> None:
+    own = list(Store.open(stores[0]).questions)
+    twice = reworded(reworded(own, n=1), n=1)
+    assert [question.meta["reworded"] for question in twice] == [question.id for question in own]
+    make_store(tmp_path / "twice", *planted(n=50, seed=8), questions=twice)
+    data = split(str(tmp_path / "twice"), broader=[stores[0]])
+    _, _, ids = broader_rows(data)
+    assert not set(ids) & {own[row].id for row in data.question_rows["test"].tolist()}
+    assert len(ids) == 50 - len(data.question_rows["test"])
+
+
+def test_broader_stores_without_other_questions_are_refused(stores: list[str], tmp_path: Path) -> None:
+    data = split(stores[0], broader=[str(tmp_path / "rewordings")])
+    own = list(Store.open(stores[0]).questions)
+    held_out = reworded([own[row] for row in data.question_rows["test"].tolist()], n=1)
+    make_store(tmp_path / "rewordings", *planted(n=len(held_out), seed=8), questions=held_out)
+    with pytest.raises(InputError, match="Expected `broader` to contain questions other than the test questions"):
+        broader_rows(data)
+
+
+def test_broader_stores_use_the_grader_of_the_probe_if_they_have_it(stores: list[str], tmp_path: Path) -> None:
+    store = make_store(tmp_path / "two", *planted(n=50, seed=7), name="two")
+    grader = store.grades.choose(None)
+    shutil.copytree(tmp_path / "two" / "grades" / grader, tmp_path / "two" / "grades" / "another")
+    assert len(Store.open(tmp_path / "two").grades.names()) == 2
+    batch, _, _ = broader_rows(split(stores[0], broader=[str(tmp_path / "two")]))
+    assert len(batch.row) == 50

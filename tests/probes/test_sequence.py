@@ -243,7 +243,9 @@ def test_a_run_trains_saves_and_attaches_a_probe(
     probe = load_probe(folder / "probe")
     assert ("model.stream" in (folder / "probe" / "README.md").read_text()) == (preset == "streaming")
     assert (
-        ("by fraction" in (folder / "report.md").read_text()) == (probe.prefixes is not None) == (preset == "streaming")
+        ("one calibrator per fraction" in (folder / "report.md").read_text())
+        == (probe.prefixes is not None)
+        == (preset == "streaming")
     )
     hidden = opened.signals.read_ragged("hidden_tokens", f"{probe.layers[0]}/answer_tokens")
     import pyarrow.parquet as pq

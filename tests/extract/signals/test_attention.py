@@ -258,9 +258,9 @@ def test_values_after_an_answer_are_0() -> None:
         ("GPTJ", "attention_entropy", "GPTJForCausalLM has 'eager' attention, which can't be replaced"),
         ("Bloom", "attention_entropy", "BloomForCausalLM has 'eager' attention"),
         ("Falcon", "attention_entropy", "FalconForCausalLM has 'sdpa' attention"),
-        ("GPTNeoX", "mixing", "those of GPTNeoXForCausalLM don't. Leave out rollout and rollout_max"),
-        ("Phi", "mixing", "those of PhiForCausalLM don't"),
-        ("Granite", "mixing", "those of GraniteForCausalLM don't"),
+        ("GPTNeoX", "mixing", "the blocks of GPTNeoXForCausalLM don't. Leave out rollout and rollout_max"),
+        ("Phi", "mixing", "the blocks of PhiForCausalLM don't"),
+        ("Granite", "mixing", "the blocks of GraniteForCausalLM don't"),
     ],
 )
 def test_models_with_unsupported_attention_are_refused(family: str, want: str, reason: str) -> None:

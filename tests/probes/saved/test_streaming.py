@@ -204,6 +204,7 @@ def test_a_closed_stream_stops_the_model(n_steps: int, model: Any, tokenizer: An
     assert str(after) == str(before)  # NaN equals NaN
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_the_model_runs_ends_the_stream(model: Any, tokenizer: Any) -> None:
     attached = make_any_probe("mean_answer", model, tokenizer, []).attach(model, tokenizer)
     main = threading.main_thread().ident

@@ -9,11 +9,14 @@ import threading
 from importlib import util
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 
+from extract import InputError
 from extract.running.cli import run
 from probes import load_probe
 from probes.__main__ import COMMANDS
@@ -21,7 +24,7 @@ from probes.saved.artefact import ConfidenceProbe
 from probes.saved.calibrators import Platt
 from probes.saved.head import LinearHead
 from probes.serving.access import read_key
-from probes.serving.command import API_KEY
+from probes.serving.command import API_KEY, bound_socket, new_server
 from tests.helpers.probe_server import serve_process, wait_until
 from tests.helpers.tiny import byte_tokenizer, tiny_model
 from tests.probes.saved.test_streaming import make_any_probe
@@ -72,6 +75,7 @@ def test_sigterm_ends_streams_and_the_process(probe_folder: str, tiny_folder: Pa
         client.close()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_server_in_this_process(
     probe_folder: str, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +135,14 @@ def test_a_port_in_use_is_refused(probe_folder: str, tiny_folder: Path, capsys: 
         port = taken.getsockname()[1]
         assert serve("--probe", probe_folder, "--model", str(tiny_folder), "--port", str(port)) == 2
     assert "in use" in only_line(capsys)
+
+
+def test_servers_that_start_at_the_same_time_do_not_share_a_port() -> None:
+    with bound_socket("127.0.0.1", 0) as first, bound_socket("127.0.0.1", first.getsockname()[1]) as second:
+        first.listen()
+        server = new_server(FastAPI(), Mock(), "")
+        with pytest.raises(InputError, match="Expected `port` to be free"):
+            server.run([second])
 
 
 def test_a_probe_of_another_model_is_refused(

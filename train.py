@@ -123,7 +123,7 @@ class TrainCLI(LightningCLI):
 
 
 def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
-    """Rewrite dotted recipe options as mappings. In dotted options, jsonargparse 4.53 loses escape sequences."""
+    """Rewrite dotted recipe options as mappings, because jsonargparse 4.53 loses escape sequences in dotted options."""
     converted, rest = [], list(arguments)
     while rest:
         option, equals, value = (argument := rest.pop(0)).partition("=")

@@ -63,7 +63,7 @@ class TensorBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         n = len(self.batch.row)
-        if n <= self.batch_size:  # the order of a single batch does not matter
+        if n <= self.batch_size:  # the order of the rows in a single batch does not matter
             yield self.batch
             return
         order = torch.randperm(n) if self.shuffle else torch.arange(n)

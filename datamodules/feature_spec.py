@@ -26,8 +26,8 @@ class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
     A vector signal such as `hidden` gives one feature per layer and position. The values of the token signals form one
-    vector, which is appended to each of these features. If there is no vector signal, this vector is the only feature.
-    `hidden_tokens` gives one feature per layer. Each row of this feature contains one vector per token.
+    vector, which is appended to each of these features. If there is no vector signal, the vector of token values is the
+    only feature. `hidden_tokens` gives one feature per layer. Each row of this feature contains one vector per token.
 
     Args:
         scope: Whether a row is a question or an answer.
@@ -128,8 +128,8 @@ class FeatureSpec:
         If `prefixes` is true, the result contains all rows once per fraction, in the order of `fractions`.
 
         Returns:
-            - Features [row, feature, width] float32, in which missing values are NaN. For `hidden_tokens`, the
-              features are `TokenStates`.
+            - Features [row, feature, width] float32; NaN for missing values. For `hidden_tokens`, the features are
+              `TokenStates`.
             - Names of the features: ``layer/position`` for a vector signal, or the name of the token signal.
             - Specification of the token features; None if there are none.
 
@@ -190,7 +190,7 @@ def choose_keys(
 ) -> list[str]:
     """Return the keys ``layer/position`` of a signal at the given positions and layers (None for all).
 
-    Error messages refer to `positions` by the name `option`.
+    `option` is the name of the argument `positions` in error messages.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

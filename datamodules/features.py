@@ -45,7 +45,7 @@ class FeatureDataModule(L.LightningDataModule):
             answers, and all positions for token signals.
         layers: Layers to use. If null, all layers are used.
         join: Token signals whose values are appended to every feature. Each entry is SIGNAL or SIGNAL/POSITION.
-        pooling: One or more ways to pool the tokens of an answer: poolings in `extract.signals.pooling`, `windows_4`
+        pooling: How to pool the tokens of an answer. Each entry is a pooling in `extract.signals.pooling`, `windows_4`
             (means over quarters of the answer), or `distribution` (shape of the entropy curve, for tokens/entropy
             only). If null, mean, std and max are used.
         weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or SIGNAL/POSITION, such as
@@ -56,10 +56,10 @@ class FeatureDataModule(L.LightningDataModule):
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
-        batch_size: Number of questions per batch, or of answers and prefixes for the target `response`.
+        batch_size: Number of questions per batch. For the target `response`, number of answers and prefixes per batch.
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
-            questions of all stores, and the confidences of novel questions are shifted towards its confidences. If
-            null, they are shifted towards the base rate.
+            questions of all stores, and the confidences of novel questions are shifted towards the second probe's
+            confidences. If null, they are shifted towards the base rate.
 
     Attributes:
         table: Table of the questions and answers.
@@ -121,8 +121,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, if there are fewer than 10 validation questions, or if the answers are all
-                right or all wrong in the test split or in the other two splits together.
+            InputError: If `load` fails, if there are fewer than 10 validation questions, or if all answers in the test
+                split, or in the other two splits together, have the same grade.
         """
         if self._batches:
             return
@@ -239,7 +239,7 @@ class FeatureDataModule(L.LightningDataModule):
         self.split_rows = {split: self.batch(split).row for split in self._batches}
 
     def use_grades(self, table: QuestionTable) -> None:
-        """Replace the grades with those of another table of the same questions and answers.
+        """Use the grades of another table with the same questions and answers.
 
         `table` can contain unknown grades, but every loaded row must have at least one known grade. Unlike `load`, this
         method does not read the features again. It keeps questions with a single known grade.

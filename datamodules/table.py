@@ -77,7 +77,10 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether the sample index j is odd. Methods computed from answers with even j are evaluated on these."""
+        """[row] whether the sample index j is odd.
+
+        Methods that use answers with even j are evaluated on answers with odd j.
+        """
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
@@ -154,8 +157,8 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
     """Join a store's questions and samples with the grades of one grader, by default the store's only grader.
 
     Raises:
-        InputError: If there are no grades, `grader` is None but there are several graders, a sample has no grade,
-            sampling stopped early, or a file is damaged.
+        InputError: If there are no grades, if `grader` is None but there are several graders, if a sample has no grade,
+            if sampling stopped early, or if a file is damaged.
     """
     grader = store.grades.choose(grader)
     if store.grades.missing(grader):
@@ -200,7 +203,7 @@ def _ids(store: Store) -> pa.Array:
 
 
 def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[np.int64]]:
-    """Count the right, known and unknown grades of each question, for all answers and for those with odd indices."""
+    """Count the right, known and unknown grades of each question, for all answers and for odd sample indices."""
     kinds = {"right": answers.right, "known": answers.known, "unknown": 1 - answers.known}
     return {
         f"{half}{kind}": np.bincount(answers.question, values * included, n_questions).astype(np.int64)

@@ -63,7 +63,7 @@ class TokenStates:
         return Ragged(self.values[index[1]][self._places()].float(), self.offsets)
 
     def prefixes(self, fractions: Sequence[float]) -> Self:
-        """Return a prefix of every row for each fraction q. It has the first ⌈q n⌉ of the row's n tokens.
+        """For each fraction q, return the first ⌈q n⌉ tokens of every row, where n is the row's number of tokens.
 
         The prefixes are ordered by fraction, then by row. No states are copied.
         """

@@ -18,13 +18,13 @@ from extract.store.store import Store
 
 
 class UnionDataModule(FeatureDataModule):
-    """Questions of several stores with the same model, features and target. The group of a question is its store.
+    """Questions of several stores with the same model, features and target. Each store is a group.
 
     Args:
         parts: Loaded datamodules without common questions.
 
     Raises:
-        InputError: If the target is `seu`, whose embeddings are read from a single store.
+        InputError: If the target is `seu`, because its embeddings are read from a single store.
     """
 
     def __init__(self, parts: Sequence[FeatureDataModule]) -> None:
@@ -45,10 +45,10 @@ class UnionDataModule(FeatureDataModule):
 def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
     """Return the rows of all broader stores of a datamodule, with the group and the question id of each row.
 
-    The groups of different stores are different. The id of a reworded question is that of the original.
+    Group names contain the path of the store. A reworded question has the same id as the original question.
 
-    Questions of the test split, and rewordings of them, are left out. `data` must be split. The grades are those of the
-    grader of `data`, or of a store's only grader if it does not have this one.
+    Questions of the test split and their rewordings are left out. `data` must be split. The answers are graded by the
+    grader of `data`. If a store does not have this grader, the store's only grader is used.
 
     Raises:
         InputError: If a store differs from the store of `data` in the model or the features, or if no usable rows
@@ -77,12 +77,12 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
 
 
 def original_ids(data: FeatureDataModule) -> list[str]:
-    """Return the id of each question in a datamodule's store. The id of a reworded question is that of the original."""
+    """Return the id of each question in a datamodule's store. Reworded questions have the original question's id."""
     return [question.meta.get(ORIGINAL, question.id) for question in data.store.questions]
 
 
 def check_features(first: FeatureDataModule, other: FeatureDataModule, option: str) -> None:
-    """Raise an InputError if two stores have different models or features. `option` is the option with both stores."""
+    """Raise an InputError if two stores differ in the model or the features. `option` is the option that lists them."""
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(
@@ -97,7 +97,7 @@ def check_features(first: FeatureDataModule, other: FeatureDataModule, option: s
 
 
 def _concatenated(tables: Sequence[tuple[str, QuestionTable]]) -> QuestionTable:
-    """Concatenate question tables, given with the names of their stores. Texts and model-based baselines are lost."""
+    """Concatenate the question tables of several stores, given by name. Texts and model-based baselines are lost."""
     starts = np.cumsum([0, *(len(table.ids) for _, table in tables)])
     answers = [
         replace(table.answers, question=table.answers.question + start)
@@ -116,6 +116,6 @@ def _concatenated(tables: Sequence[tuple[str, QuestionTable]]) -> QuestionTable:
 
 
 def _columns(tables: Sequence[Any], kind: type) -> dict[str, Any]:
-    """Concatenate the columns of tables that are arrays."""
+    """Concatenate the attributes of tables that are arrays, and return them by name."""
     names = [field.name for field in fields(kind) if isinstance(getattr(tables[0], field.name), np.ndarray)]
     return {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}

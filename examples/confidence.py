@@ -1,4 +1,4 @@
-"""Confidence and novelty of questions and of their answers, with streaming: python examples/confidence.py [PROBE]."""
+"""Compute confidences before, during and after the generation of an answer: python examples/confidence.py [PROBE]."""
 
 import sys
 

@@ -13,10 +13,10 @@ from probes.saved.head import CountsHead, Head, expected_log_odds
 class Counts(Descent):
     """Multinomial logistic regression that predicts how many of k answers to a question are right.
 
-    There are k + 1 classes, from 0 to k, where k is the largest number of graded answers to a training question. If a
-    question has fewer graded answers and the measured accuracy p̂, its label is split between the two classes nearest
-    to k p̂, so that the mean class is k p̂. The score is the log-odds of the expected accuracy Σ j p_j / k, where p_j
-    is the probability of class j, as in the code of arXiv 2602.13540.
+    There are k + 1 classes, from 0 to k, where k is the largest number of graded answers to a training question. The
+    label of a question with fewer graded answers is split between the two classes nearest to k p̂, where p̂ is the
+    measured accuracy. The mean class is then k p̂. As in the code of arXiv 2602.13540, the score is the log-odds of the
+    expected accuracy Σ j p_j / k, where p_j is the probability of class j.
 
     Args:
         lr, l2, calibrator: See `Descent`.

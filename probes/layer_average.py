@@ -7,10 +7,10 @@ from probes.ridge import Ridge
 
 
 class LayerAverage(Ridge):
-    """Average of ridge regressions that predict the expected accuracy p̂, one per layer in the upper half of the layers.
+    """Average of ridge regressions, with one regression for each layer in the upper half of the layers.
 
-    All layers have the same L2 penalty. Because no layer is chosen, the result depends less on chance than with
-    a single layer. If several positions are read, each of them is a candidate.
+    The regressions predict the expected accuracy p̂ and have the same L2 penalty. Because no single layer is chosen,
+    the result depends less on chance. If several positions are read, each of them is a candidate.
 
     Args:
         l2, calibrator: See `Ridge`.

@@ -1,4 +1,4 @@
-"""Softmax-weighted probe: a softmax-weighted sum over tokens of a linear function of the token state."""
+"""Softmax-weighted probe, which averages a linear function of the token states with softmax weights."""
 
 from probes.fitting.sequence import SequenceProbe
 from probes.saved.sequence_head import SoftmaxSumHead

@@ -40,8 +40,8 @@ def eccentricity(similarity: NDArray[np.float64], threshold: float = 0.9) -> flo
     """Compute the distance of the answers from their centre in a spectral embedding of the similarities (Lin et al.).
 
     The distance is √(Σ_j ‖v_j − v̄‖²), where v_j are the coordinates of answer j and v̄ is their mean over answers. The
-    coordinates are the jth entries of all eigenvectors with eigenvalues below `threshold`. The eigenvectors are those
-    of the Laplacian L in `eigenvalue_sum`.
+    coordinates are the jth entries of all eigenvectors of the Laplacian L with eigenvalues below `threshold`. See
+    `eigenvalue_sum` for L.
     """
     values, vectors = np.linalg.eigh(_normalised(similarity))
     coordinates = vectors[:, 1 - values < threshold]
@@ -51,9 +51,9 @@ def eccentricity(similarity: NDArray[np.float64], threshold: float = 0.9) -> flo
 def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
     """Compute the kernel language entropy with a heat kernel, divided by its maximum ln n (Nikitin et al., 2405.20003).
 
-    The kernel exp(−t L), where L is the graph Laplacian D − W, is scaled to a diagonal of 1/n. The result is its
-    von Neumann entropy: the entropy of its eigenvalues. As in the paper, each weight in W is the sum of the
-    similarities in both directions, so W = 2 S.
+    The kernel exp(−t L), where L is the graph Laplacian D − W, is scaled to a diagonal of 1/n. Its von Neumann entropy
+    is the entropy of its eigenvalues. As in the paper, each weight in W is the sum of the similarities in both
+    directions, so W = 2 S.
     """
     n, weights = len(similarity), 2 * similarity
     values, vectors = np.linalg.eigh(np.diag(weights.sum(1)) - weights)

@@ -33,7 +33,8 @@ class Baseline(NamedTuple):
         calibrator: Calibrator, fitted on the training and validation splits; None if the scores are probabilities.
         half: Whether questions are scored with half of their answers and evaluated on the other half.
         needs: Model-based baselines and answer signals that the store must contain.
-        prompt_needs: Signals of the prompt that the store must contain. They cost one pass over the prompt.
+        prompt_needs: Signals of the prompt that the store must contain. Computing these signals takes one pass over the
+            prompt.
     """
 
     scores: Mapping[Scope, Score]
@@ -98,7 +99,7 @@ BASELINES: Registry[Baseline] = Registry(
                 scores.dispersed(scores.of_embeddings, measure), half=True, needs=("text_embedding",)
             )
             for name, measure in _DISPERSIONS.items()
-            if name != "degree"  # (n − 1)/n times SEU
+            if name != "degree"  # equals (n − 1)/n times SEU
         },
         "eigenscore": Baseline(scores.of_all(scores.hidden_eigenscore), half=True, needs=("hidden",)),
     },

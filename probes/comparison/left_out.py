@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Summarise the confidences of a left-out set with and without back-off, their differences, and the novelties.
+    """Compare the confidences of a left-out set with and without back-off, and summarise its novelties.
 
     If `scores` contains several sets, the AUROC includes only pairs of questions from the same set.
     """
@@ -77,7 +77,7 @@ def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> 
 
 @styled
 def left_out_picture(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Plot each left-out set's Brier score with and without back-off, and the difference, with 95 % intervals."""
+    """Plot the Brier score of each left-out set with and without back-off, and the paired difference."""
     figure, (left, right) = new_figure(8.4, 1.4 + 0.42 * len(rows), ncols=2, sharey=True)
     for row, one in enumerate(rows):
         for how, colour, shift in (("raw", BLUE, -0.13), ("backed_off", RED, 0.13)):

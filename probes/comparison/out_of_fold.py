@@ -107,7 +107,7 @@ class Comparison:
         self._begin()
 
     def use_table(self, table: QuestionTable) -> None:
-        """Replace the grades with those of another table for the same questions and answers. Used in simulations."""
+        """Use the grades of another table with the same questions and answers, for example in a simulation."""
         for data in self._data.values():
             data.load(table)
         self._begin()
@@ -203,8 +203,8 @@ class Comparison:
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is within one standard error of the lowest loss.
 
-        The standard error is that of the mean paired difference between the two losses. If a probe falls back to the
-        base rate, the loss of the base rate is used.
+        The standard error is computed for the mean paired difference between the two losses. If a probe falls back to
+        the base rate, the loss of the base rate is used.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

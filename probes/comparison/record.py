@@ -31,8 +31,8 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         seed: Seed of the resampling.
 
     Returns:
-        The content of comparison.json. `methods` contains the metrics of each method. Methods computed from answers
-        with even indices are scored on answers with odd indices, and all other methods on all answers. `on_half`
+        The content of comparison.json. `methods` contains the metrics of each method. Methods that use answers with
+        even indices are scored on answers with odd indices. All other methods are scored on all answers. `on_half`
         contains the metrics of the best probe on answers with odd indices. `answers` contains metrics on individual
         answers. `tests` is the result of `paired_tests`. `chosen`, `masked` and `notes` come from `OutOfFold`.
     """
@@ -79,7 +79,7 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
 
 
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
-    """Return the baselines whose token cost is known and no higher than that of the best probe."""
+    """Return the baselines with a known token cost that does not exceed the cost of the best probe."""
     methods = record["methods"]
 
     def cost(name: str, unknown: float) -> float:
@@ -115,10 +115,10 @@ def scored(out: OutOfFold, name: str, half: bool) -> Scored:
 
 
 def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the question-level metrics of a method: those of `evaluate`, plus `response_brier` and `gap`.
+    """Compute the question-level metrics of a method with `evaluate`, and add `response_brier` and `gap`.
 
-    `response_brier` is the Brier score on individual answers. `gap` is `response_brier` minus the debiased Brier
-    score. It estimates the mean of p(1−p), where p is the true accuracy. No question-level confidence can reduce it.
+    `response_brier` is the Brier score on individual answers. `gap` is `response_brier` minus the debiased Brier score.
+    The gap estimates the mean of p(1−p), where p is the true accuracy. No question-level confidence can reduce the gap.
     """
     method, reference = scored(out, name, half), scored(out, "constant", half).confidence
     unknown = out.data.table.held_unknown if half else out.data.table.unknown

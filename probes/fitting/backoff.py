@@ -1,7 +1,7 @@
 """Fit the novelty of a probe, and the back-off of its confidences for novel questions.
 
-Held-out groups of questions show how good the confidences are for questions unlike the training questions. The probe
-would be too slow to fit again for every group, so a ridge regression on the chosen features takes its place.
+Held-out groups of questions show how good the confidences are for questions unlike the training questions. Fitting the
+probe again for every group would be too slow, so a ridge regression on the chosen features is fitted instead.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,18 @@ from probes.saved.novelty import Confidences, Novelty, flat
 
 #: Number of folds of questions.
 N_FOLDS = 5
-#: If there are fewer than `LEAST_GROUPS` groups, `N_CLUSTERS` clusters of similar questions take their place.
+#: If there are fewer than `LEAST_GROUPS` groups, `N_CLUSTERS` clusters of similar questions are used instead.
 LEAST_GROUPS, N_CLUSTERS = 3, 5
-#: Weight of the base rate without evidence, and the penalty on the squared distance from it. A few held-out groups are
-#: weak evidence of how a probe behaves on other kinds of questions.
+#: Prior weight of the base rate, and the penalty on the squared deviation from the prior weight. The penalty is needed
+#: because a few held-out groups are weak evidence of how a probe behaves on other kinds of questions.
 PRIOR, PENALTY = 0.1, 1.0
 
 
 def fit_novelty(module: ProbeModule) -> Novelty:
-    """Fit the novelty and the back-off of a fitted probe to the rows of the training and validation splits.
+    """Fit the novelty and the back-off of a fitted probe on the training and validation rows.
 
-    If the probe was trained on prefixes of answers, they are included. Otherwise, they would be novel in a stream.
+    If the probe was trained on prefixes of answers, the rows include these prefixes. Without them, the beginning of a
+    streamed answer would count as novel.
     """
     assert module.choice is not None
     data, rows = module.data, module.data.batch("train", "val", prefixes=True)
@@ -43,7 +44,7 @@ def fit_novelty(module: ProbeModule) -> Novelty:
     n_tokens = len(data.pooled.names) if data.pooled is not None and module.choice.layers else 0
     n_hidden = features.shape[2] - n_tokens
     random, held_out = data.inner_folds(rows.question, N_FOLDS), whole_groups(groups)
-    held_out = held_out if held_out.any() else random  # all questions are alike
+    held_out = held_out if held_out.any() else random  # only one group
     novelty = fit_backoff(features, n_hidden, rows.right, rows.known, random, held_out)
     if data.broader:
         (other, other_groups, other_ids), originals = broader_rows(data), original_ids(data)
@@ -57,7 +58,7 @@ def fit_novelty(module: ProbeModule) -> Novelty:
 
 @torch.no_grad()
 def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confidences:
-    """Return a probe's backed-off confidences and novelties [row] for features [row, feature, d_model]."""
+    """Compute a probe's confidences with back-off, and novelties, each [row], for features [row, feature, d_model]."""
     assert module.choice is not None
     return novelty(flat(module.selected(features, module.choice.features)), module.predict(features))
 
@@ -96,7 +97,7 @@ def fit_backoff(
         features: [row, layer, width] float32 features. The novelty reads the hidden states of the first layer.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
-        random: [row] int64 folds of questions.
+        random: [row] int64 random folds of questions.
         groups: [row] int64 folds of groups of questions.
     """
     distance = fit_distance(features[:, 0, :n_hidden], random, groups)
@@ -115,12 +116,12 @@ def fit_backoff(
 
 
 def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, share: Tensor) -> Tensor:
-    r"""Return the weight of the base rate with the lowest penalised squared error on held-out rows.
+    r"""Return the weight of the base rate that minimises the penalised squared error on held-out rows.
 
     .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
 
     where row i has the confidence f_i, the base rate r_i of the other groups, the measured accuracy p̂_i and the share
-    s_i of the rows. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
+    s_i. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
 
     Args:
         confidence, base_rate, accuracy, share: [row] float64. The shares sum to 1.

@@ -1,4 +1,4 @@
-"""Fit a broader probe, which replaces the confidences of novel questions that are familiar to it.
+"""Fit a broader probe, which corrects the confidences of novel questions that are close to its own training questions.
 
 The broader probe is a ridge regression with Platt scaling. It is fitted to the training questions of a probe and to the
 questions of other stores.
@@ -17,7 +17,7 @@ from probes.saved.novelty import Broader
 
 #: L2 penalty of the ridge regression on all coordinates of a few layers.
 L2 = 3.0
-#: Least number of training questions that must remain if the questions of a group are left out.
+#: Minimum number of remaining training questions. With fewer, rewordings of held-out questions are not left out.
 LEAST_ROWS = 50
 
 
@@ -30,10 +30,10 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe, its distance, and its weight for groups of questions that it has not seen.
+    """Fit a broader probe, and its distance and weight for unseen groups of questions.
 
-    To fit the weight, groups of the other stores are held out in turn. Rows with the same question are left out as
-    well. A ridge regression on the remaining training questions takes the place of the narrow probe.
+    To fit the weight, groups of the other stores are held out in turn. Rewordings of the held-out questions are left
+    out as well. The original probe is approximated by a ridge regression on the remaining training questions.
 
     Args:
         features: [row, layer, width] float32 features of the training questions and of the other stores' questions.
@@ -74,7 +74,7 @@ def fit_broader(
 
 
 def mixture_weight(narrow: Tensor, broad: Tensor, accuracy: Tensor) -> Tensor:
-    """Return the weight of `broad` in [0, 1] for which the mixture with `narrow` has the lowest squared error.
+    """Return the weight of `broad`, in [0, 1], that minimises the squared error of its mixture with `narrow`.
 
     Args:
         narrow, broad, accuracy: [row] confidences of the two probes, and measured accuracies.

@@ -138,7 +138,7 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
 
 
 def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> Calibrator:
-    """Fit the calibrator that is called `kind` in `CALIBRATORS`. See `fit_platt` for the other arguments.
+    """Fit a calibrator. `kind` is its name in `CALIBRATORS`. See `fit_platt` for the other arguments.
 
     If the answers are all right or all wrong, the calibrator returns the base rate.
 

@@ -7,26 +7,26 @@ from probes.fitting.group_ridge import each_fold
 from probes.fitting.standardiser import standardiser
 from probes.saved.distance import N_QUANTILES, RANK, START, Distance
 
-#: Least number of rows per principal direction. With fewer rows, the remaining variance is underestimated.
+#: Minimum number of rows per principal direction. With fewer rows, the remaining variance is underestimated.
 ROWS_PER_DIRECTION = 10
-#: Maximum number of rows from which principal directions are computed. The time grows with their square.
+#: Maximum number of rows for computing principal directions. The computation time grows quadratically.
 MOST_ROWS = 2048
 #: Quantile of the distances of held-out groups at which the remoteness reaches 1.
 FULL = 0.1
 
 
 def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, rows: Tensor | None = None) -> Distance:
-    """Fit a distance to hidden states [row, d_model].
+    """Fit a `Distance` from the rows of a set, given their hidden states [row, d_model].
 
     Args:
         hidden: [row, d_model] float32 hidden states.
-        fold: [row] int64 folds. The percentiles are those of the distances of rows from the other folds.
-        groups: [row] int64 folds of groups of questions, whose distances from the other folds determine `full`. If
-            None, `full` is the largest distance.
-        rows: [row] bool. Which rows the percentiles are computed from; None for all.
+        fold: [row] int64 folds. The percentiles are computed from the `distances` of rows to the other folds.
+        groups: [row] int64 folds of whole question groups. The `distances` of rows to the other folds determine `full`.
+            If None, `full` is the largest distance.
+        rows: [row] bool mask of the rows that are used for the percentiles; None for all rows.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)
-    rank = min(RANK, (len(hidden) - largest_fold) // ROWS_PER_DIRECTION)  # the same for all fits, to be comparable
+    rank = min(RANK, (len(hidden) - largest_fold) // ROWS_PER_DIRECTION)  # for comparable distances
     distance, held_out = principal(hidden, rank), distances(hidden, rank, fold)
     held_out = held_out if rows is None else held_out[rows]
     distance.quantiles.copy_(held_out.quantile(torch.linspace(0, 1, N_QUANTILES)))
@@ -36,7 +36,7 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
 
 
 def principal(hidden: Tensor, rank: int) -> Distance:
-    """Return a distance with the moments and at most `rank` principal directions of hidden states [row, d_model]."""
+    """Create a `Distance` with the moments and at most `rank` principal directions of hidden states [row, d_model]."""
     mean, scale = (one[0] for one in standardiser(hidden[:, None]))
     rows = hidden[:: -(-len(hidden) // MOST_ROWS)]  # evenly spaced, because rows are ordered by question
     _, singular, directions = torch.linalg.svd((rows - mean) / scale, full_matrices=False)
@@ -51,7 +51,7 @@ def principal(hidden: Tensor, rank: int) -> Distance:
 
 
 def distances(hidden: Tensor, rank: int, fold: Tensor) -> Tensor:
-    """Return the distances [row] of rows from the rows in the other folds."""
+    """Return the distance [row] of each row from the rows in the other folds."""
     found = hidden.new_zeros(len(hidden))
     for held, others in each_fold(fold):
         found[held] = principal(hidden[others], rank).distance(hidden[held])

@@ -1,4 +1,4 @@
-"""Ridge regressions on a few layers, for groups of questions that are held out."""
+"""Ridge regressions on a few layers, with groups of questions held out."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def whole_groups(groups: Sequence[Any]) -> Tensor:
 
 
 def each_fold(fold: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield masks [row] of the rows in each fold, and of all other rows."""
+    """For each fold, yield a mask [row] of its rows and a mask [row] of all other rows."""
     for number in fold.unique():
         yield fold == number, fold != number
 
@@ -38,7 +38,7 @@ def few_layers(features: Tensor) -> Tensor:
 
 
 def fit_ridge(features: Tensor, target: Tensor, l2: float = RIDGE) -> tuple[Tensor, Tensor]:
-    """Fit a ridge regression to each layer of features [row, layer, width], and average their scores.
+    """Fit a ridge regression to each layer of features [row, layer, width], and average the scores of all layers.
 
     Returns:
         Weights [layer, width] and the bias [] for raw features. The score of a row is the sum of its weighted features
@@ -51,7 +51,7 @@ def fit_ridge(features: Tensor, target: Tensor, l2: float = RIDGE) -> tuple[Tens
 
 
 def held_out_scores(features: Tensor, target: Tensor, fold: Tensor, l2: float = RIDGE) -> Tensor:
-    """Return the scores [row] float64 of ridge regressions that are fitted to the other folds."""
+    """Score each fold with ridge regressions that are fitted to the other folds. Returns [row] float64."""
     scores = torch.zeros(len(features), dtype=torch.float64)
     for held, others in each_fold(fold):
         weight, bias = fit_ridge(features[others], target[others], l2)

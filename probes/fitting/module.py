@@ -51,7 +51,7 @@ class ProbeModule(L.LightningModule, ABC):
     option = "l2"
     #: Description of the training objective, if the objective differs from the target of the datamodule.
     taught: str | None = None
-    #: Model-based baselines that the store must contain for training, in addition to those that the target needs.
+    #: Model-based baselines that the store must contain for training, in addition to the baselines for the target.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether the validation scores are out-of-fold scores of the training and validation splits.
     cross_fitted = False
@@ -83,7 +83,7 @@ class ProbeModule(L.LightningModule, ABC):
         #: Validation loss of each candidate in nats, [penalty, input] float64.
         self.val_loss: Tensor | None = None
         #: Validation losses in nats with cross-fitted calibrators, [row] float64, and the indices of the rows, [row]
-        #: int64. Prefixes are left out. After training, `val_confidence` [row] float64 contains their confidences.
+        #: int64. Prefixes are left out. After training, `val_confidence` [row] float64 contains the rows' confidences.
         self.val_losses, self.val_rows = torch.empty(0), torch.empty(0)
         self.val_figures: dict[str, float] = {}
 

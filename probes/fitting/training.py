@@ -41,7 +41,7 @@ class Descent(ProbeModule):
         self, lr: float | None = None, l2: list[float] | float | None = None, calibrator: str = "platt"
     ) -> None:
         super().__init__(list(PENALTIES) if l2 is None else l2, calibrator)
-        self.save_hyperparameters()  # including those of subclasses
+        self.save_hyperparameters()  # including the arguments of subclasses
         self.lr = self.default_lr if lr is None else lr
         if not 0 < self.lr < math.inf:
             raise InputError(f"Expected `lr` to be above 0 and finite, but got {lr}. Try 0.01.")

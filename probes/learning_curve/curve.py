@@ -43,7 +43,7 @@ class Cell:
 
 
 def halvings(most: int) -> list[int]:
-    """Return `most`, half of it, a quarter of it, and so on down to `LEAST_QUESTIONS`, in increasing order.
+    """Halve `most` repeatedly, down to `LEAST_QUESTIONS`, and return all numbers in increasing order.
 
     >>> halvings(384)
     [48, 96, 192, 384]
@@ -157,7 +157,7 @@ class LearningCurve:
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
 
     def _n_subsets(self, n: int, k: int) -> int:
-        """Return the number of subsets, which is 1 if they contain all questions and answers."""
+        """Return the number of subsets. It is 1 if a subset contains all questions and answers."""
         return 1 if (n, k) == (self.n_most, self.k_most) else self.n_subsets
 
     def _fill(self, n: int, k: int, progress: tqdm) -> None:

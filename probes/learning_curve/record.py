@@ -135,10 +135,10 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
     Returns:
         The content of curve.json. `cells` contains a dict for each number of training questions `n` and of answers per
         question `k`, with `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and `n_base_rate`.
-        `budgets` contains, for each budget, the splits [n, k] with the `best` and second-best (`runner_up`) AUROC,
-        their `difference`, and the difference `many_minus_few` between the splits with the most and the fewest
-        questions. `contrasts` compares the largest cell with two smaller cells. `masked` contains the reasons
-        why cells are missing.
+        `budgets` contains, for each budget, the splits [n, k] with the best AUROC (`best`) and the second-best AUROC
+        (`runner_up`), and their `difference`. `many_minus_few` is the difference between the splits with the most and
+        the fewest questions. `contrasts` compares the largest cell with two smaller cells. `masked` contains the
+        reasons why cells are missing.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))
@@ -185,7 +185,7 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
 
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
-    """Compare the largest cell with two others: one has the next lower n, and the other has the lowest k.
+    """Compare the largest cell with the cell that has the next lower n, and with the cell that has the lowest k.
 
     `splits` are sorted.
     """

@@ -41,7 +41,7 @@ _STRATIFIED = ("auroc", "auroc_hard")
 
 
 class Scored(NamedTuple):
-    """Confidences of a method, and the grades that they are scored against. Each row is a question or an answer.
+    """Confidences of a method, and the grades for evaluating them. Each row is a question or an answer.
 
     Attributes:
         confidence: [row] float64 confidence in [0, 1]; NaN if missing.

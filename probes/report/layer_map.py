@@ -1,8 +1,8 @@
 """Compute and plot layer maps: the out-of-fold AUROC of a probe at every layer and position of the hidden states.
 
 Every cell of the map uses the same closed-form probe, so the cells differ only in their features. The AUROC of the best
-cell is biased upwards, because it is the largest of many. `train.py` and `compare` avoid this bias by choosing the
-layer on validation questions.
+cell is biased upwards, because it is the maximum over many cells. `train.py` and `compare` avoid this bias by choosing
+the layer on validation questions.
 """
 
 from collections.abc import Callable, Mapping

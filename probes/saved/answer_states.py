@@ -35,7 +35,7 @@ class AnswerStates:
             lengths: Number of content tokens in each answer.
 
         Returns:
-            The states, or None if the tokens of an answer were not recorded one after the other, as in a beam search.
+            The states, or None if an answer's tokens were not recorded in sequence, for example in a beam search.
         """
         read = torch.cat(self.tokens, 1)
         n = read.shape[1]
@@ -69,7 +69,7 @@ def captured_answers(model: Any, layer: int, n_prompt: int) -> Iterator[AnswerSt
     def before(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal n_seen
         ids = args[0] if args else kwargs.get("input_ids")
-        if ids is None:  # if embeddings were passed, use −1, which is no token id
+        if ids is None:  # embeddings were passed; −1 is not a token id
             embeds = kwargs["inputs_embeds"]
             ids = torch.full(embeds.shape[:2], -1, device=embeds.device)
         first = max(0, n_prompt - n_seen)

@@ -52,7 +52,7 @@ class ConfidenceProbe(ModelHubMixin):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Skip the method of the mixin, which would keep a second copy of the config."""
+        """Skip the mixin's `__new__`, which would keep a second copy of the config."""
         return object.__new__(cls)
 
     def __init__(
@@ -116,7 +116,8 @@ class ConfidenceProbe(ModelHubMixin):
 
         Args:
             features: Features of questions or answers.
-            backoff: Whether to back off the confidences of novel rows. See `Confidences`.
+            backoff: Whether to shift the confidences of novel rows towards the base rate or a broader probe. See
+                `Confidences`.
         """
         values = features.values if isinstance(features, Ragged) else features
         if values.shape[-1] != self.config["d_model"]:
@@ -138,7 +139,7 @@ class ConfidenceProbe(ModelHubMixin):
         return self.prefixes.to(where)(score_there, fraction, calibrator).to(score.device)
 
     def with_novelty(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
-        """Add the novelties of features [row, d_model], and back off the confidences [row] of novel rows."""
+        """Compute novelties from features [row, d_model], and apply the back-off to the confidences [row]."""
         if self.novelty is not None:
             return self.novelty.to(features.device)(features, confidence, backoff)
         return Confidences(confidence, torch.full_like(confidence, torch.nan), torch.zeros_like(confidence).bool())
@@ -160,7 +161,8 @@ class ConfidenceProbe(ModelHubMixin):
             prompts: One or more texts, chats or lists of token ids.
             answers: One answer per question. Required if the probe's target is `response`, and not accepted otherwise.
             attention_mask: [question, token] mask that is 0 at padding. Required if `prompts` is a padded tensor.
-            backoff: Whether to back off the confidences of novel questions. See `Confidences`.
+            backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
+                `Confidences`.
 
         Returns:
             The confidences and novelties [question] on the CPU; NaN for an empty answer.
@@ -192,13 +194,13 @@ class ConfidenceProbe(ModelHubMixin):
         return folder
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write all files. The mixin adds only files that are missing, so it writes no config and no card."""
+        """Write all files. The mixin adds only missing files, so it does not replace the config or the card."""
         self.save(save_directory)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload the probe with its model card to the Hub. The repository is created if it does not exist.
 
-        The access token is that of `hf auth login` or the environment variable HF_TOKEN. It cannot be an argument.
+        The access token comes from `hf auth login` or the environment variable HF_TOKEN. It cannot be passed here.
 
         Args:
             repo_id: Hub id of the repository, such as "ORG/NAME".
@@ -209,7 +211,7 @@ class ConfidenceProbe(ModelHubMixin):
 
         Raises:
             InputError: If the upload fails, for example because the token does not permit it or the connection breaks.
-                The repository may exist after that, but it has no incomplete probe. The upload can be repeated.
+                The repository may then exist, but it never contains an incomplete probe. The upload can be repeated.
         """
         if options.get("token") is not None:
             raise InputError(

@@ -101,11 +101,10 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, backoff: bool = True, **options: Any) -> Answers:
         """Generate answers with confidences.
 
-        If the probe reads hidden states of the question (with or without the signal `tokens`) or of all answer
-        tokens, its features are captured during generation. Other probes require one more forward pass. The `text` of
-        the result is truncated at the stop
-        strings in the probe's decoding settings. Generation also stops at these strings, unless `stop_strings` is
-        passed.
+        If the probe reads hidden states of the question (with or without the signal `tokens`) or of all answer tokens,
+        its features are captured during generation. Other probes require one more forward pass. The `text` of the
+        result is truncated at the stop strings in the probe's decoding settings. Generation also stops at these
+        strings, unless `stop_strings` is passed.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
@@ -158,7 +157,7 @@ class ConfidentModel:
     def stream(self, question: Prompts, backoff: bool = True, **options: Any) -> Iterator[Step]:
         """Generate one answer, and return an iterator over its steps, with the text and the confidence so far.
 
-        The tokens are the same as those of `generate`. An additional pass is needed only if the probe reads token
+        The tokens are identical to the output of `generate`. An additional pass is needed only if the probe reads token
         signals of the prompt. The confidence of a question is available with the first token. The confidence of an
         answer covers all tokens that the model has read so far (see `Step`). The model runs only while the caller waits
         for the next step. To stop the generation, close the iterator or stop iterating over it.
@@ -238,7 +237,8 @@ class ConfidentModel:
         """Convert answers to token ids. Returns None if the probe reads only questions.
 
         Raises:
-            InputError: If the number of answers is not that of the questions, or the probe reads no answers.
+            InputError: If there is not exactly one answer per question, or if answers are passed to a probe that reads
+                only questions.
         """
         if not self.probe.reads_answers:
             if answers is not None:
@@ -269,7 +269,7 @@ class ConfidentModel:
     def _features(
         self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None, shared: Any = None
     ) -> Tensor | Ragged:
-        """Read the probe's features [row, ...] on the CPU. See `_read`, and `read_questions` for `shared`."""
+        """Read the probe's features [row, ...] on the CPU. See `read_questions` for `shared`."""
         from extract.signals.base import Answer
         from extract.signals.reading import read_answers, read_questions
 
@@ -284,7 +284,7 @@ class ConfidentModel:
     def _contents(self, drawn: list[list[int]], stop: Sequence[str] | None = None) -> tuple[list[str], list[list[int]]]:
         """Truncate answers at stop strings, as in the training data, and return their texts and content tokens.
 
-        By default, the stop strings are those of the probe's training data.
+        By default, the stop strings of the probe's training data are used.
         """
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens

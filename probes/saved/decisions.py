@@ -62,8 +62,8 @@ def abstain(
             contain a threshold for this risk, stored by `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
         backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe (see
-            `Confidences`). Use False with stored thresholds, because they were certified without this shift. It could
-            move a low confidence above the threshold.
+            `Confidences`). Use False with stored thresholds, because they were certified without this shift. The shift
+            could move a low confidence above the threshold.
         **options: Options of transformers' `generate`.
 
     Returns:
@@ -196,7 +196,7 @@ def _listed(questions: Any) -> list[Any]:
     """Return the questions as a list.
 
     Raises:
-        InputError: If there is no question, or a single text instead of a list.
+        InputError: If the list is empty, or if a single text is passed instead of a list.
     """
     if isinstance(questions, str) or not questions:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Distance of hidden states from those of a set of questions or answers.
+"""Distance between a hidden state and the hidden states of a set of questions or answers.
 
 The distance of a standardised hidden state x with d coordinates is its Mahalanobis distance under probabilistic PCA
 (Tipping and Bishop, Probabilistic Principal Component Analysis, 1999), divided by √d:
@@ -16,21 +16,22 @@ from probes.saved.head import zeros
 
 #: Numbers of principal directions and of quantiles of the distances.
 RANK, N_QUANTILES = 64, 101
-#: Index of the quantile above which a row is novel. 1 % of the rows in the set are farther away.
+#: Index of the quantile above which a distance counts as novel. 1 % of the rows in the set have larger distances.
 START = 99
-#: Smallest denominator.
+#: Lower bound on denominators.
 TINY = torch.finfo(torch.float32).tiny
 
 
 class Distance(nn.Module):
-    """Distance of rows from the rows of a set. See the module for the definition.
+    """Distance between a row and the rows of a set. See the module docstring for the definition.
 
     Args:
         n_hidden: Width d of the hidden states. They are the first coordinates of a probe's features.
         rank: Number of principal directions.
 
     Attributes:
-        mean, scale: [d_model] mean and standard deviation of the rows in the set. `scale` is infinite for constants.
+        mean, scale: [d_model] mean and standard deviation of the rows in the set. `scale` is infinite for constant
+            coordinates.
         directions: [component, d_model] principal directions v.
         variances: [component] variances λ in these directions.
         rest: Mean variance ρ in all other directions.
@@ -60,7 +61,7 @@ class Distance(nn.Module):
         return (above - 1 + step) / (N_QUANTILES - 1)
 
     def remoteness(self, distance: Tensor) -> Tensor:
-        """Return [row] float32 in [0, 1]: 0 up to the 99th percentile, and from there linear up to 1 at `full`."""
+        """Map distances [row] to [0, 1], with 0 up to the 99th percentile and a linear increase to 1 at `full`."""
         start = self.quantiles[START]
         return ((distance - start) / (self.full - start).clamp_min(TINY)).clamp(0, 1)
 

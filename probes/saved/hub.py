@@ -13,7 +13,7 @@ from extract.text import one_line
 CARD = "README.md"
 _FILES = ["config.json", "model.safetensors", CARD]
 _LARGEST_CARD = 2**20  # bytes
-#: Query of an address. Addresses for uploads contain a signature there.
+#: Query of an address. In addresses for uploads, it contains a signature.
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>]*")
 #: Maximum length of a reason, in characters.
 _LONGEST = 400
@@ -30,7 +30,7 @@ def find_probe(
 ) -> list[Path]:
     """Return the paths of config.json, model.safetensors and README.md. The last file may be missing.
 
-    If `probe` is a Hub id, the files are downloaded first. The other arguments are those of `snapshot_download`.
+    If `probe` is a Hub id, the files are downloaded first. See `snapshot_download` for the other arguments.
 
     Raises:
         InputError: If there is no such folder or repository, a file is missing, or a file links to another folder.
@@ -85,9 +85,9 @@ def read_card(path: Path) -> str | None:
 
 
 def failure(error: Exception) -> str:
-    """Describe on one line why a request to the Hub failed and, if possible, how to correct it.
+    """Describe in one line why a request to the Hub failed and, if possible, how to fix the problem.
 
-    Addresses lose their queries, and the user's access token is removed.
+    The queries of addresses and the user's access token are removed.
 
     Args:
         error: Exception that huggingface_hub, its HTTP library or hf_xet raised.

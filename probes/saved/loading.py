@@ -29,7 +29,7 @@ FORMAT_VERSION = 6
 #: probes.
 _READ_VERSIONS = (2, 3, 4, 5, 6)
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
-_CALIBRATOR, _PREFIXES, _NOVELTY = "calibrator.", "prefixes.", "novelty."  # beginnings of tensors' names
+_CALIBRATOR, _PREFIXES, _NOVELTY = "calibrator.", "prefixes.", "novelty."  # prefixes of tensor names
 #: Fields of `prefixes`. Only probes that read hidden states of answers have this record.
 _OF_PREFIXES: Schema = {
     "lengths": Field(
@@ -54,7 +54,7 @@ _DECISION = {
 
 _WIDTH = whole(1, 2**20, "a positive width below a million")
 _BROADER: Schema = {"n_features": _WIDTH, "rank": whole(0, RANK)}
-#: Fields of config.json, except those that `_reading` adds for the head and its features.
+#: Fields of config.json, except the fields that `_reading` adds for the head and its features.
 _CONFIG: Schema = {
     "format_version": whole(min(_READ_VERSIONS), FORMAT_VERSION, " or ".join(map(str, _READ_VERSIONS))),
     "d_model": _WIDTH,
@@ -141,7 +141,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _reading(target: Any, signal: Any) -> Schema:
-    """Build the schema of `head`, `signal`, `layers`, `position` and `pooled`.
+    """Build the schema of the fields `head`, `signal`, `layers`, `position` and `pooled`.
 
     The schema depends on the target and the signal of the config, which have not been checked yet.
     """
@@ -248,7 +248,7 @@ def read_weights(
 
 
 def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) -> Calibrator:
-    """Create a calibrator filled with zeros. The names of its tensors begin with `start`."""
+    """Create a calibrator filled with zeros. `start` is the prefix of its tensors' names."""
     n_knots = tensors[f"{start}x"].numel() if f"{start}x" in tensors else 0
     return CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
 

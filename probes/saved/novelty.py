@@ -1,13 +1,13 @@
 """Novelty of questions and answers, and the back-off of their confidences.
 
-The novelty of a row is the fraction of the training rows whose hidden states are closer to those of the training rows.
-The confidence of a row that is more novel than 99 % of the training rows is mixed with the base rate. The weight of the
-base rate increases linearly with the distance, up to a distance and a weight that `probes.fitting.backoff` fits to
-held-out groups of questions.
+The novelty of a row depends on the distance between its hidden state and the hidden states of the training rows. It is
+the fraction of training rows that have a smaller distance. The confidence of a row that is more novel than 99 % of the
+training rows is mixed with the base rate. The weight of the base rate increases linearly with the distance, up to a
+maximum weight. `probes.fitting.backoff` fits this maximum to held-out groups of questions.
 
-If other stores were available for training, there is also a broader probe, which was trained on them as well. It
-replaces the confidence of a novel row whose distance from all of these questions is small. The weight of the broader
-probe was fitted to held-out groups of the other stores, so its limits are percentiles of the distances of these groups.
+A broader probe can be trained on the questions of other stores in addition to the training rows. The confidence of a
+novel row that is close to these questions is then mixed with the confidence of the broader probe. The weight of the
+broader probe decreases to 0 between two percentiles of the distances of held-out groups.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class Confidences(NamedTuple):
         confidence: [row] float32 probability of being right. The confidence of a novel row is shifted towards the base
             rate of the training rows, or towards the confidence of a broader probe. See `Novelty`.
         novelty: [row] float32 fraction of the training rows that are less novel. It is NaN if the probe has no novelty.
-        is_novel: [row] bool. Whether a row is so novel that its confidence is backed off.
+        is_novel: [row] bool. Whether a row is novel enough for the back-off.
     """
 
     confidence: Tensor
@@ -36,7 +36,7 @@ class Confidences(NamedTuple):
 
 
 class Broader(nn.Module):
-    """Broader probe: a linear probe that was also trained on other stores.
+    """Broader probe, which is a linear probe that was also trained on the questions of other stores.
 
     Args:
         n_features: Width of the features.
@@ -44,11 +44,11 @@ class Broader(nn.Module):
 
     Attributes:
         weight, bias: [n_features] weights and bias. The score is the log-odds of a right answer.
-        share: Weight of this probe for novel rows that are familiar to it, in [0, 1].
-        known: Distance from the training rows of this probe, with the percentiles of held-out groups.
+        share: Weight of this probe, in [0, 1], for novel rows that are close to its training rows.
+        known: Distance from the training rows of this probe. Its percentiles are computed on held-out groups.
     """
 
-    #: Percentiles of the distances of held-out groups between which the weight of this probe decreases to 0.
+    #: The weight of this probe decreases to 0 between these percentiles of the distances of held-out groups.
     NEAR, FAR = 90, 95
 
     def __init__(self, n_features: int, n_hidden: int, rank: int) -> None:
@@ -58,7 +58,7 @@ class Broader(nn.Module):
         self.known = Distance(n_hidden, rank)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the confidences [row] of this probe, and its weights [row], from features [row, n_features]."""
+        """Return confidences [row] and their weights [row] in the mixture, for features [row, n_features]."""
         confidence, distance = (features @ self.weight + self.bias).sigmoid(), self.known.distance(features)
         near, far = self.known.quantiles[[self.NEAR, self.FAR]]
         return confidence, self.share * ((far - distance) / (far - near).clamp_min(TINY)).clamp(0, 1)
@@ -72,11 +72,11 @@ class Broader(nn.Module):
 
 
 class Novelty(Distance):
-    """Novelty of rows, and the back-off of their confidences. The set of the distances are the training rows.
+    """Novelty of rows, and the back-off of their confidences. Distances are measured from the training rows.
 
     Args:
         n_hidden, rank: See `Distance`.
-        broader: Other arguments of `Broader`, if there is a broader probe.
+        broader: The `sizes` of a `Broader`, or None if there is no broader probe.
 
     Attributes:
         weight: Weight of the base rate at the distance `full`, in [0, 1].
@@ -96,7 +96,7 @@ class Novelty(Distance):
         return {"n_hidden": self.n_hidden, "rank": self.rank, **of_broader}
 
     def forward(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
-        """Return the novelties of rows and, if `backoff` is True, their backed-off confidences.
+        """Compute the novelties of rows. If `backoff` is True, also apply the back-off to their confidences.
 
         Args:
             features: [row, width] float32 features of the probe.

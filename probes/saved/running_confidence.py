@@ -21,7 +21,8 @@ class RunningConfidence:
 
     Args:
         probe: Trained probe.
-        backoff: Whether to back off the confidences of novel questions. See `Confidences`.
+        backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
+            `Confidences`.
     """
 
     def __init__(self, probe: ConfidenceProbe, backoff: bool) -> None:
@@ -29,7 +30,7 @@ class RunningConfidence:
         self._running = RunningScore(probe)
         #: Scores [1] and features [1, d_model] of the first t tokens of the answer, for t = 1, 2, …
         self._scores, self._features = list[Tensor](), list[Tensor]()
-        #: Confidence, novelty and `is_novel` of the first t tokens, t = 0, 1, …; those of the question are at t = 0.
+        #: Confidence, novelty and `is_novel` after t tokens of the answer, for t = 0 (only the question), 1, 2, …
         self._found = list[Tensor]()
 
     @property
@@ -38,13 +39,13 @@ class RunningConfidence:
         return bool(self._found)
 
     def after(self, n_drawn: int) -> tuple[float, float, bool, int]:
-        """Return the numbers of a `Step`, from `confidence` to `n_read`, after `n_drawn` tokens were drawn."""
+        """Return the fields of a `Step`, from `confidence` to `n_read`, after `n_drawn` tokens have been drawn."""
         n_read = n_drawn - 1 if self.probe.reads_answers else 0
         confidence, novelty, is_novel = self._found[n_read].tolist()
         return confidence, novelty, is_novel == 1, n_read
 
     def at_end(self, n_tokens: int) -> tuple[float, float, bool, int]:
-        """Return the numbers of the last step for a complete answer of `n_tokens` tokens."""
+        """Return the same fields for the last step, with a complete answer of `n_tokens` tokens."""
         n_read = min(n_tokens, len(self._scores))
         if n_read:
             self._found[n_read:] = []
@@ -61,10 +62,10 @@ class RunningConfidence:
 
 
 def add_prompts(rows: Sequence[RunningConfidence], found: Confidences | None, wait: bool = False) -> None:
-    """Add the prompts of answers.
+    """Add the confidences at the end of the prompt, before an answer token is read.
 
     Args:
-        rows: Answers of which no token has been read.
+        rows: Answers whose tokens have not been read.
         found: [row] confidences of the questions, or None if the probe reads answers.
         wait: See `add_tokens`.
     """
@@ -76,13 +77,13 @@ def add_prompts(rows: Sequence[RunningConfidence], found: Confidences | None, wa
 
 
 def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], wait: bool = False) -> None:
-    """Add the token that was read last to each answer, for a probe that reads answers.
+    """Update the confidence of each answer with its latest token. The probe must read answers.
 
     Args:
         rows: Answers with the same probe.
-        states: [row, d_model] hidden states of the tokens, given by layer.
-        wait: Whether to wait until the confidences are on the CPU. If False, they are complete when a token that is
-            drawn later on the same device arrives there.
+        states: Dict from layer to hidden states [row, d_model] of the tokens.
+        wait: Whether to wait until the confidences are on the CPU. If False, they arrive no later than a token that is
+            drawn afterwards on the same device.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers
@@ -95,7 +96,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
 
 
 def _add_scored(rows: Sequence[RunningConfidence], fraction: float, wait: bool) -> None:
-    """Add the numbers of the tokens so far, which are the given fraction of the answer, to rows with one `backoff`."""
+    """Add the confidences of the tokens so far. All rows must have the same `fraction` and `backoff`."""
     probe, backoff = rows[0].probe, rows[0].backoff
     confidence = probe.calibrated(torch.cat([row._scores[-1] for row in rows]), fraction)
     _add(rows, probe.with_novelty(torch.cat([row._features[-1] for row in rows]), confidence, backoff), wait)

@@ -81,7 +81,8 @@ def _batched(asked: Iterable[Asked], size: int) -> Iterator[list[Asked]]:
 def _from_lines(path: Path | None, size: int) -> Iterator[list[Asked]]:
     """Read one question per line from a file, or from standard input if `path` is None. Skip blank lines.
 
-    The lines of a .jsonl file are JSON objects, and those of a .txt file are texts. Standard input can contain both.
+    The lines of a .jsonl file are JSON objects, and the lines of a .txt file are texts. Standard input can contain
+    both.
     """
     name = "standard input" if path is None else repr(path.name)
 

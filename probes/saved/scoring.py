@@ -40,10 +40,10 @@ def score(
 ) -> None:
     """Write the confidences of questions, or of given answers, as JSON Lines. Nothing is generated.
 
-    Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`, in the order of the
-    input. Undefined values are null. Lines are written as soon as their batch is finished. If a question cannot be
-    scored, for example because it is too long for the model, its line has an `error`. The command then continues with
-    the next question, and fails at the end.
+    Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`. The lines are in the
+    order of the input. Undefined values are null. Lines are written as soon as their batch is finished. If a question
+    cannot be scored, for example because it is too long for the model, its line has an `error`. The command then
+    continues with the next question, and fails at the end.
 
     Args:
         probe: Folder or Hub id of a saved probe.

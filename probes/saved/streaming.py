@@ -27,20 +27,20 @@ _MODES = ("greedy_search", "sample")
 
 @dataclass(frozen=True)
 class Step:
-    """State of an answer after a token was drawn. The last step of a stream repeats the complete answer.
+    """State of an answer after a token has been drawn. The last step of a stream repeats the complete answer.
 
-    The hidden state of a token exists once the model has read the token, which is in the pass that draws the next one.
-    The confidence after the tth token thus covers the first t − 1 tokens. In the last step, it covers the whole answer
-    if the answer ended with an end token or a stop string. If it ended at the token limit, its last token is unread.
+    The model reads each token in the pass that draws the next token. The confidence after the tth token therefore
+    covers only the first t − 1 tokens. In the last step, the confidence covers the whole answer if the answer ended
+    with an end token or a stop string. If the answer ended at the token limit, the last token is not covered.
 
     Attributes:
         text: The answer so far, without special tokens. The bytes of an incomplete character, and characters that may
             begin a stop string, are withheld until it is clear that they belong to the answer.
         piece: The part of `text` that is new in this step; possibly empty.
         confidence: Probability that the model answers the question correctly. If the probe reads answers, it is the
-            probability that this answer is right, judged by its first `n_read` tokens; NaN if `n_read` is 0.
+            probability that this answer is right, based on its first `n_read` tokens; NaN if `n_read` is 0.
         novelty: Novelty of the question or of the answer so far. See `Confidences`.
-        is_novel: Whether the question or answer is so novel that the confidence is backed off.
+        is_novel: Whether the question or answer is novel enough for the back-off.
         n_read: Number of tokens of the answer that the confidence covers; 0 if the probe reads only the question.
         n_tokens: Number of tokens in the answer so far, without the end token. In the last step, tokens that belong to
             the stop string are not counted either.
@@ -123,19 +123,19 @@ class _Reader(RunningConfidence):
     def __init__(self, model: ConfidentModel, prompt: list[int], backoff: bool) -> None:
         super().__init__(model.probe, backoff)
         self._model, self._n_left, self._prompt_features = model._model, len(prompt), model._prompt_features
-        # a token waits only for the device on which it is drawn
+        # a drawn token arrives without waiting for the work of other devices
         self._wait = len({parameter.device for parameter in model._model.parameters()}) > 1
         if self._prompt_features is None and not model.probe.reads_answers:  # needs signals that are not captured
             add_prompts([self], model._read([prompt], None, backoff))
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Read the state of the last token in the passes of the current thread, from the end of the prompt on."""
+        """Read the last token's state in each pass of the current thread, starting at the end of the prompt."""
         from extract.signals.hidden import HiddenCapture
         from extract.signals.model_parts import decoder_of
 
         if self.has_read_prompt and not self.probe.reads_answers:
-            yield  # nothing is left to read
+            yield  # the prompt has been read, and the answer is not needed
             return
         thread = threading.get_ident()
         layers = self.probe.layers if self._prompt_features is None else self._prompt_features.layers
@@ -152,7 +152,7 @@ class _Reader(RunningConfidence):
             yield
 
     def _read(self, states: Mapping[int, Tensor]) -> None:
-        """Add the confidence for the states of the token that was read last, [1, d_model], given by layer."""
+        """Add the confidence after the last token. `states` maps each layer to the token's state [1, d_model]."""
         if self.probe.reads_answers and not self.has_read_prompt:
             add_prompts([self], None)
         elif self.probe.reads_answers:

@@ -19,7 +19,7 @@ from torch import Tensor
 def drawn_tokens(
     model: Any, arguments: dict[str, Any], during_pass: Callable[[], AbstractContextManager[Any]]
 ) -> Generator[int]:
-    """Yield the tokens of one answer. They equal those of transformers' `generate`, including the end token.
+    """Yield the tokens of one answer, including the end token. Transformers' `generate` returns the same tokens.
 
     Between two tokens, no code of the model runs, and no mode of torch is changed.
 
@@ -38,7 +38,7 @@ def drawn_tokens(
     with torch.inference_mode():
         steps = model.generate(**options, custom_generate=partial(_steps, during_pass=during_pass))
     while True:
-        with torch.inference_mode():  # not during `yield`, where it would hold for the caller's code
+        with torch.inference_mode():  # not during `yield`, where it would affect the caller's code
             token = next(steps, None)
         if token is None:
             return
@@ -54,7 +54,7 @@ def _steps(
     during_pass: Callable[[], AbstractContextManager[Any]],
     **model_kwargs: Any,
 ) -> Generator[int]:
-    """Generate tokens with the arguments that transformers prepares, in the order of operations of its own loop."""
+    """Generate tokens with the arguments and in the order of operations of transformers' own loop."""
     with during_pass():
         outputs = model._prefill(input_ids, generation_config, model_kwargs)
     while True:

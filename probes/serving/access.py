@@ -1,4 +1,4 @@
-"""Which requests are let in: host names, API key, content type and size of the body."""
+"""Access checks for requests: host name, API key, content type and body size."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ from probes.serving.protocol import RequestError, to_json
 
 #: Maximum size of a request's body in bytes.
 MAX_BODY = 2**20
-#: Maximum time in which a body must arrive, in seconds.
+#: Maximum time for receiving a body, in seconds.
 BODY_SECONDS = 30.0
 #: Paths that need no key.
 OPEN_PATHS = ("/", "/health")
@@ -43,7 +43,7 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
     """Read the API key from an environment variable, or return None if the default variable is not set.
 
     Raises:
-        InputError: If another variable is named but not set, or the key can't be sent in an HTTP header.
+        InputError: If a variable other than the default is not set, or if the key can't be sent in an HTTP header.
     """
     key = environment.get(variable)
     if not key and (not is_default or key == ""):
@@ -51,7 +51,7 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
             f"Expected the environment variable {variable!r} to contain the API key, but it is "
             f"{'not set' if key is None else 'empty'}. Set it, or omit --api_key_env."
         )
-    if key and not re.fullmatch(r"[!-~]+", key):  # never part of a message
+    if key and not re.fullmatch(r"[!-~]+", key):  # the message must not contain the key
         raise InputError(
             f"Expected the API key in {variable!r} to consist of printable ASCII characters without spaces, but it has "
             "others. Choose another key."
@@ -60,7 +60,7 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
 
 
 class Gate:
-    """ASGI middleware that refuses requests with a wrong host name or key, and all requests while the server ends.
+    """ASGI middleware that refuses requests with a wrong host name or key, and all requests during shutdown.
 
     Args:
         app: The application.
@@ -100,7 +100,7 @@ class Gate:
 
 
 def _sent_key(header: bytes) -> bytes:
-    """Return the key in a header `Authorization`: a bearer token, or the password of an address with a user name.
+    """Return the key in an `Authorization` header, which is a bearer token or the password from an address.
 
     Clients without an option for a key, such as vLLM's semantic router, can use an address like http://user:KEY@host.
     """
@@ -119,7 +119,7 @@ def _hostname(header: str) -> str:
 
 
 def closing() -> RequestError:
-    """Return the error for requests that come, or are unfinished, when the server ends."""
+    """Return the error for requests that arrive, or are unfinished, during shutdown."""
     return RequestError(503, "The server is shutting down.", code="shutting_down")
 
 
@@ -132,10 +132,10 @@ async def read_body(request: Request) -> bytes:
     """Read the body of a request.
 
     Raises:
-        RequestError: If it is not declared as JSON, too large, or does not arrive in time.
+        RequestError: If the body is not declared as JSON, is too large, or does not arrive in time.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # browsers let other sites send only other types
+    if kind != "application/json":  # browsers prevent other sites from sending this type
         message = "Expected the header Content-Type to be application/json, but it is not."
         raise RequestError(415, message, code="unsupported_media_type")
     too_large = RequestError(

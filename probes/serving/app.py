@@ -41,7 +41,7 @@ def create_app(
 ) -> FastAPI:
     """Create the application of a server.
 
-    When `app.state.closing` is set to true, all requests except those for ``/health`` are refused.
+    While `app.state.closing` is true, all requests except requests for ``/health`` are refused.
 
     Args:
         engine: Engine with the model and the probe.
@@ -113,17 +113,17 @@ class Endpoints:
         engine: Engine with the model and the probe.
         probe: The probe of the engine.
         model_name: Name of the model in requests and responses.
-        defaults: Settings that requests can omit.
+        defaults: Default settings of requests.
     """
 
     def __init__(self, engine: Engine, probe: ConfidenceProbe, model_name: str, defaults: Defaults) -> None:
         self._engine, self._probe, self._name, self._defaults = engine, probe, model_name, defaults
 
     def check_name(self, name: str | None) -> None:
-        """Check the name of a model in a request, which can be None if it is optional.
+        """Check the model name of a request. `name` is None if the request omits an optional name.
 
         Raises:
-            RequestError: If it is another name.
+            RequestError: If `name` is the name of another model.
         """
         if name not in (None, self._name):
             raise RequestError(
@@ -165,7 +165,7 @@ class Endpoints:
         return _json({"object": "list", "model": self._name, "data": rows, "usage": usage})
 
     async def verify(self, http: Request) -> Response:
-        """Return the confidence of an answer, as the semantic router of vLLM requests it."""
+        """Return the confidence of an answer, in the format of vLLM's semantic router."""
         request = parse(VerifyRequest, await read_body(http))
         prompts = await self._encode({"question": request.prompt})
         reads_answers = self._probe.reads_answers
@@ -176,7 +176,7 @@ class Endpoints:
         return _json(verdict(request, reads_answers, (confidence, novelty, is_novel)))
 
     async def _encode(self, questions: Mapping[str, str | Sequence[Message]]) -> list[list[int]]:
-        """Convert questions to token ids. The keys are their names in error messages."""
+        """Convert questions to token ids. The keys of `questions` are used in error messages."""
         prompts = {param: self._defaults.prompt(question, param) for param, question in questions.items()}
 
         def encode() -> list[list[int]]:
@@ -224,15 +224,14 @@ class Endpoints:
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call a function that converts texts of these lengths to tokens, in another thread if it would take long."""
+    """Call a function that converts texts of these lengths to tokens. Long texts are converted in another thread."""
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 
 async def _answered(response: Awaitable[Response]) -> Response:
-    """Return a response, or the one for its error.
+    """Return the awaited response, or an error response if it fails.
 
-    Starlette closes the connection after an exception that it does not know, which would break the client's next
-    request.
+    After an unhandled exception, Starlette closes the connection, which would break the client's next request.
     """
     try:
         return await response
@@ -243,7 +242,7 @@ async def _answered(response: Awaitable[Response]) -> Response:
 
 
 async def _unless_disconnected(http: Request, work: Awaitable[Result]) -> Result:
-    """Wait for a result. If the client disconnects before, cancel the work.
+    """Wait for a result. If the client disconnects first, cancel the work.
 
     Raises:
         ClientDisconnect: If the client disconnected.
@@ -270,7 +269,7 @@ def _template() -> Template:
 
 
 def _page(**facts: Any) -> Response:
-    """Return the page, whose only script and style are allowed by a nonce. `facts` are the template's variables."""
+    """Render the server's HTML page with the variables `facts`. A nonce allows only the page's own script and style."""
     nonce = secrets.token_urlsafe(16)
     text = _template().render(nonce=nonce, **facts)
     policy = (

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 #: Token limit of an answer, if neither the request nor the probe's training data has one.
 MAX_TOKENS = 256
-#: Message for failures whose reason clients do not receive.
+#: Message for failures whose cause is not sent to clients.
 FAILED = "The server failed to answer the request. Its log has the reason."
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """Settings of the probe's training data, which are used unless a request has others.
+    """Default settings of requests, taken from the probe's training data.
 
     If the temperature of the training data is unknown, answers are greedy.
 
@@ -76,7 +76,8 @@ class Defaults:
         unchanged if the probe's prompts use the chat template.
 
         Raises:
-            RequestError: If the probe's prompts are plain text, and the question is another chat.
+            RequestError: If the probe's prompts are plain text, but the question is not a text or a single user
+                message.
         """
         if isinstance(question, str):
             return question
@@ -102,7 +103,7 @@ class Answering:
         engine: The engine.
         prompt: Token ids of the prompt.
         settings: Settings of the answer.
-        backoff: Whether to back off the confidences of novel questions.
+        backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe.
     """
 
     def __init__(self, engine: Engine, prompt: list[int], settings: Settings, backoff: bool) -> None:
@@ -135,11 +136,11 @@ class Answering:
             yield event
 
     def cancel(self) -> None:
-        """Stop generating the answer. After its end, this has no effect."""
+        """Stop generating the answer. This has no effect on a finished answer."""
         self._job.cancel()
 
     async def complete(self) -> AnswerStep:
-        """Return the last step, which contains the complete answer, with the entropies of all tokens."""
+        """Return the last step, which contains the complete answer and the entropies of all its tokens."""
         entropies = list[float]()
         async for step in self.steps():
             entropies += step.entropies or ()
@@ -154,7 +155,7 @@ class Answering:
 
 
 def confidence_fields(step: AnswerStep) -> dict[str, Any]:
-    """Return the fields of a choice that OpenAI's format does not have. Confidences that do not exist are None."""
+    """Return the fields of a choice that OpenAI's format does not have. Undefined confidences are None."""
     entropies = {} if step.entropies is None else {"entropy": [number(value) for value in step.entropies]}
     return {
         "confidence": number(step.confidence),
@@ -165,7 +166,7 @@ def confidence_fields(step: AnswerStep) -> dict[str, Any]:
 
 
 def new_completion(model: str, kind: str) -> dict[str, Any]:
-    """Return the fields that all parts of a completion have."""
+    """Return the fields that are common to a completion and all its chunks."""
     return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
@@ -187,7 +188,7 @@ class EventStream(StreamingResponse):
     Args:
         answering: The answer.
         model: Name of the model.
-        include_usage: Whether the last event has the numbers of tokens.
+        include_usage: Whether the last event contains the numbers of tokens.
     """
 
     def __init__(self, answering: Answering, model: str, include_usage: bool) -> None:
@@ -204,9 +205,9 @@ class EventStream(StreamingResponse):
 
 
 async def events(answering: Answering, model: str, include_usage: bool) -> AsyncIterator[bytes]:
-    """Yield a streamed answer as server-sent events in OpenAI's format. An error is the last event.
+    """Yield a streamed answer as server-sent events in OpenAI's format. If the answer fails, the error is sent.
 
-    Each chunk has the new text of one step and the confidence so far. The last one has the finish reason.
+    Each chunk contains the new text of one step and the confidence so far. The last chunk contains the finish reason.
     """
     common = new_completion(model, "chat.completion.chunk")
     usage = {"usage": None} if include_usage else {}
@@ -224,7 +225,7 @@ async def events(answering: Answering, model: str, include_usage: bool) -> Async
             yield chunk({**role, "content": step.piece}, step, None)
             role, last = {}, step
         assert last is not None
-        without = None if last.entropies is None else ()  # those of the last step have been sent
+        without = None if last.entropies is None else ()  # already sent with the last step
         yield chunk({}, replace(last, entropies=without), answering.reason)
         if include_usage:
             yield event({**common, "choices": [], "usage": answering.usage(last)})
@@ -234,7 +235,7 @@ async def events(answering: Answering, model: str, include_usage: bool) -> Async
 
 
 def engine_failure(error: BaseException) -> RequestError:
-    """Convert the error of a request that the engine had accepted. The engine has logged it."""
+    """Convert an exception from the engine to an error for the client. The engine has already logged the exception."""
     if isinstance(error, EngineClosed):
         return closing()
     message = str(error) if isinstance(error, InputError) else FAILED
@@ -242,7 +243,7 @@ def engine_failure(error: BaseException) -> RequestError:
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """Convert an error to the one that the client receives. Unexpected errors are logged."""
+    """Convert any exception to an error for the client. Unexpected exceptions are logged."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, EngineClosed):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Environment variable with the API key.
 API_KEY = "CONFIDENCE_PROBES_API_KEY"
-#: Maximum time in seconds in which running answers end after a signal.
+#: Maximum time in seconds for ending running answers after a signal.
 CLOSING_SECONDS = 5
 
 
@@ -41,16 +41,16 @@ def serve(
 ) -> None:
     """Serve a model with a probe: answers with confidences over HTTP, compatible with the OpenAI API.
 
-    The server runs until Ctrl-C or SIGTERM. Concurrent requests share the passes of the model. See docs/serving.md.
+    The server runs until Ctrl-C or SIGTERM. Concurrent requests share forward passes of the model. See docs/serving.md.
 
     Args:
         probe: Folder or Hub id of a saved probe.
-        model: Hub id or folder of the probe's model. By default, the embedded model.
+        model: Hub id or folder of the probe's model. The default is the embedded model.
         host: Address on which the server listens. If other machines can reach it, an API key is required.
         port: Port on which the server listens; 0 selects a free one.
-        served_model_name: Name of the model in requests. By default, its name in the probe.
+        served_model_name: Name of the model in requests. The default is the name that is saved in the probe.
         max_batch_size: Maximum number of questions or answers in a pass of the model.
-        max_queue: Maximum number of requests that wait. Further ones are refused with the status 429.
+        max_queue: Maximum number of waiting requests. Further requests are refused with the status 429.
         api_key_env: Environment variable with the API key that requests must contain.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the probe's model), float32, bfloat16 or float16.

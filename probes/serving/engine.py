@@ -37,21 +37,22 @@ class Engine:
     """Scores and generates answers for many clients.
 
     All passes of the model run in one thread, which waits while there are no requests. Between two passes over running
-    answers, it reads the prompts of new answers and one batch of questions to score. No kind of request thus waits for
-    the end of the other kind. If a pass fails, its requests end with the exception, and the engine continues.
+    answers, it reads the prompts of new answers and one batch of questions to score. Neither kind of request therefore
+    has to wait until the other kind is finished. If a pass fails, its requests end with the exception, and the engine
+    continues.
 
     Generated answers depend only on their `Settings`. Other options in the model's generation config, such as a
-    repetition penalty, are not used, as in the training data of probes.
+    repetition penalty, are ignored. The training data of probes is generated without them, too.
 
     Args:
         probe: Trained probe.
         hf_model: The transformers model that the probe was trained on. Nothing else may use it at the same time.
         tokenizer: Tokenizer of the model.
         max_batch_size: Maximum number of rows in a pass.
-        max_queue: Maximum number of requests that wait.
+        max_queue: Maximum number of waiting requests.
 
     Raises:
-        InputError: If the probe does not fit the model.
+        InputError: If the model differs from the probe's model.
     """
 
     def __init__(
@@ -69,14 +70,15 @@ class Engine:
         self._changed, self._is_closed, self._seconds_busy = threading.Condition(), False, 0.0
         self._counts = dict.fromkeys(("n_requests", "n_rejected", "n_passes", "n_rows", "n_tokens"), 0)
         attached: Future[None] = Future()
-        # Attaching runs the model, too. In the thread of the engine, torch starts only one team of OpenMP threads.
+        # Attaching the probe also runs the model. The engine's thread does this as well, because torch starts a team of
+        # OpenMP threads for each thread in which a model runs.
         parts = (attached, probe, hf_model, tokenizer)
         self._thread = threading.Thread(target=self._run, args=parts, name="engine", daemon=True)
         self._thread.start()
         attached.result()
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a text or chat in the prompt template of the probe.
+        """Insert a text or chat into the probe's prompt template, and return the token ids.
 
         Raises:
             InputError: If the prompt is empty or too long for the model.
@@ -91,13 +93,14 @@ class Engine:
         Args:
             prompts: Token ids of the prompts, as returned by `encode`.
             answers: One answer per prompt if the probe reads answers, and None otherwise.
-            backoff: Whether to back off the confidences of novel questions. See `Confidences`.
+            backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
+                `Confidences`.
 
         Returns:
             Future of the confidences [prompt]. If it is cancelled, its remaining rows are not read.
 
         Raises:
-            QueueFull: If too many requests wait.
+            QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
             InputError: If there are no prompts, the model can't read one of them, or `answers` does not fit the probe
                 and the prompts.
@@ -129,16 +132,17 @@ class Engine:
         Args:
             prompt: Token ids of the prompt, as returned by `encode`.
             settings: Settings of the answer.
-            on_step: Called with each step, as returned by `ConfidentModel.stream`, and the entropies of its tokens if
+            on_step: Called with each step (see `ConfidentModel.stream`), which contains the entropies of its tokens if
                 `settings` requests them. The last step repeats the complete answer. If the callback raises an
                 exception, the answer ends with it.
             on_end: Called once, after the last step, with the finish reason: "stop" (end token or stop string),
                 "length" (`max_tokens` or the context of the model) or "cancelled". If the answer failed, it is called
                 with the exception instead.
-            backoff: Whether to back off the confidence of a novel question. See `Confidences`.
+            backoff: Whether to shift the confidence of a novel question towards the base rate or a broader probe. See
+                `Confidences`.
 
         Raises:
-            QueueFull: If too many requests wait.
+            QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
             InputError: If the prompt is empty or leaves no room for an answer, or the probe reads pooled token signals
                 of answers.
@@ -154,10 +158,10 @@ class Engine:
     def counts(self) -> dict[str, float]:
         """Return counts since the start, by name.
 
-        `queued` and `running` are the current numbers of requests that wait and that are being processed. `n_requests`
-        and `n_rejected` count accepted requests and those refused with `QueueFull`. `n_passes` counts batches that the
-        model has processed, `n_rows` their rows, `n_tokens` the generated tokens with end tokens and stop strings, and
-        `seconds_busy` the time spent on them.
+        `queued` is the current number of waiting requests, and `running` is the number of requests in progress.
+        `n_requests` counts accepted requests, and `n_rejected` counts requests refused with `QueueFull`. `n_passes`
+        counts the batches that the model has processed, and `n_rows` counts their rows. `n_tokens` counts generated
+        tokens, including end tokens and stop strings. `seconds_busy` is the total processing time.
         """
         with self._changed:
             queued = len(self._to_score) + len(self._to_generate)
@@ -222,7 +226,8 @@ class Engine:
         """Wait for requests, and take them from the queues.
 
         Returns:
-            The answers that join the batch, or None if the engine was closed. The scorer has the other requests.
+            The answers that join the batch, or None if the engine was closed. Requests to score questions are passed to
+            the scorer.
         """
         with self._changed:
             self._running = [job for job in self._running if not job.has_ended]
@@ -243,7 +248,7 @@ class Engine:
                     self._scorer.jobs.append(scoring)
                     self._running.append(scoring)
             self._running += joining
-        for job in cancelled:  # without the lock, because this calls back
+        for job in cancelled:  # without the lock, because `end` calls a callback
             job.end("cancelled")
         return joining
 
@@ -257,7 +262,7 @@ class Engine:
                 end_jobs(jobs, error, f"Reading {len(jobs)} prompts")
 
     def _step(self) -> None:
-        """Remove the answers that were cancelled, and generate one token of each other answer."""
+        """Remove cancelled answers, and generate one token of each remaining answer."""
         try:
             self._batch.drop_cancelled()
             if n_rows := len(self._batch.rows):

@@ -28,8 +28,8 @@ _ROWS = 32
 class Batch:
     """Answers that are generated together.
 
-    If the model caches more than keys and values, or has chunked attention, no row joins a running batch. The next
-    batch then starts with prompts of equal length.
+    If the model caches more than keys and values, or has chunked attention, no row joins a running batch. New batches
+    then start with prompts of equal length.
 
     Args:
         model: Model with an attached probe.
@@ -66,7 +66,7 @@ class Batch:
             row.job.end(error)
 
     def fitting(self, waiting: Iterable[Job]) -> list[Job]:
-        """Select the waiting jobs that join in the next pass. The first one is among them if there is a free row."""
+        """Select the waiting jobs that join the batch in the next pass. If a row is free, the first job is selected."""
         if self.rows and not self._can_merge:
             return []
         chosen: list[Job] = []
@@ -127,7 +127,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Read the last token of each answer in one pass, and draw the next ones."""
+        """Read the last token of each answer in one pass, and draw the next tokens."""
         mask, positions = self._cache.before_pass()
         ids = torch.tensor([row.drawn[-1:] for row in self.rows], device=mask.device)
         layers = self._model.probe.layers if self._model.probe.reads_answers else None
@@ -217,7 +217,7 @@ def _draw(rows: Sequence[Row], logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _entropies(rows: Sequence[Row], logits: Tensor) -> dict[int, float]:
-    """Compute the entropies in nats of the distributions [row, vocab] of the rows that request them, by row index."""
+    """Compute next-token entropies in nats from logits [row, vocab]. The keys are the rows that request entropies."""
     from extract.signals.lens import entropy, softmax
 
     chosen = [i for i, row in enumerate(rows) if row.job.settings.entropy]

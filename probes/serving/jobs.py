@@ -25,11 +25,11 @@ class Settings:
     Attributes:
         max_tokens: Maximum number of tokens, at least 1. The context of the model can end the answer earlier.
         temperature: Sampling temperature; 0 is greedy.
-        top_p: Nucleus sampling: probability mass from which tokens are drawn, in (0, 1].
-        seed: Seed of the draws. With the same seed, an answer does not depend on the other requests. If None, the
-            draws are different in every request.
-        stop: Strings that end the answer, in addition to those of the probe.
-        top_k: Number of tokens from which tokens are drawn; 0 is all tokens.
+        top_p: Probability mass of the tokens that can be drawn (nucleus sampling), in (0, 1].
+        seed: Seed of the draws. With a seed, the answer does not depend on concurrent requests. If None, every request
+            has different draws.
+        stop: Strings that end the answer, in addition to the probe's stop strings.
+        top_k: Number of most likely tokens that can be drawn; 0 means all tokens.
         entropy: Whether to compute the entropies of the tokens. See `AnswerStep`.
 
     Raises:
@@ -62,9 +62,9 @@ class AnswerStep(Step):
     """Step of a generated answer. See `Step`.
 
     Attributes:
-        entropies: Entropies in nats of the distributions from which the tokens of `piece` were drawn, before
-            temperature, top-p and top-k, as in the signal `tokens`. While text is withheld, the tuple is empty. The
-            next piece then has several entropies. None if the entropies were not requested.
+        entropies: Next-token entropies in nats for the tokens of `piece`, before temperature, top-p and top-k, as in
+            the signal `tokens`. While text is withheld, the tuple is empty. The next piece then has several entropies.
+            None if the entropies were not requested.
     """
 
     entropies: tuple[float, ...] | None = None
@@ -90,7 +90,7 @@ class Job:
         self.is_cancelled, self.has_ended, self._on_end = False, False, on_end
 
     def cancel(self) -> None:
-        """End the answer at the next step, from any thread. An answer that has ended is not changed."""
+        """End the answer at the next step. Any thread can call this. It has no effect on an answer that has ended."""
         self.is_cancelled = True
 
     def end(self, result: str | BaseException) -> None:
@@ -129,7 +129,7 @@ class ScoreJob:
         return self.future.done()
 
     def add(self, row: int, found: Confidences) -> None:
-        """Add the result [1] of a row. The request is complete with the last one."""
+        """Add the result [1] of a row. The last row completes the request."""
         self._found[row] = found
         if len(self._found) == len(self.prompts) and self.future.set_running_or_notify_cancel():
             ordered = [self._found[i] for i in range(len(self.prompts))]
@@ -143,7 +143,7 @@ class ScoreJob:
 
 
 def log_failure(what: str, error: BaseException) -> None:
-    """Log an exception in one line. At the level DEBUG, its traceback is logged, too."""
+    """Log an exception in one line. The traceback is logged only at the level DEBUG."""
     traceback = error if _log.isEnabledFor(logging.DEBUG) else None
     _log.error("%s failed: %s: %s", what, type(error).__name__, one_line(error, 500), exc_info=traceback)
 

@@ -73,7 +73,7 @@ class Measured:
 
     Args:
         app: The application.
-        metrics: Where the requests are counted.
+        metrics: Object that counts the requests.
         endpoints: Paths of all endpoints.
     """
 
@@ -85,7 +85,7 @@ class Measured:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        start, status = time.perf_counter(), 499  # nginx' status for a client that went away before the answer
+        start, status = time.perf_counter(), 499  # nginx's status for a client that disconnected early
 
         async def observed(message: Any) -> None:
             nonlocal status

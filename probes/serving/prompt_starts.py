@@ -1,4 +1,4 @@
-"""Key/value caches of the tokens with which most prompts begin."""
+"""Key/value caches for the common beginnings of prompts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 #: Questions whose prompts have nothing in common except the prompt template.
 _QUESTIONS = ("A", "0", '"')
-#: Minimum length of a start in tokens. Copies of shorter ones cost more than they save.
+#: Minimum length of a start in tokens. Copying a shorter cache costs more time than it saves.
 _MIN_TOKENS = 8
 
 
 class PromptStarts:
-    """The tokens before the question in the probe's prompt template and in the chat template, read only once.
+    """Caches of the tokens before the question, in the probe's prompt template and in the chat template.
 
     Models whose caches can't be shared read whole prompts.
 
@@ -46,8 +46,8 @@ class PromptStarts:
         self._starts.sort(key=lambda start: len(start.tokens))
 
     def of(self, prompts: Sequence[Sequence[int]]) -> SharedPrompt:
-        """Return the longest cached start of all prompts, which is shorter than every prompt."""
-        first, last = min(map(tuple, prompts)), max(map(tuple, prompts))  # what they share is common to all prompts
+        """Return the longest cached start that all prompts share and that is shorter than every prompt."""
+        first, last = min(map(tuple, prompts)), max(map(tuple, prompts))  # all prompts share what these two share
         for start in reversed(self._starts[1:]):
             n = len(start.tokens)
             if first[:n] == start.tokens == last[:n] and n < min(map(len, prompts)):

@@ -1,4 +1,4 @@
-"""Requests of the server, and the errors that refuse them. Unsupported options are refused by name, never ignored."""
+"""Requests of the server, and errors for refused requests. Unsupported options are refused by name, never ignored."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from extract.text import one_line, shown
 
 #: Maximum number of questions in a request.
 MAX_QUESTIONS = 1024
-#: Maximum number of stop strings, and of characters in each of them. They are searched for after every token.
+#: Maximum number of stop strings, and maximum length of each. After every token, the server searches for all of them.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 200
 #: Options of OpenAI's and vLLM's API that are not supported, with the values that have no effect and are accepted.
 NO_EFFECT: dict[str, tuple[Any, ...]] = {
@@ -50,7 +50,7 @@ Request = TypeVar("Request", bound="Body")
 
 
 class RequestError(Exception):
-    """Refuses a request.
+    """Error that refuses a request.
 
     Args:
         status: HTTP status.
@@ -80,7 +80,7 @@ class RequestError(Exception):
 
 
 def _text_of(content: Any) -> Any:
-    """Join the text parts of a message, which clients send instead of a text."""
+    """Join the text parts of a message. Some clients send a list of parts instead of a text."""
     if not isinstance(content, list):
         return content
     for part in content:
@@ -124,14 +124,15 @@ class StreamOptions(Body):
 
 
 class ChatRequest(Body):
-    """Body of ``/v1/chat/completions``. Settings that are not given are those of the probe's training data.
+    """Body of ``/v1/chat/completions``. Omitted settings are taken from the probe's training data.
 
-    The fields after `user`, and `top_k` (0 or -1 is all tokens), are not part of OpenAI's format.
+    The fields after `user`, and `top_k` (0 or -1 means all tokens), are not part of OpenAI's format.
 
     Attributes:
-        backoff: Whether to back off the confidence of a novel question. See `Confidences`.
-        entropy: Whether each choice has a field `entropy`. It lists the entropies in nats of the distributions from
-            which the tokens of its text were drawn, before temperature, top-p and top-k.
+        backoff: Whether to shift the confidence of a novel question towards the base rate or a broader probe. See
+            `Confidences`.
+        entropy: Whether each choice has a field `entropy` with the next-token entropies in nats for the tokens of its
+            text. They are computed before temperature, top-p and top-k are applied.
     """
 
     model: str
@@ -154,7 +155,7 @@ class ChatRequest(Body):
     @model_validator(mode="before")
     @classmethod
     def _without_effect(cls, given: Any) -> Any:
-        """Drop unsupported options with a value that has no effect, which some clients always send."""
+        """Drop unsupported options whose value has no effect. Some clients always send such options."""
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if name not in NO_EFFECT or not _is_neutral(name, value)}
@@ -171,7 +172,7 @@ class ChatRequest(Body):
 
     @property
     def token_limit(self) -> int | None:
-        """Maximum number of tokens of the answer, if it is given."""
+        """Maximum number of tokens in the answer, or None if the request has no limit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -186,7 +187,7 @@ class ScoreRequest(Body):
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Whether an unsupported option has a value without effect. In Python, True equals 1."""
+    """Whether the value of an unsupported option has no effect. Booleans are not treated as numbers."""
     is_bool = isinstance(value, bool)
     return value is None or any(
         value == neutral and isinstance(neutral, bool) == is_bool for neutral in NO_EFFECT[name]
@@ -197,7 +198,7 @@ def parse(kind: type[Request], content: bytes) -> Request:
     """Parse the body of a request.
 
     Raises:
-        RequestError: If it is not JSON, or a field is unknown, unsupported, missing or invalid.
+        RequestError: If the body is not JSON, or if a field is unknown, unsupported, missing or invalid.
     """
     try:
         return kind.model_validate_json(content)
@@ -236,7 +237,7 @@ def _short(value: Any) -> str:
 
 
 def number(value: float) -> float | None:
-    """Return a float32 number with its significant digits, or None for NaN."""
+    """Round a float32 number to its significant digits, or return None for NaN."""
     return None if math.isnan(value) else float(f"{value:.7g}")
 
 

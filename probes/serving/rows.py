@@ -1,4 +1,4 @@
-"""An answer that is being generated: its tokens, its text, its draws and its end."""
+"""State of an answer that is being generated, with its tokens, text and random draws."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Row:
     Args:
         model: Model with an attached probe.
         job: Request for the answer.
-        ends: End tokens.
+        ends: Ids of the end tokens.
         context: Maximum number of tokens in a prompt and its answer.
 
     Attributes:
@@ -35,7 +35,7 @@ class Row:
         self._limit = min(job.settings.max_tokens, context - len(job.prompt))
         self._text = StreamedText(model.tokenizer, self._stop)
         self._random = random.Random(job.settings.seed)
-        self._entropies, self._n_shown = list[float](), 0  # of the tokens so far; number of those already reported
+        self._entropies, self._n_shown = list[float](), 0  # entropies of the tokens so far, and number already reported
 
     def uniform(self) -> float:
         """Return the next uniform number in [0, 1). It depends only on the seed and the number of draws so far."""
@@ -46,7 +46,7 @@ class Row:
 
         Args:
             token: Token id.
-            entropy: Entropy of the distribution from which the token was drawn, if it is requested.
+            entropy: Entropy of the next-token distribution, if it is requested.
 
         Returns:
             The finish reason, or None if the answer continues.
@@ -69,7 +69,7 @@ class Row:
         return "stop" if text.ended else "length"
 
     def _entropies_of_piece(self, n: int) -> tuple[float, ...] | None:
-        """Return the entropies of the first `n` tokens without those that were reported, if they are requested."""
+        """Return the unreported entropies of the first `n` tokens, or None if entropies are not requested."""
         if not self.job.settings.entropy:
             return None
         start, self._n_shown = self._n_shown, max(n, self._n_shown)

@@ -1,4 +1,4 @@
-"""Scoring of many requests in shared batches of questions, or of questions with answers."""
+"""Scoring of questions, or of given answers, with batches shared by many requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """Reads the rows of all requests in turn, so that a long request does not delay the others.
+    """Reads rows of all requests in turn, so that a long request does not delay other requests.
 
     Args:
         model: Model with an attached probe.
@@ -31,7 +31,7 @@ class Scorer:
         self.jobs: deque[ScoreJob] = deque()
 
     def step(self) -> int:
-        """Read one batch. If this fails, its requests end with the exception. Returns the number of rows."""
+        """Read one batch. If this fails, the requests in it end with the exception. Returns the number of rows."""
         rows: list[tuple[ScoreJob, int]] = []
         while self.jobs and len(rows) < self._max_rows:
             job = self.jobs.popleft()

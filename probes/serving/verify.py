@@ -1,7 +1,8 @@
-"""Verification of an answer, as the semantic router of vLLM requests it from an AutoMix verifier.
+"""Verification of an answer, in the format of the AutoMix verifier of vLLM's semantic router.
 
-The router decides by `confidence`. A verifier of AutoMix draws several verdicts from a language model and returns their
-mean. A probe needs one forward pass and draws none, so `samples` is empty and both numbers of samples are 0.
+The router's decision depends on `confidence`. An AutoMix verifier samples several verdicts from a language model and
+returns their mean. A probe needs only one forward pass and samples nothing, so `samples` is empty and both numbers of
+samples are 0.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ from pydantic import Field
 
 from probes.serving.protocol import Body, number
 
-#: Threshold of requests without one. It is the router's default.
+#: Default threshold, which is the same as in the router.
 THRESHOLD = 0.7
 
 

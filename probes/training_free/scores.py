@@ -52,7 +52,7 @@ class Score(NamedTuple):
 
     @property
     def half(self) -> bool:
-        """Whether the score uses answers with even sample numbers and is evaluated on those with odd sample numbers."""
+        """Whether the score uses answers with even sample numbers and is evaluated on answers with odd numbers."""
         return self.signal == PREDICTIVE
 
     @property

@@ -45,9 +45,9 @@ def prediction_rejection_ratio(
     """Compute the prediction–rejection ratio, which is 1 for the best possible order and 0 for a random order.
 
     The rejection curve shows the mean accuracy of the questions that remain after rejecting the r least confident ones.
-    The ratio is the area between this curve and that of a random order, divided by the same area for an oracle that
-    ranks the questions by their measured accuracies. The areas include r from 0 to `max_rejection` · N − 1. Ties are
-    treated as in `aurc`. The result is NaN if all accuracies are equal.
+    The ratio is the area between this curve and the curve of a random order, divided by the corresponding area of an
+    oracle. The oracle ranks the questions by their measured accuracies. The areas include r from 0 to `max_rejection` ·
+    N − 1. Ties are treated as in `aurc`. The result is NaN if all accuracies are equal.
 
     This is the definition of LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
     Language Models with LM-Polygraph, 2025), except that a fractional number of rejections is interpolated instead of

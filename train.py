@@ -287,8 +287,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
             raise InputError("Expected `trainer.max_epochs` to be at least 1, but no probe was fitted. Increase it.")
         cli.trainer.test(cli.model, cli.datamodule, verbose=False)
         report = Report(cli.model, cli.datamodule, int(cli.config.seed_everything), cli.config.n_resamples)
-        pictures = report.write(cli.run_folder)
-        log_report(report, cli.run_folder, pictures, loggers)
+        log_report(report, cli.run_folder, report.write(cli.run_folder), loggers)
     no_effect = "The broader probe gets no weight, because it does not help on held-out groups.\n\n"
     print(
         f"{no_effect if report.record['novelty']['broader_share'] == 0 else ''}{summary_table(report.figures_of)}\n\n"

@@ -26,20 +26,28 @@ def find_probe(
     cache_dir: str | Path | None = None,
     force_download: bool = False,
     local_files_only: bool = False,
-    token: bool | None = None,
+    token: bool | str | None = None,
 ) -> list[Path]:
     """Return the paths of config.json, model.safetensors and README.md. The last file may be missing.
 
     If `probe` is a Hub id, the files are downloaded first. See `snapshot_download` for the other arguments.
 
     Raises:
-        InputError: If there is no such folder or repository, a file is missing, or a file links to another folder.
+        InputError: If there is no such folder or repository, a file is missing, a file links to another folder, or
+            `token` is a text.
     """
+    if isinstance(token, str):  # it could become part of a message
+        raise InputError(
+            "Expected `token` to be true, false or null, but got a text. Run `hf auth login`, or set the environment "
+            "variable HF_TOKEN."
+        )
     if os.path.isdir(probe):
         folder = home = Path(probe)
         named = repr(str(folder))
     else:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import get_token, snapshot_download
+
+        from extract.sampling.server.redact import without_key
 
         try:
             snapshot = snapshot_download(
@@ -54,7 +62,8 @@ def find_probe(
         except Exception as error:  # huggingface_hub, its HTTP library and hf_xet raise many exception types
             raise InputError(
                 f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder "
-                f"{str(probe)!r} and the Hub reported: {failure(error)}. A run saves its probe in runs/NAME/probe."
+                f"{without_key(repr(str(probe)), get_token())} and the Hub reported: {failure(error)}. A run saves its "
+                "probe in runs/NAME/probe."
             ) from error
         folder = Path(snapshot)
         home = folder.parents[1]  # the files of a snapshot link to other files of the cached repository

@@ -204,6 +204,10 @@ def test_a_token_cannot_be_an_argument_and_appears_in_no_message(saved: Path, mo
         load_probe(saved).push_to_hub("someone/probe", token=TOKEN)
     assert TOKEN not in str(error.value)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
+    for probe, options in ((f"https://user:{TOKEN}@b.hub/c", {}), ("someone/probe", {"token": TOKEN})):
+        with pytest.raises(InputError) as error:
+            ConfidenceProbe.from_pretrained(probe, **options)
+        assert TOKEN not in str(error.value)
     said = failure(ValueError(f"no {TOKEN} at https://large.hub/a?X-Signature=hush&b=1, or\n https://b.hub/c"))
     assert said == "no … at https://large.hub/a?… or https://b.hub/c"
     with pytest.raises(TypeError, match="nonsense"):

@@ -99,5 +99,5 @@ def test_top_k_and_top_p_keep_the_right_tokens() -> None:
 def test_very_low_settings_draw_the_most_probable_token(temperature: float, top_p: float) -> None:
     torch.manual_seed(0)
     logits, u = torch.randn(50, 300) * 20, uniforms(50)
-    for of_rows in (temperature, torch.full((50,), temperature)):
-        assert torch.equal(draw(logits, u, of_rows, top_p).tokens, logits.argmax(-1))
+    assert torch.equal(draw(logits, u, temperature, top_p).tokens, logits.argmax(-1))
+    assert torch.equal(draw(logits, u, torch.full((50,), temperature), top_p).tokens, logits.argmax(-1))

@@ -290,9 +290,9 @@ def test_bad_requests_are_refused(path: str, body: Any, status: int, code: str |
 
 
 def test_very_low_settings_are_greedy(server: Server) -> None:
-    http, given = server.http(), {"max_tokens": 4, "seed": 1}
+    http, given = server.http(), chat(max_tokens=4, seed=1)
     found = [
-        http.post("/v1/chat/completions", json=chat(**given, **settings)).json()["choices"][0]["message"]
+        http.post("/v1/chat/completions", json=given | settings).json()["choices"][0]["message"]
         for settings in ({"temperature": 0}, {"temperature": 1e-40}, {"temperature": 1, "top_p": 1e-46})
     ]
     assert found[0] == found[1] == found[2]

@@ -46,7 +46,7 @@ class Panel:
 
     @property
     def known(self) -> Labels:
-        """[store, question] numbers of answers graded right or wrong, at least 1."""
+        """[store, question] numbers of answers graded right or wrong. Every question has at least one."""
         return np.stack([table.known[rows] for table, rows in zip(self.tables, self.rows, strict=True)])
 
     @property

@@ -37,7 +37,7 @@ class Graded(NamedTuple):
         tables: Question tables of the stores.
         rows: [question] int64 rows of these questions in the tables.
         right: [temperature, question] numbers of right answers.
-        known: [temperature, question] numbers of answers graded right or wrong, at least 1.
+        known: [temperature, question] numbers of answers graded right or wrong. Every question has at least one.
     """
 
     stores: dict[float, Store]

@@ -219,5 +219,5 @@ def decide_page(record: Mapping[str, Any], plots: Sequence[str]) -> str:
 
 
 def decide_verdict(record: Mapping[str, Any]) -> str:
-    """Return one sentence per confidence and risk: the certified threshold, or the reason why there is none."""
+    """Describe the certified threshold, or the reason for its absence, for each confidence and risk in a sentence."""
     return render("decisions/verdict.md.j2", record=record, label_of=method_label)

@@ -28,7 +28,7 @@ from probes.saved.prefixes import PrefixCalibrator
 if TYPE_CHECKING:
     from probes.saved.confidence import Prompts
 
-#: Model card of a probe that has none.
+#: Default model card.
 _CARD = """\
 ---
 library_name: confidence-probes

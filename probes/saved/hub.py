@@ -84,7 +84,7 @@ def find_probe(
 
 
 def read_card(path: Path) -> str | None:
-    """Read a model card. Returns None if there is none, or if it is larger than 1 MiB or not UTF-8."""
+    """Read a model card. Returns None if the file is missing, larger than 1 MiB or not UTF-8."""
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_CARD + 1)

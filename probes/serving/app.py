@@ -100,7 +100,7 @@ def create_app(
 
     app.add_exception_handler(RequestError, refused)
     app.add_exception_handler(HTTPException, refused)
-    paths = tuple(route.path for route in app.routes if "{" not in route.path)  # type: ignore[attr-defined]
+    paths = tuple(route.path for route in app.routes if "{" not in route.path)  # type: ignore[attr-defined]  # BaseRoute does not declare `path`
     app.add_middleware(Gate, api_key=api_key, check_host=check_host)
     app.add_middleware(Measured, metrics=metrics, endpoints=paths)
     return app
@@ -217,7 +217,7 @@ class Endpoints:
             future = await _in_thread_if_long(job, [*map(len, answers or ())])
             try:
                 return await asyncio.wrap_future(future)
-            except Exception as error:
+            except Exception as error:  # a failed pass can raise any type; the client gets a status instead
                 raise engine_failure(error) from None
 
         return await _unless_disconnected(http, found())
@@ -237,7 +237,7 @@ async def _answered(response: Awaitable[Response]) -> Response:
         return await response
     except ClientDisconnect:
         return Response(status_code=499)  # nobody receives it
-    except Exception as error:
+    except Exception as error:  # any failure becomes a response in OpenAI's format
         return error_response(as_request_error(error))
 
 

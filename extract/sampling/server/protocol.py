@@ -250,7 +250,7 @@ def _count(given: Any) -> int | None:
 
 
 def server_words(content: Any) -> str | None:
-    """Return the error message in a parsed reply, or None if it has none."""
+    """Return the error message in a parsed reply, or None if the reply contains no message."""
     error = _dict(content).get("error") or _dict(content).get("detail") or _dict(content).get("message")
     words = _dict(error).get("message", error)
     return words if words is None or isinstance(words, str) else _repr(words)

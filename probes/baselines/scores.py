@@ -73,7 +73,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
     if tokens.isnan().any():
         raise InputError(
             f"Expected the prompt lengths of all {len(tokens)} questions to be known, but "
-            f"{int(tokens.isnan().sum())} of them are unknown. Use other baselines."
+            f"{int(tokens.isnan().sum())} lengths are unknown. Use other baselines."
         )
     right, known = torch.from_numpy(data.table.right)[train], torch.from_numpy(data.table.known)[train]
     falling, rising = fit_platt(-tokens[train], right, known), fit_platt(tokens[train], right, known)
@@ -175,7 +175,10 @@ def of_embeddings(data: FeatureDataModule) -> Similarities:
 def dispersed(
     similarities: Callable[[FeatureDataModule], Similarities], dispersion: Callable[[NDArray[np.float64]], float]
 ) -> Mapping[Scope, Score]:
-    """Return the score function of questions: the negated dispersion of half of the answers; NaN for one answer."""
+    """Return the score function of questions: the negated dispersion of half of the answers.
+
+    The score is NaN if this half contains fewer than two answers.
+    """
 
     def uncertainty(data: FeatureDataModule) -> JointUncertainty:
         of_rows = similarities(data)

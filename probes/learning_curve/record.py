@@ -30,9 +30,9 @@ def over_subsets(
 
     .. math:: \sqrt{h^2 + t_{S-1, 0.975}^2\, s^2 / S}
 
-    where h are the half-widths of the bootstrap interval over test questions for the given subsets, s is the standard
-    deviation of the metric over S subsets, and t is a quantile of Student's t distribution. With one subset, the
-    half-widths are h.
+    where h are the half-widths of the bootstrap interval over test questions, computed with the subsets fixed, s is the
+    standard deviation of the metric over S subsets, and t is a quantile of Student's t distribution. With one subset,
+    the half-widths are h.
 
     Args:
         metrics: The metric of each subset, as a function of the resampling weights.

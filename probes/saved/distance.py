@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from probes.saved.head import zeros
 
-#: Numbers of principal directions and of quantiles of the distances.
+#: Maximum number of principal directions, and number of quantiles that summarise the distances.
 RANK, N_QUANTILES = 64, 101
 #: Index of the quantile above which a distance counts as novel. 1 % of the rows in the set have larger distances.
 START = 99

@@ -53,8 +53,8 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
         )
     if key and not re.fullmatch(r"[!-~]+", key):  # the message must not contain the key
         raise InputError(
-            f"Expected the API key in {variable!r} to consist of printable ASCII characters without spaces, but it has "
-            "others. Choose another key."
+            f"Expected the API key in {variable!r} to consist of printable ASCII characters without spaces, but it "
+            "contains other characters. Choose another key."
         )
     return key
 

@@ -125,7 +125,7 @@ def curve(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Measure how a probe improves with more training questions and with more answers to each of them.
+    """Measure how a probe improves with more training questions and with more answers per question.
 
     The probe is trained on random subsets of the questions and answers outside each test fold, and evaluated on all
     answers in the test fold. The page also shows how best to divide a budget of graded answers between more questions

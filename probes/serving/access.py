@@ -86,7 +86,7 @@ class Gate:
     def _check(self, scope: Any) -> None:
         headers = dict(scope["headers"])
         if self._check_host and not is_loopback(_hostname(headers.get(b"host", b"").decode("latin-1"))):
-            message = "Expected the header Host to be localhost or a loopback address, but it is another name."
+            message = "Expected the header Host to be localhost or a loopback address, but got another name."
             raise RequestError(403, message, code="invalid_host")
         if scope["app"].state.closing and scope["path"] != "/health":
             raise closing()
@@ -94,8 +94,8 @@ class Gate:
             return
         given = headers.get(b"authorization")
         if given is None or not hmac.compare_digest(_sent_key(given), self._key):
-            message = "Expected the header Authorization to be Bearer with the server's API key, but it is "
-            message += "missing." if given is None else "another one."
+            message = "Expected the header Authorization to be `Bearer KEY` with the server's API key, but "
+            message += "it is missing." if given is None else "the key is wrong."
             raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 

@@ -102,8 +102,8 @@ class Engine:
         Raises:
             QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
-            InputError: If there are no prompts, the model can't read one of them, or `answers` does not fit the probe
-                and the prompts.
+            InputError: If there are no prompts, the model can't read one of them, or `answers` does not match the probe
+                or the prompts.
         """
         from extract.models.loading import check_prompts
 

@@ -79,7 +79,7 @@ def audit_sources(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Compute how well each source of information about the questions predicts the accuracies.
 
-    Holm's correction is applied separately to potential leaks and to all other sources.
+    The Holm correction is applied separately to potential leaks and to all other sources.
 
     Args:
         features: Dict from source to features [question, feature]; NaN if a question lacks the features.

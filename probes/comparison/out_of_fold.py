@@ -69,7 +69,7 @@ class Fit(NamedTuple):
 
 
 def is_close(differences: Tensor) -> bool:
-    """Whether the mean of paired differences [row] is at most its standard error. NaN marks missing rows.
+    """Whether the mean of paired differences [row] is at most one standard error. NaN marks missing rows.
 
     >>> is_close(torch.tensor([0.3, -0.1, torch.nan])), is_close(torch.tensor([0.3, 0.2, torch.nan]))
     (True, False)

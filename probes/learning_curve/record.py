@@ -58,7 +58,7 @@ def over_subsets(
 
 
 def widened(interval: Interval, margin: float) -> Interval:
-    """Add the half-width `margin` of an independent error to an interval, in quadrature.
+    """Widen an interval by an independent error with half-width `margin`. Half-widths are added in quadrature.
 
     >>> widened({"value": 0.0, "low": -0.75, "high": 0.0}, margin=1.0)
     {'value': 0.0, 'low': -1.25, 'high': 1.0}

@@ -85,5 +85,5 @@ class Distance(nn.Module):
 
 
 def fraction_problem(name: str, value: Tensor) -> str | None:
-    """Describe a number outside [0, 1] in a few words, or return None if it is inside."""
+    """Describe a number outside [0, 1] in a few words, or return None if the number is valid."""
     return None if 0 <= value <= 1 else f"`{name}` is {float(value)}, outside [0, 1]"

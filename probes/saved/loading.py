@@ -94,7 +94,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if type(version) is int and version not in _READ_VERSIONS:  # checked first, because the fields depend on it
         raise InputError(
             f"Expected {str(path)!r} to have format version {' or '.join(map(str, _READ_VERSIONS))}, but got "
-            f"{shown(version)}. Load it with the version of confidence-probes that saved it."
+            f"{shown(version)}. Load the probe with the version of confidence-probes that saved it."
         )
     if version in (2, 3) and "layer" in known and "layers" not in known:
         layer = config.pop("layer")

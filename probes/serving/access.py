@@ -100,9 +100,9 @@ class Gate:
 
 
 def _sent_key(header: bytes) -> bytes:
-    """Return the key in an `Authorization` header, which is a bearer token or the password from an address.
+    """Return the key in an `Authorization` header, which is a bearer token or the password in a URL.
 
-    Clients without an option for a key, such as vLLM's semantic router, can use an address like http://user:KEY@host.
+    Clients without an option for a key, such as vLLM's semantic router, can use a URL such as http://user:KEY@host.
     """
     scheme, _, value = header.partition(b" ")
     if scheme.lower() == b"bearer":

@@ -136,8 +136,8 @@ class Engine:
                 `settings` requests them. The last step repeats the complete answer. If the callback raises an
                 exception, the answer ends with this exception.
             on_end: Called once, after the last step, with the finish reason: "stop" (end token or stop string),
-                "length" (`max_tokens` or the context of the model) or "cancelled". If the answer fails, it is called
-                with the exception.
+                "length" (`max_tokens` or the context of the model) or "cancelled". If the answer fails, `on_end`
+                is called with the exception.
             backoff: Whether to shift the confidence of a novel question towards the base rate or a broader probe. See
                 `Confidences`.
 

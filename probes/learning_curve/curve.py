@@ -146,8 +146,8 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected all fits on {self.store!r} to succeed for at least one pair of `n` and `k`, but fits failed for "
-                f"every pair. {next(iter(self.masked.values()))}"
+                f"Expected all fits on {self.store!r} to succeed for at least one pair of `n` and `k`, but fits failed "
+                f"for every pair. {next(iter(self.masked.values()))}"
             )
         return self
 

@@ -132,9 +132,9 @@ class Engine:
         Args:
             prompt: Token ids of the prompt, as returned by `encode`.
             settings: Settings of the answer.
-            on_step: Called with each step (see `ConfidentModel.stream`). If `settings` requests entropies, a step contains
-                the entropies of its tokens. The last step repeats the complete answer. If the callback raises an
-                exception, the answer ends with this exception.
+            on_step: Called with each step (see `ConfidentModel.stream`). If `settings` requests entropies, a step
+                contains the entropies of its tokens. The last step repeats the complete answer. If the callback raises
+                an exception, the answer ends with this exception.
             on_end: Called once, after the last step, with the finish reason: "stop" (end token or stop string),
                 "length" (`max_tokens` or the context of the model) or "cancelled". If the answer fails, `on_end`
                 is called with the exception.

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from extract.store.ragged import Ragged
     from probes.saved.artefact import ConfidenceProbe
     from probes.saved.novelty import Confidences
+    from probes.saved.prompt_starts import PromptStarts
     from probes.saved.streaming import Step
 
     Prompts = Prompt | Sequence[Prompt] | Tensor
@@ -81,9 +83,17 @@ class ConfidentModel:
         self._prompt_features = PromptFeatures(probe, hf_model) if can_capture(probe) else None
         self._stop: list[str] = list(probe.config.get("decoding", {}).get("stop") or [])
 
+    @cached_property
+    def starts(self) -> PromptStarts:
+        """Caches of the tokens before the question. They are kept until the probe is detached."""
+        from probes.saved.prompt_starts import PromptStarts
+
+        return PromptStarts(self)
+
     def detach(self) -> Any:
         """Detach the probe and return the unchanged model."""
         model, self._model = self._model, None
+        self.__dict__.pop("starts", None)
         return model
 
     def score(
@@ -267,13 +277,13 @@ class ConfidentModel:
         return self.probe.confidences(self._features(prompts, answers), backoff)
 
     def _features(
-        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None, shared: Any = None
+        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None
     ) -> Tensor | Ragged:
-        """Read the probe's features [row, ...] on the CPU. See `read_questions` for `shared`."""
+        """Read the probe's features [row, ...] on the CPU. The tokens before the questions are read only once."""
         from extract.signals.base import Answer
         from extract.signals.reading import read_answers, read_questions
 
-        probe, layers = self.probe, self.probe.layers
+        probe, layers, shared = self.probe, self.probe.layers, self.starts.of(prompts)
         if answers is None:
             read: Any = read_questions(self._model, prompts, probe.signals, layers=layers, shared=shared)
             return probe.features(read)

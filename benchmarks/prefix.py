@@ -34,7 +34,10 @@ LAYERS = range(31)
 @contextmanager
 def whole_prompts() -> Iterator[None]:
     """Read whole prompts in this context."""
-    nothing: Any = lambda *args, **kwargs: None
+
+    def nothing(*args: Any, **options: Any) -> None:
+        return None
+
     with patch("extract.signals.reading.read_prefix", nothing), patch.object(PromptStarts, "of", nothing):
         yield
 

@@ -45,7 +45,9 @@ class SharedPrompt:
         for layer, of_prefix in zip(cache.layers, self._cache.layers, strict=True):
             if of_prefix.is_initialized:
                 layer.lazy_initialization(of_prefix.keys, of_prefix.values)
-                layer.keys, layer.values = (one.expand(n_rows, -1, -1, -1) for one in (of_prefix.keys, of_prefix.values))
+                layer.keys, layer.values = (
+                    one.expand(n_rows, -1, -1, -1) for one in (of_prefix.keys, of_prefix.values)
+                )
         return cache
 
 

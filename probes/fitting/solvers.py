@@ -77,8 +77,8 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     row is replaced by a positive row with sample weight y_i and a negative row with sample weight 1 − y_i.
 
     With d coordinates, m = min(n, d) and P penalties, each feature takes n·m·d multiply-adds for the Gram matrix, about
-    9·m³ for its eigendecomposition, and 2·n·m·P for each of about 30 conjugate-gradient iterations. Only the Gram matrix
-    and the gradients need float64. Unless the penalties are tiny, the other steps are computed in float32.
+    9·m³ for its eigendecomposition, and 2·n·m·P for each of about 30 conjugate-gradient iterations. The Gram
+    matrix and the gradients are computed in float64, and all other steps in float32 unless the penalties are tiny.
 
     Raises:
         InputError: If a penalty is not positive or is too small for convergence, or if the targets are all 0 or all 1.
@@ -170,8 +170,8 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor) -> tuple[
     has converged.
 
     A step is computed in principal coordinates. An additional coordinate is 1 in every row, and its weight is the bias.
-    In the dual problem, the weights are sums of the rows, and the coefficients of the rows are fitted. `rows` [..., row,
-    d] are centred, and `share` [row] are the row weights.
+    In the dual problem, the weights are sums of the rows, and the coefficients of the rows are fitted. The `rows`
+    [..., row, d] are centred, and `share` [row] are the row weights.
     """
     n, d = rows.shape[-2:]
     dual = n < d
@@ -214,7 +214,11 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor) -> tuple[
         steps = moves, moves @ basis, step[..., -1].to(rows.dtype)
         length = active.to(rows.dtype)
         while True:  # halve the step until the loss decreases sufficiently
-            moved = point + length[..., None] * steps[0], products + length[..., None] * steps[1], bias + length * steps[2]
+            moved = (
+                point + length[..., None] * steps[0],
+                products + length[..., None] * steps[1],
+                bias + length * steps[2],
+            )
             new = loss(*moved)
             worse = new > value + 1e-4 * length * slope + 1e-14 * value.abs()
             if not worse.any():

@@ -276,9 +276,7 @@ class ConfidentModel:
         """Compute confidences [row] with one forward pass per prompt, or per prompt and answer."""
         return self.probe.confidences(self._features(prompts, answers), backoff)
 
-    def _features(
-        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None
-    ) -> Tensor | Ragged:
+    def _features(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None) -> Tensor | Ragged:
         """Read the probe's features [row, ...] on the CPU. The tokens before the questions are read only once."""
         from extract.signals.base import Answer
         from extract.signals.reading import read_answers, read_questions

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from extract.errors import InputError
 
 if TYPE_CHECKING:
     from extract.signals.shared_prompt import SharedPrompt
-    from probes.saved.confidence import ConfidentModel
 
 #: Questions whose prompts have nothing in common except the prompt template.
 _QUESTIONS = ("A", "0", '"')
@@ -23,24 +22,23 @@ class PromptStarts:
     A start is read when it is needed for the first time. Models whose caches can't be shared have no starts.
 
     Args:
-        model: Model with an attached probe.
+        model: The transformers model.
+        encode: Function that converts a text or a chat to token ids.
     """
 
-    def __init__(self, model: ConfidentModel) -> None:
+    def __init__(self, model: Any, encode: Callable[[Any], list[int]]) -> None:
         from extract.sampling.local.batching import common_prefix
         from extract.signals.shared_prompt import SharedPrompt, can_share
 
         #: Caches by their tokens, in descending order of length. None if a start has not been read yet.
         self._caches: dict[tuple[int, ...], SharedPrompt | None] = {}
-        self._model = model._model
-        if not can_share(self._model):
+        if not can_share(model):
             return
-        self._empty = SharedPrompt(self._model)
-        starts = []
+        self._empty, starts = SharedPrompt(model), []
         chats = [[{"role": "user", "content": question}] for question in _QUESTIONS]
         for prompts in (_QUESTIONS, chats):
             try:
-                encoded = [model._encode(prompt, None)[0] for prompt in prompts]
+                encoded = [encode(prompt) for prompt in prompts]
             except InputError:  # there is no chat template
                 continue
             starts.append(tuple(common_prefix(encoded, step=1)))

@@ -102,9 +102,8 @@ class ConfidentModel:
         backoff: bool = True,
     ) -> Confidences:
         """See `ConfidenceProbe.score`."""
-        return self._read(
-            ids := self._encode(prompts, attention_mask), self._encode_answers(answers, len(ids)), backoff
-        )
+        ids = self._encode(prompts, attention_mask)
+        return self._read(ids, self._encode_answers(answers, len(ids)), backoff)
 
     @torch.inference_mode()
     def generate(self, inputs: Prompts, backoff: bool = True, **options: Any) -> Answers:
@@ -121,9 +120,6 @@ class ConfidentModel:
             backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
                 `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
-
-        Returns:
-            The answers with their confidences.
 
         Raises:
             InputError: If the inputs are empty or right-padded, or the probe was detached.
@@ -147,8 +143,8 @@ class ConfidentModel:
             if probe.reads_answers:
                 texts, contents = self._contents(drawn.tolist())
             if probe.reads_tokens:
-                repeated, lengths = mask.repeat_interleave(per_question, 0), [len(content) for content in contents]
-                states = captured.of(drawn, repeated, output.past_key_values, lengths)
+                lengths = [len(content) for content in contents]
+                states = captured.of(drawn, mask.repeat_interleave(per_question, 0), output.past_key_values, lengths)
         question = [row // per_question for row in range(len(sequences))]
         if probe.reads_answers:
             rows = [prompts[i] for i in question], contents

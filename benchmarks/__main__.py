@@ -50,6 +50,7 @@ NAMES = (
     "entropy_profile",
     "rollout",
     "read",
+    "prefix",
     "signals",
     "passk",
     "vote",

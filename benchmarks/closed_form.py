@@ -95,14 +95,14 @@ def main() -> None:
         details |= {f"seconds_{name}": ours, f"seconds_looped_beside_{name}": theirs}
         details[f"standard_deviation_of_auroc_difference_{name}"] = float(differences.std())
     holds = (
-        value["ridge"]["time"] <= BAR
+        max(of_solver["time"] for of_solver in value.values()) <= BAR
         and abs(value["ridge"]["mean AUROC difference"]) <= BAR_AUROC
         and value["logistic"]["largest AUROC difference"] <= BAR_AUROC
     )
     report(
         "closed_form",
         value,
-        f"ridge: ≤ {BAR} of the time, mean AUROC within {BAR_AUROC}; logistic: every AUROC within {BAR_AUROC}",
+        f"≤ {BAR} of the time; ridge: mean AUROC within {BAR_AUROC}; logistic: every AUROC within {BAR_AUROC}",
         holds,
         **details,
         n_features=len(fitted),

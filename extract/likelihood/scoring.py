@@ -14,10 +14,10 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.models.loading import check_prompts
 from extract.prompts import PromptTemplate
-from extract.sampling.local.batching import common_prefix
 from extract.signals.lens import LOGITS_AT_ONCE
 from extract.signals.model_parts import ModelHead, decoder_of
-from extract.signals.reader import SharedPrompt, by_length, can_share, right_padded
+from extract.signals.reader import by_length, right_padded
+from extract.signals.shared_prompt import SharedPrompt, can_share, read_prefix
 
 #: Maximum number of tokens in a batch. Batches shrink if memory runs out.
 BATCH_TOKENS = 2048
@@ -111,13 +111,12 @@ def score(
     rows = [(i, item) for i, item in enumerate(items)]
     if any(item.branches for item in items) and not supports_trees(model):
         rows = [(i, Item(item.prompt, [one])) for i, item in rows for one in item.continuations]
-    prefix = common_prefix([item.prompt for item in items])
-    fills = len(prefix) * len(rows) > batch_tokens and can_share(model)
-    shared = SharedPrompt(model).then(prefix) if fills else None
+    shared = read_prefix(model, [item.prompt for _, item in rows])
+    n_before = 0 if shared is None else len(shared.tokens)
     lengths = [len(item.prompt) + sum(len(one) - 1 for one in item.continuations) for _, item in rows]
     head, n_done = ModelHead(model), 0
     found: dict[int, list[float]] = {}
-    for batch in by_length(lengths, batch_tokens):
+    for batch in by_length(lengths, batch_tokens, n_before):
         scored = _score_batch(model, head, [rows[row][1] for row in batch], shared)
         found |= zip(batch, scored, strict=True)
         progress(len(found) * len(items) // len(rows) - n_done, sum(lengths[row] for row in batch))
@@ -143,7 +142,7 @@ def _score_batch(model: Any, head: ModelHead, items: Sequence[Item], shared: Sha
         branch = right_padded([of_item[n_before:] for of_item in branches], model.device)
         options["attention_mask"] = tree_mask(branch, n_before, model.dtype)
         options["position_ids"] = right_padded([of_item[n_before:] for of_item in positions], model.device)
-    cache = None if shared is None else shared.cache(len(items))
+    cache = None if shared is None else shared.cache(len(items), grows=False)
     output = decoder_of(model)(input_ids=ids, past_key_values=cache, use_cache=cache is not None, **options)
     places = [(row, place - n_before) for row, item in enumerate(items) for place in _sources(item)]
     row, place = torch.tensor(places, device=model.device).T

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from copy import copy, deepcopy
 from typing import Any, Self, cast
 
 import torch
@@ -13,35 +12,12 @@ from extract.signals.base import Answer, Attention, Lens, Pass, TokenSpans
 from extract.signals.hidden import HiddenCapture, position_ranges
 from extract.signals.lens import LensReader
 from extract.signals.model_parts import decoder_of
+from extract.signals.shared_prompt import SharedPrompt
 
 _LENS = {"logits", "lens", "exit", "divergence"}
 _ATTENTION = {"attention_entropy", "attention_blocks", "attention_macs", "mixing"}
-
-
-class SharedPrompt:
-    """Key/value cache of a prefix that several sequences share. Requires `can_share(model)`."""
-
-    def __init__(self, model: Any) -> None:
-        from transformers import DynamicCache
-
-        self._model, self.tokens = model, tuple[int, ...]()
-        self._cache: Any = DynamicCache(config=model.config)
-
-    @torch.inference_mode()
-    def then(self, tokens: Sequence[int]) -> Self:
-        """Return a new cache whose prefix is extended by `tokens`. This object stays unchanged."""
-        longer = copy(self)
-        longer._cache, longer.tokens = deepcopy(self._cache), (*self.tokens, *tokens)
-        if tokens:
-            ids = torch.tensor([list(tokens)], device=self._model.device)
-            decoder_of(self._model)(input_ids=ids, past_key_values=longer._cache, use_cache=True)
-        return longer
-
-    def cache(self, n_rows: int) -> Any:
-        """Return a copy of the cache, repeated for `n_rows` sequences. A pass may extend the copy."""
-        cache = deepcopy(self._cache)
-        cache.batch_repeat_interleave(n_rows)
-        return cache
+#: Number of cached tokens that take about as much memory in a pass as one token that is read.
+_CACHED_PER_TOKEN = 4
 
 
 class Reader(ExitStack):
@@ -103,7 +79,7 @@ class Reader(ExitStack):
         for reader in (self._lens, self._attention):
             if reader is not None:
                 reader.start(spans)
-        cache = shared.cache(len(ids)) if shared is not None and shared.tokens else None
+        cache = shared.cache(len(ids), grows=False) if shared is not None and shared.tokens else None
         output = decoder_of(self._model)(input_ids=ids, past_key_values=cache, use_cache=cache is not None)
         return Pass(
             self._model,
@@ -120,17 +96,20 @@ class Reader(ExitStack):
 # Batches. A causal model never attends to later tokens, so padding on the right needs no mask.
 
 
-def by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+def by_length(lengths: Sequence[int], batch_tokens: int, n_before: int = 0) -> Iterator[list[int]]:
     """Yield batches of sequence indices, with the shortest sequences first.
 
-    A batch has at most `batch_tokens` tokens including padding. A longer sequence forms a batch of its own.
+    A batch has at most `batch_tokens` tokens including padding. A longer sequence forms a batch of its own. Each
+    sequence begins with `n_before` cached tokens. Four of them count as one token, because only their keys and values
+    are in memory, and only for one layer at a time.
 
     >>> list(by_length([3, 1, 2, 9], batch_tokens=6))
     [[1, 2], [0], [3]]
     """
     batch: list[int] = []
+    n_saved = n_before - n_before // _CACHED_PER_TOKEN
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if batch and lengths[i] * (len(batch) + 1) > batch_tokens:
+        if batch and (lengths[i] - n_saved) * (len(batch) + 1) > batch_tokens:
             yield batch
             batch = []
         batch.append(i)
@@ -142,18 +121,3 @@ def right_padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Te
     """Return token ids [row, token] int64, padded with 0 on the right."""
     longest = max(map(len, sequences))
     return torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in sequences], device=device)
-
-
-def can_share(model: Any) -> bool:
-    """Whether the model's key/value cache stores a whole prompt in transformers' standard cache layers.
-
-    This is false for models with sliding windows, which drop tokens, or with recurrent or compressed states.
-    """
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
-    cache = DynamicCache(config=model.config)
-    config = model.config.get_text_config().to_dict()
-    windowed = any(config.get(name) for name in ("sliding_window", "attention_chunk_size"))
-    windowed |= "local" in config.get("attention_layers", ())  # GPT-Neo: windows by cache index
-    return not windowed and bool(cache.layers) and all(type(layer) is DynamicLayer for layer in cache.layers)

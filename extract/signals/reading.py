@@ -11,8 +11,9 @@ from extract.errors import InputError
 from extract.models.loading import check_prompts
 from extract.sampling.local.batching import common_prefix
 from extract.signals.base import Answer, Pass
-from extract.signals.reader import Reader, SharedPrompt, by_length, can_share
+from extract.signals.reader import Reader, by_length
 from extract.signals.registry import SIGNALS, load_signal
+from extract.signals.shared_prompt import SharedPrompt, can_share, read_prefix
 from extract.store.ragged import Ragged
 from extract.store.shards import Scope
 
@@ -29,7 +30,7 @@ def read_questions(
 ) -> dict[str, dict[str, Tensor]]:
     """Read signals at the last prompt token of each question. All signals are computed in the same forward passes.
 
-    If all prompts share a long prefix, such as worked examples, the prefix is processed only once.
+    If the prompts share a long prefix, such as worked examples, the prefix is processed only once.
 
     Args:
         model: Causal language model in evaluation mode.
@@ -38,7 +39,7 @@ def read_questions(
         layers: Layers whose hidden states are kept, or a dict from signal to layers.
         batch_tokens: Maximum number of tokens in a batch, including padding. A longer prompt forms its own batch.
         progress: Callback that receives the numbers of questions and tokens in each finished batch.
-        shared: Cache of a prefix that all prompts share, if this prefix has been read before.
+        shared: Cache of tokens with which all prompts begin, if they have been read before.
 
     Returns:
         Dict from signal to a dict from key to a CPU tensor, with rows in the order of `prompts`. Token signals have
@@ -48,12 +49,11 @@ def read_questions(
         InputError: If the model can't read a prompt, or does not support a signal.
     """
     check_prompts(model, prompts)
-    lengths, prefix = [len(prompt) for prompt in prompts], common_prefix(prompts)
-    if shared is None and len(prefix) * len(prompts) > batch_tokens and can_share(model):
-        shared = SharedPrompt(model).then(prefix)
+    lengths, shared = [len(prompt) for prompt in prompts], read_prefix(model, prompts, shared)
+    n_before = 0 if shared is None else len(shared.tokens)
 
     def passes(reader: Reader) -> Iterator[tuple[list[int], Pass]]:
-        for indices in by_length(lengths, batch_tokens):
+        for indices in by_length(lengths, batch_tokens, n_before):
             yield indices, reader.questions([prompts[i] for i in indices], shared)
             progress(len(indices), sum(lengths[i] for i in indices))
 
@@ -157,16 +157,16 @@ def _batches(
     """Yield batches of answer indices, each with the cached prefix that the prompts in the batch share.
 
     `beginning` is a prefix that has been read before, or None. If a prompt has several answers, its answers form
-    separate batches. All other answers are batched together. Cached tokens count toward the size of a batch, because
-    every row has a copy of their keys and values in memory.
+    separate batches. All other answers are batched together.
     """
 
-    def batches(indices: Sequence[int]) -> Iterator[list[int]]:
+    def batches(indices: Sequence[int], shared: SharedPrompt | None) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
         lengths = [len(answers[i].prompt) + len(answers[i].content) for i in indices]
-        return ([indices[j] for j in batch] for batch in by_length(lengths, batch_tokens))
+        n_before = 0 if shared is None else len(shared.tokens)
+        return ((shared, [indices[j] for j in batch]) for batch in by_length(lengths, batch_tokens, n_before))
 
     if not can_share(model):
-        yield from ((None, batch) for batch in batches(range(len(answers))))
+        yield from batches(range(len(answers)), None)
         return
     of_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for i, answer in enumerate(answers):
@@ -175,10 +175,8 @@ def _batches(
         beginning = SharedPrompt(model).then(common_prefix(list(of_prompt)))
     for prompt, indices in of_prompt.items():
         if len(indices) > 1:
-            shared = beginning.then(prompt[len(beginning.tokens) : -1])
-            yield from ((shared, batch) for batch in batches(indices))
-    single = [indices[0] for indices in of_prompt.values() if len(indices) == 1]
-    yield from ((beginning, batch) for batch in batches(single))
+            yield from batches(indices, beginning.then(prompt[len(beginning.tokens) : -1]))
+    yield from batches([indices[0] for indices in of_prompt.values() if len(indices) == 1], beginning)
 
 
 def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int], text: str) -> list[int]:

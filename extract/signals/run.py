@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from extract.errors import Damaged, InputError
-from extract.models.loading import end_tokens
+from extract.models.loading import check_prompts, end_tokens
 from extract.models.store_model import encode_prompts
 from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Progress, say
@@ -18,6 +18,7 @@ from extract.signals.base import Answer
 from extract.signals.model_parts import n_layers
 from extract.signals.reading import content_tokens, drawn_tokens, read_answers, read_questions
 from extract.signals.registry import SIGNALS, load_signal
+from extract.signals.shared_prompt import SharedPrompt, read_prefix
 from extract.store.files import is_finished
 from extract.store.fill import fill, missing_shards
 from extract.store.grid import copy_known
@@ -141,6 +142,7 @@ class _ShardReader:
         # for a served model, the first samples of each block contain prompt lengths to compare with
         by_name = not store.samples.provides.weights
         self._first = {part.block: part for part in reversed(store.samples.ranges())} if by_name else {}
+        self._prefix: SharedPrompt | None = None  # of the last shard; usually, all blocks have the same prefix
 
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> None:
         """Read signals of a shard and write them to the store. Batches shrink if memory runs out."""
@@ -152,10 +154,13 @@ class _ShardReader:
             compute, has_numbers = partial(read_questions, self._model, prompts), [True] * len(prompts)
         else:
             answers = self._answers(shard)
+            prompts = [list(answer.prompt) for answer in answers]
             compute, has_numbers = partial(read_answers, self._model, answers), [bool(a.content) for a in answers]
+        check_prompts(self._model, prompts)
+        self._prefix = read_prefix(self._model, prompts, previous=self._prefix)
         layers = {name: chosen for name, chosen in self._layers.items() if name in names}
         signals, batch_tokens = retry_with_smaller_batch(
-            lambda size, counted: compute(names, layers, size, counted), BATCH_TOKENS, "tokens", progress
+            lambda size, counted: compute(names, layers, size, counted, self._prefix), BATCH_TOKENS, "tokens", progress
         )
         for name, tensors in signals.items():
             columns = [values.rows() if isinstance(values, Ragged) else values for values in tensors.values()]

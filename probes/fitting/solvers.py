@@ -4,11 +4,14 @@ The solvers take finite, standardised `features` [feature, row, d] and a `target
 in [0, 1]. `penalties` contains one or more L2 penalties λ > 0. The results are weights [penalty, feature, d] and biases
 [penalty, feature] with the dtype and device of the features.
 
-All computations are in float64, because ridge regression in float32 had errors of up to 10⁻³ with a penalty of 0.001
-(31 layers, 288 rows). If there are fewer rows than coordinates, the dual problem is solved.
+Solutions are computed in float64, because ridge regression in float32 had errors of up to 10⁻³ with a penalty of 0.001
+(31 layers, 288 rows). If there are fewer rows than coordinates, the dual problem is solved. On a CPU, each layer is
+fitted by a single thread, and the layers are divided among torch's threads. The results therefore do not depend on the
+number of threads.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -20,6 +23,8 @@ from extract.errors import InputError
 CHUNK_BYTES = 2**28
 #: Maximum number of Newton steps. Most problems take six steps. Separable classes with λ = 10⁻⁶ take 20.
 MOST_STEPS = 100
+#: Smallest penalty, relative to the mean squared norm of the rows, for which steps are computed in float32.
+SMALLEST_PENALTY = 1e-6
 #: Maximum number of conjugate-gradient iterations per Newton step. Later Newton steps correct the remaining error.
 MOST_INNER = 250
 
@@ -72,7 +77,8 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     row is replaced by a positive row with sample weight y_i and a negative row with sample weight 1 − y_i.
 
     With d coordinates, m = min(n, d) and P penalties, each feature takes n·m·d multiply-adds for the Gram matrix, about
-    9·m³ for its eigendecomposition, and 2·n·m·P for each of about 30 conjugate-gradient iterations.
+    9·m³ for its eigendecomposition, and 2·n·m·P for each of about 30 conjugate-gradient iterations. The Gram
+    matrix and the gradients are computed in float64, and all other steps in float32 unless the penalties are tiny.
 
     Raises:
         InputError: If a penalty is not positive or is too small for convergence, or if the targets are all 0 or all 1.
@@ -81,7 +87,10 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
 
     def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
-        return _minimise(rows, target.double(), share, l2, dual=rows.shape[1] < rows.shape[2])
+        # torch's batched kernels are slower for a batch of one
+        found = _minimise(rows[0] if len(rows) == 1 else rows, target.double(), share, l2)
+        weight, bias = (values.reshape(len(rows), len(l2), -1) for values in found)
+        return weight, bias[..., 0]
 
     return _solve_centred(features, share, solve)
 
@@ -133,68 +142,90 @@ def _solve_centred(
     On a CPU, a chunk is a single feature, so that it fits in the cache. On a GPU, it has up to `CHUNK_BYTES` bytes.
     `solve` maps centred rows [chunk, row, d] to weights [chunk, penalty, d] and biases [chunk, penalty].
     """
-    chunk_size = max(1, CHUNK_BYTES // max(1, 8 * features[0].numel())) if features.is_cuda else 1
-    weights, biases = [], []
-    for chunk in features.split(chunk_size):
+
+    def solve_chunk(chunk: Tensor) -> tuple[Tensor, Tensor]:
         rows = chunk.to(torch.float64, memory_format=torch.contiguous_format)  # `features` can be a transposed view
         centre = share @ rows
         weight, bias = solve(rows - centre[:, None])
-        weights.append(weight)
-        biases.append(bias - (weight @ centre[..., None])[..., 0])
+        return weight, bias - (weight @ centre[..., None])[..., 0]
+
+    if features.is_cuda:
+        found = map(solve_chunk, features.split(max(1, CHUNK_BYTES // max(1, 8 * features[0].numel()))))
+        weights, biases = zip(*found, strict=True)
+    else:
+        n_threads = torch.get_num_threads()
+        with ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            weights, biases = zip(*pool.map(solve_chunk, features.split(1)), strict=True)
+        torch.set_num_threads(n_threads)  # the initializer also changed the default of later threads
     weight, bias = (torch.cat(parts).transpose(0, 1).to(features.dtype) for parts in (weights, biases))
     return weight.contiguous(), bias.contiguous()
 
 
-def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: bool) -> tuple[Tensor, Tensor]:
-    """Fit penalised logistic regression and return weights [feature, penalty, d] and biases [feature, penalty].
+def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
+    """Fit penalised logistic regression and return weights [..., penalty, d] and biases [..., penalty].
 
     The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
     weights. Each step is found by conjugate gradients, with a residual of at most a tenth of the gradient norm. If the
     gradient norm is below 10⁻⁵ times the penalty, each weight is within 10⁻⁵ of its optimal value, and the candidate
     has converged.
 
-    The rows are rotated to principal coordinates. An additional coordinate is 1 in every row, and its weight is the
-    bias. `rows` [feature, row, d] are centred, and `share` [row] are the row weights.
+    A step is computed in principal coordinates. An additional coordinate is 1 in every row, and its weight is the bias.
+    In the dual problem, the weights are sums of the rows, and the coefficients of the rows are fitted. The `rows`
+    [..., row, d] are centred, and `share` [row] are the row weights.
     """
-    squares, vectors = torch.linalg.eigh(rows @ rows.mT if dual else rows.mT @ rows)
-    told_apart = squares > 1e-13 * squares[..., -1:]  # smaller eigenvalues are rounding errors
-    squares = torch.where(told_apart, squares, 0.0)
-    roots = squares.sqrt()
-    coordinates = pad(vectors * roots[:, None] if dual else rows @ vectors, (0, 1), value=1.0)
-    mean_squares = pad(squares / rows.shape[1], (0, 1), value=1.0)
-    penalty = pad(l2[:, None].expand(-1, squares.shape[1]), (0, 1))
+    n, d = rows.shape[-2:]
+    dual = n < d
+    gram = rows @ rows.mT if dual else rows.mT @ rows
+    basis = gram if dual else rows.mT  # logits = coefficients @ basis + bias
+    traces = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    tiny = bool((l2.min() < SMALLEST_PENALTY * traces / n).any())
+    squares, vectors = torch.linalg.eigh(gram.to(torch.float64 if tiny else torch.float32))
+    eps = torch.finfo(squares.dtype).eps
+    squares = squares.clamp_min(eps * squares[..., -1:]).clamp_min(torch.finfo(squares.dtype).tiny)  # rounding errors
+    roots = squares.sqrt()[..., None, :]
+    coordinates = pad(vectors * roots if dual else rows.to(vectors.dtype) @ vectors, (0, 1), value=1.0)
+    mean_squares = pad(squares / n, (0, 1), value=1.0)[..., None, :]
+    penalty = pad(l2[:, None].expand(-1, squares.shape[-1]), (0, 1)).to(squares.dtype)
 
-    start = squares.new_zeros(len(rows), len(l2), squares.shape[1])
-    point = pad(start, (0, 1), value=float(torch.logit(share @ target)))
-    logits = point[..., -1:].expand(-1, -1, rows.shape[1])  # logits of all rows for these weights
+    point = rows.new_zeros(*rows.shape[:-2], len(l2), basis.shape[-2])
+    bias = torch.logit(share @ target).expand(point.shape[:-1])
+    products = rows.new_zeros(*point.shape[:-1], n)  # logits without the bias
     enough = (1e-5 * l2.clamp_max(0.1)).clamp_min(1e-12)
 
-    def loss(point: Tensor, logits: Tensor) -> Tensor:
-        return (softplus(logits) - target * logits) @ share + (penalty / 2 * point.square()).sum(-1)
+    def loss(point: Tensor, products: Tensor, bias: Tensor) -> Tensor:
+        logits = products + bias[..., None]
+        norm = (point * (products if dual else point)).sum(-1)  # of the weights, squared
+        return (softplus(logits) - target * logits) @ share + l2 / 2 * norm
 
-    value = loss(point, logits)
+    value = loss(point, products, bias)
     for _ in range(MOST_STEPS):
-        confidence = torch.sigmoid(logits)
-        gradient = (share * (confidence - target)) @ coordinates + penalty * point
+        confidence = torch.sigmoid(products + bias[..., None])
+        pull = share * (confidence - target)
+        slopes = (pull if dual else pull @ rows) + l2[:, None] * point
+        principal = slopes.to(vectors.dtype) @ vectors
+        gradient = torch.cat([principal * roots if dual else principal, pull.sum(-1, keepdim=True).to(principal)], -1)
         active = gradient.norm(dim=-1) > enough
         if not active.any():
-            back = vectors * torch.where(told_apart, 1 / roots, 0.0)[:, None] if dual else vectors
-            found = point[..., :-1] @ back.mT
-            return found @ rows if dual else found, point[..., -1]
-        step, step_logits = _newton_step(
-            coordinates, mean_squares, share * confidence * (1 - confidence), penalty, gradient, active
-        )
+            return point @ rows if dual else point, bias
+        curvature = (share * confidence * (1 - confidence)).to(vectors.dtype)
+        step = _newton_step(coordinates, mean_squares, curvature, penalty, gradient, active)
         slope = (gradient * step).sum(-1)
+        moves = ((step[..., :-1] / roots if dual else step[..., :-1]) @ vectors.mT).to(rows.dtype)
+        steps = moves, moves @ basis, step[..., -1].to(rows.dtype)
         length = active.to(rows.dtype)
         while True:  # halve the step until the loss decreases sufficiently
-            moved = point + length[..., None] * step, logits + length[..., None] * step_logits
+            moved = (
+                point + length[..., None] * steps[0],
+                products + length[..., None] * steps[1],
+                bias + length * steps[2],
+            )
             new = loss(*moved)
             worse = new > value + 1e-4 * length * slope + 1e-14 * value.abs()
             if not worse.any():
                 break
             length = torch.where(worse, length / 2, length)
             length = torch.where(length < 1e-9, 0.0, length)
-        (point, logits), value = moved, new
+        (point, products, bias), value = moved, new
     raise InputError(
         f"Expected `l2` to be large enough for logistic regression to converge, but {int(active.sum())} of "
         f"{active.numel()} fits did not converge within {MOST_STEPS} steps. The smallest penalty is "
@@ -204,28 +235,29 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor, dual: boo
 
 def _newton_step(
     coordinates: Tensor, mean_squares: Tensor, curvature: Tensor, penalty: Tensor, gradient: Tensor, active: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Approximate the Newton step −H⁻¹g by preconditioned conjugate gradients. Returns changes of weights and logits.
+) -> Tensor:
+    """Approximate the Newton step −H⁻¹g by preconditioned conjugate gradients.
 
     The Hessian is H = ZᵀDZ + diag(`penalty`), where Z are the `coordinates` of the rows, D = diag(`curvature`) and g is
     the `gradient`. If all entries of `curvature` were equal, H would be diagonal. This diagonal is the preconditioner.
     Candidates that are not `active` get a step of 0.
     """
-    diagonal = curvature.sum(-1, keepdim=True) * mean_squares[:, None] + penalty
-    step, step_logits, rest = torch.zeros_like(gradient), torch.zeros_like(curvature), -gradient
-    along = rest / diagonal
+    inverse = 1 / (curvature.sum(-1, keepdim=True) * mean_squares + penalty)
+    step, rest = torch.zeros_like(gradient), -gradient
+    along = rest * inverse
     size = (rest * along).sum(-1)
     norm = gradient.norm(dim=-1)
     enough = norm * norm.sqrt().clamp_max(0.1)
     for _ in range(MOST_INNER):
-        along_logits = along @ coordinates.mT
-        hessian = (curvature * along_logits) @ coordinates + penalty * along
+        hessian = torch.addcmul((curvature * (along @ coordinates.mT)) @ coordinates, penalty, along)
         far = torch.where(active, size / (hessian * along).sum(-1), 0.0)[..., None]
-        step, step_logits, rest = step + far * along, step_logits + far * along_logits, rest - far * hessian
+        step.addcmul_(far, along)
+        rest.addcmul_(far, hessian, value=-1)
         active = active & (rest.norm(dim=-1) > enough)
         if not active.any():
             break
-        scaled = rest / diagonal
+        scaled = rest * inverse
         new_size = (rest * scaled).sum(-1)
-        along, size = scaled + torch.where(active, new_size / size, 0.0)[..., None] * along, new_size
-    return step, step_logits
+        along = torch.addcmul(scaled, torch.where(active, new_size / size, 0.0)[..., None], along)
+        size = new_size
+    return step

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from extract.errors import InputError
 from probes.saved.loading import FORMAT_VERSION
+from probes.saved.prompt_starts import PromptStarts
 from probes.saved.streamed_text import until
 
 if TYPE_CHECKING:
@@ -81,9 +83,15 @@ class ConfidentModel:
         self._prompt_features = PromptFeatures(probe, hf_model) if can_capture(probe) else None
         self._stop: list[str] = list(probe.config.get("decoding", {}).get("stop") or [])
 
+    @cached_property
+    def starts(self) -> PromptStarts:
+        """Caches of the tokens before the question. They are kept until the probe is detached."""
+        return PromptStarts(self._model, lambda prompt: self._encode(prompt, None)[0])
+
     def detach(self) -> Any:
         """Detach the probe and return the unchanged model."""
         model, self._model = self._model, None
+        self.__dict__.pop("starts", None)
         return model
 
     def score(
@@ -113,9 +121,6 @@ class ConfidentModel:
                 `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
 
-        Returns:
-            The answers with their confidences.
-
         Raises:
             InputError: If the inputs are empty or right-padded, or the probe was detached.
         """
@@ -138,8 +143,8 @@ class ConfidentModel:
             if probe.reads_answers:
                 texts, contents = self._contents(drawn.tolist())
             if probe.reads_tokens:
-                repeated = mask.repeat_interleave(per_question, 0)
-                states = captured.of(drawn, repeated, output.past_key_values, [len(content) for content in contents])
+                lengths = [len(content) for content in contents]
+                states = captured.of(drawn, mask.repeat_interleave(per_question, 0), output.past_key_values, lengths)
         question = [row // per_question for row in range(len(sequences))]
         if probe.reads_answers:
             rows = [prompts[i] for i in question], contents
@@ -190,12 +195,10 @@ class ConfidentModel:
                 "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set "
                 "`tokenizer.padding_side = 'left'`."
             )
-        prompts = self._encode(inputs, mask)
-        pad = self._pad_token()
+        prompts, pad = self._encode(inputs, mask), self._pad_token()
         ids, mask = left_padded(prompts, pad=pad, device=self._model.device)
         stopping = {"stop_strings": self._stop, "tokenizer": self.tokenizer} if self._stop else {}
-        own = {"input_ids": ids, "attention_mask": mask}
-        return prompts, {"pad_token_id": pad, **stopping, **options, **own}
+        return prompts, {"pad_token_id": pad, **stopping, **options, "input_ids": ids, "attention_mask": mask}
 
     def _encode(self, prompts: Any, mask: Tensor | None) -> list[list[int]]:
         """Convert one or more prompts to token ids without padding, using the probe's prompt template."""
@@ -228,8 +231,8 @@ class ConfidentModel:
         if not prompts:
             raise InputError("Expected `prompts` to contain at least one question, but it is empty. Pass a text.")
         template = PromptTemplate(**self.probe.config["prompt"])
-        several = [prompts] if isinstance(prompts[0], (dict, int)) else prompts
-        encoded = [template.encode(self.tokenizer, prompt) for prompt in several]
+        prompts = [prompts] if isinstance(prompts[0], (dict, int)) else prompts
+        encoded = [template.encode(self.tokenizer, prompt) for prompt in prompts]
         check_prompts(self._model, encoded)
         return encoded
 
@@ -257,8 +260,7 @@ class ConfidentModel:
 
     def _pad_token(self) -> int:
         of_model, tokenizer = self._model.generation_config.pad_token_id, self.tokenizer
-        candidates = (of_model, tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-        return int(next(token for token in candidates if token is not None))
+        return int(next(t for t in (of_model, tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if t is not None))
 
     def _read(
         self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None, backoff: bool
@@ -266,19 +268,17 @@ class ConfidentModel:
         """Compute confidences [row] with one forward pass per prompt, or per prompt and answer."""
         return self.probe.confidences(self._features(prompts, answers), backoff)
 
-    def _features(
-        self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None, shared: Any = None
-    ) -> Tensor | Ragged:
-        """Read the probe's features [row, ...] on the CPU. See `read_questions` for `shared`."""
+    def _features(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None) -> Tensor | Ragged:
+        """Read the probe's features [row, ...] on the CPU. The tokens before the questions are read only once."""
         from extract.signals.base import Answer
         from extract.signals.reading import read_answers, read_questions
 
-        probe, layers = self.probe, self.probe.layers
+        probe, layers, shared = self.probe, self.probe.layers, self.starts.of(prompts)
         if answers is None:
             read: Any = read_questions(self._model, prompts, probe.signals, layers=layers, shared=shared)
-            return probe.features(read)
-        pairs = [Answer(tuple(prompt), tuple(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
-        read = read_answers(self._model, pairs, probe.signals, layers=layers, shared=shared)
+        else:
+            pairs = [Answer(tuple(prompt), tuple(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
+            read = read_answers(self._model, pairs, probe.signals, layers=layers, shared=shared)
         return probe.features(read)
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str] | None = None) -> tuple[list[str], list[list[int]]]:

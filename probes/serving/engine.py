@@ -14,7 +14,6 @@ from probes.saved.confidence import ConfidentModel
 from probes.saved.streaming import check_streamable
 from probes.serving.generation import Batch
 from probes.serving.jobs import AnswerStep, Job, ScoreJob, Settings, end_jobs
-from probes.serving.prompt_starts import PromptStarts
 from probes.serving.scoring import Scorer
 
 if TYPE_CHECKING:
@@ -203,9 +202,9 @@ class Engine:
         try:
             self._model = ConfidentModel(*parts)
             self._model.tokenizer("a", add_special_tokens=False)  # sets its options, which is not thread-safe
-            starts = PromptStarts(self._model)
-            self._batch = Batch(self._model, starts, self._max_batch_size)
-            self._scorer = Scorer(self._model, starts, self._max_batch_size)
+            self._model.starts.read()
+            self._batch = Batch(self._model, self._max_batch_size)
+            self._scorer = Scorer(self._model, self._max_batch_size)
         except BaseException as error:
             attached.set_exception(error)
             return

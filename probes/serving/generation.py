@@ -17,7 +17,6 @@ from probes.serving.rows import Row
 if TYPE_CHECKING:
     from probes.saved.confidence import ConfidentModel
     from probes.serving.jobs import Job
-    from probes.serving.prompt_starts import PromptStarts
 
 #: Maximum number of tokens in a pass over new prompts, including padding. A longer prompt is read alone.
 _PROMPT_TOKENS = 2048
@@ -33,18 +32,17 @@ class Batch:
 
     Args:
         model: Model with an attached probe.
-        starts: Cached starts of the prompts.
         max_rows: Maximum number of answers.
 
     Attributes:
         rows: Answers in the order of the cache.
     """
 
-    def __init__(self, model: ConfidentModel, starts: PromptStarts, max_rows: int) -> None:
+    def __init__(self, model: ConfidentModel, max_rows: int) -> None:
         from extract.models.loading import end_tokens
         from extract.sampling.local.row_cache import FixedCache, RowCache, can_merge
 
-        self._model, self._hf_model, self._starts, self._max_rows = model, model._model, starts, max_rows
+        self._model, self._hf_model, self._max_rows = model, model._model, max_rows
         self._ends = frozenset(end_tokens(self._hf_model, model.tokenizer))
         config = self._hf_model.config.get_text_config()
         self._context = getattr(config, "max_position_embeddings", None) or math.inf
@@ -90,12 +88,12 @@ class Batch:
         probe, features = self._model.probe, self._model._prompt_features
         rows = [Row(self._model, job, self._ends, self._context) for job in jobs]
         prompts = [job.prompt for job in jobs]
-        start = self._starts.of(prompts)
-        n_start = len(start.tokens)
+        start = self._model.starts.of(prompts)
+        n_start = 0 if start is None else len(start.tokens)
         # A causal model never attends to later tokens, so padding on the right needs no mask.
         ids = right_padded([prompt[n_start:] for prompt in prompts], self._hf_model.device)
         positions = torch.arange(n_start, n_start + ids.shape[1], device=ids.device).expand(ids.shape)
-        read = start.cache(len(prompts)) if n_start else self._cache_class.for_prompts(self._hf_model)
+        read = start.cache(len(prompts)) if start is not None else self._cache_class.for_prompts(self._hf_model)
         last = [len(prompt) - n_start - 1 for prompt in prompts]
         layers = None if features is None else features.layers
         logits, states = self._pass(ids, None, positions, read, layers, last)

@@ -11,7 +11,6 @@ from probes.serving.jobs import end_jobs
 if TYPE_CHECKING:
     from probes.saved.confidence import ConfidentModel
     from probes.serving.jobs import ScoreJob
-    from probes.serving.prompt_starts import PromptStarts
 
 
 class Scorer:
@@ -19,15 +18,14 @@ class Scorer:
 
     Args:
         model: Model with an attached probe.
-        starts: Cached starts of the prompts.
         max_rows: Maximum number of rows in a batch.
 
     Attributes:
         jobs: Requests with rows that have not been read.
     """
 
-    def __init__(self, model: ConfidentModel, starts: PromptStarts, max_rows: int) -> None:
-        self._model, self._starts, self._max_rows = model, starts, max_rows
+    def __init__(self, model: ConfidentModel, max_rows: int) -> None:
+        self._model, self._max_rows = model, max_rows
         self.jobs: deque[ScoreJob] = deque()
 
     def step(self) -> int:
@@ -44,10 +42,8 @@ class Scorer:
             return 0
         probe, prompts = self._model.probe, [job.prompts[i] for job, i in rows]
         answers = [job.answers[i] for job, i in rows if job.answers is not None] if probe.reads_answers else None
-        start = self._starts.of(prompts)
-        shared = start if start.tokens or len(rows) == 1 else None  # if None, a long common prefix is read only once
         try:
-            features = self._model._features(prompts, answers, shared)
+            features = self._model._features(prompts, answers)
             found = {backoff: probe.confidences(features, backoff) for backoff in {job.backoff for job, _ in rows}}
         except Exception as error:  # ends only the requests of this batch; the engine continues
             end_jobs([job for job, _ in rows], error, f"Scoring {len(rows)} rows")

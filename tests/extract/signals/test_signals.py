@@ -14,19 +14,20 @@ from extract.models.loading import tokenizer_hash, weight_fingerprint
 from extract.running.worker import Worker
 from extract.signals.hidden import HiddenCapture, position_ranges
 from extract.signals.model_parts import decoder_of
-from extract.signals.reader import can_share
 from extract.signals.reading import read_questions
 from extract.signals.registry import NEEDS, SIGNALS, load_signal, signal_table, signals_of
 from extract.signals.run import fill_signals
+from extract.signals.shared_prompt import SharedPrompt, can_share, read_prefix
 from extract.store.store import Store
 from tests.helpers.altered_stores import make_store
 from tests.helpers.planted import read_hidden
 from tests.helpers.tiny import tiny_model
 
+FAMILIES = ["llama", "gpt2", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3"]
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [20], [30, 31, 32, 33]]
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_hidden_states_equal_output_hidden_states(family: str) -> None:
     model = tiny_model(family)
     states = read_hidden(model, PROMPTS)
@@ -47,23 +48,55 @@ def test_states_do_not_depend_on_the_batch_the_order_or_the_chosen_layers(model:
     torch.testing.assert_close(read_hidden(model, PROMPTS, layers=[1, 3]), together[:, [1, 3]])
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
-def test_a_prefix_that_fills_a_batch_is_read_once_and_does_not_change_values(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, signals = tiny_model(family), signals_of("question")
-    prompts = [[7] * 35 + [20 + i] * (1 + i % 3) for i in range(8)]
-    apart = read_questions(model, prompts, signals, range(4), batch_tokens=8 * 32)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_shared_prefix_is_read_once_and_does_not_change_values(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(family)
+    signals = [name for name in signals_of("question") if family != "gemma2" or name == "hidden"]  # soft caps
+    prompts = [[7] * 35 + [20 + i] * (1 + i % 3) for i in range(12)]
+    apart = [read_questions(model, [prompt], signals, range(4)) for prompt in prompts]
+    seen = count_tokens(model, monkeypatch)
+    together = read_questions(model, prompts, signals, range(4))
+    assert (sum(seen) <= 32 + 12 * 6 + 1) == can_share(model)  # one token tests the logit lens
+    for name, tensors in together.items():
+        for key, values in tensors.items():
+            alone = torch.cat([of_prompt[name][key] for of_prompt in apart])
+            torch.testing.assert_close(values, alone, rtol=1e-5, atol=1e-5 * float(alone.abs().max()))
+
+
+def count_tokens(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which each pass of the model appends its number of tokens."""
     seen: list[int] = []
     decoder = decoder_of(model)
     monkeypatch.setattr(
         decoder, "forward", lambda *a, f=decoder.forward, **k: (seen.append(k["input_ids"].numel()), f(*a, **k))[1]
     )
-    together = read_questions(model, prompts, signals, range(4), batch_tokens=8 * 32 - 1)
-    for name, tensors in apart.items():
-        for key, values in tensors.items():
-            torch.testing.assert_close(together[name][key], values, rtol=1e-4, atol=1e-5)
-    assert (sum(seen) <= 32 + 8 * 6) == can_share(model)
+    return seen
+
+
+def test_a_prefix_is_read_apart_only_if_that_saves_many_tokens_and_extends_a_cached_start() -> None:
+    model, prefix = tiny_model(), [7] * 128
+    three, two = [[*prefix, i, i] for i in (5, 6, 8)], [[*prefix, i, i] for i in (5, 6)]
+    assert read_prefix(model, two) is None
+    shared = read_prefix(model, three)
+    assert shared is not None
+    assert shared.tokens == tuple(prefix)
+    start = SharedPrompt(model).then(prefix[:20])
+    assert read_prefix(model, two, start) is start
+    longer = read_prefix(model, [*three, *two], start)
+    assert longer is not None
+    assert longer.tokens == tuple(prefix)
+    assert read_prefix(model, three, previous=longer) is longer
+    assert read_prefix(model, two, previous=longer) is None  # the result does not depend on earlier calls
+
+
+def test_rows_share_the_memory_of_a_prefix_and_passes_leave_it_unchanged(model: Any) -> None:
+    shared = SharedPrompt(model).then([5, 6, 7])
+    for grows in (True, False):
+        cache = shared.cache(4, grows)
+        assert {layer.keys.untyped_storage().nbytes() for layer in cache.layers} == {2 * 3 * 8 * 4}
+        decoder_of(model)(input_ids=torch.full((4, 5), 9), past_key_values=cache, use_cache=True)
+        assert {layer.keys.shape[2] for layer in cache.layers} == {8 if grows else 3}
+    assert {tuple(layer.keys.shape) for layer in shared.cache(1).layers} == {(1, 2, 3, 8)}
 
 
 def test_a_changed_token_changes_its_state_but_no_earlier_one(model: Any) -> None:

@@ -557,7 +557,7 @@ def test_scores_and_answers_do_not_wait_for_the_end_of_each_other(
 def test_the_prompt_template_is_read_once(
     start: Callable[..., Engine], model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("probes.serving.prompt_starts._MIN_TOKENS", 4)
+    monkeypatch.setattr("probes.saved.prompt_starts._MIN_TOKENS", 4)
     probe = make_any_probe("mean_answer", model, tokenizer, stop=[])
     probe.config["prompt"]["template"] = "Answer in a few words, please. {question}"
     engine, attached = start(probe), probe.attach(model, tokenizer)
@@ -565,9 +565,11 @@ def test_the_prompt_template_is_read_once(
     prompts += [engine.encode([{"role": "user", "content": question}]) for question in QUESTIONS]
     prompts += [[9, 8, 7], prompts[0][:12]]
     text, chat, other = prompts[:1], prompts[7:8], prompts[-2:-1]
-    lengths = [len(engine._batch._starts.of(rows).tokens) for rows in (text, chat, other, text + chat, text + other)]
-    assert lengths[0] > lengths[1] == lengths[3] >= 4
-    assert lengths[2] == lengths[4] == 0
+    starts = engine._model.starts
+    of_text, of_chat, of_both = (len(starts.of(rows).tokens) for rows in (text, chat, text + chat))
+    assert of_text > of_chat == of_both >= 4
+    assert starts.of(other) is starts.of(text + other) is None
+    attached.starts._caches.clear()  # it reads whole prompts
     settings, answers = Settings(6), ["an answer"] * len(prompts)
     with Paused(model) as paused:  # the first prompt is read alone, and the others in one pass
         clients = [Client().start(engine, prompt, settings) for prompt in prompts]

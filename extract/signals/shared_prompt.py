@@ -1,0 +1,93 @@
+"""Prompt prefixes that are read once for several sequences."""
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, Self
+
+import torch
+
+from extract.sampling.local.batching import common_prefix
+from extract.signals.model_parts import decoder_of
+
+#: Minimum number of tokens that are saved if a prefix is read separately. It makes up for the additional pass.
+LEAST_SAVED = 256
+
+
+class SharedPrompt:
+    """Key/value cache of a prefix that several sequences share. Requires `can_share(model)`."""
+
+    def __init__(self, model: Any) -> None:
+        from transformers import DynamicCache
+
+        self._model, self.tokens = model, tuple[int, ...]()
+        self._cache: Any = DynamicCache(config=model.config)
+
+    @torch.inference_mode()
+    def then(self, tokens: Sequence[int]) -> Self:
+        """Return a new cache whose prefix is extended by `tokens`. This object stays unchanged."""
+        longer = copy(self)
+        longer._cache, longer.tokens = self.cache(1), (*self.tokens, *tokens)
+        if tokens:
+            ids = torch.tensor([list(tokens)], device=self._model.device)
+            decoder_of(self._model)(input_ids=ids, past_key_values=longer._cache, use_cache=True)
+        return longer
+
+    def cache(self, n_rows: int, grows: bool = True) -> Any:
+        """Return a cache for `n_rows` sequences, whose rows share the memory of the prefix.
+
+        Args:
+            grows: Whether the cache keeps the keys and values of new tokens. If False, it can be used for one pass.
+        """
+        from extract.signals.one_pass import OnePassLayer
+
+        cache = copy(self._cache)
+        cache.layers = [copy(layer) if grows else OnePassLayer() for layer in self._cache.layers]
+        for layer, of_prefix in zip(cache.layers, self._cache.layers, strict=True):
+            if of_prefix.is_initialized:
+                layer.lazy_initialization(of_prefix.keys, of_prefix.values)
+                layer.keys, layer.values = (
+                    one.expand(n_rows, -1, -1, -1) for one in (of_prefix.keys, of_prefix.values)
+                )
+        return cache
+
+
+def read_prefix(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    start: SharedPrompt | None = None,
+    previous: SharedPrompt | None = None,
+) -> SharedPrompt | None:
+    """Read the common prefix of several prompts, so that passes over the prompts can skip it.
+
+    Args:
+        model: Causal language model in evaluation mode.
+        prompts: Token ids of the prompts, at least one.
+        start: Cache of tokens with which all prompts begin. Only the rest of the prefix is read.
+        previous: Result of an earlier call, which is returned if the prefix is the same.
+
+    Returns:
+        Cache of the prefix. If reading the prefix separately saves fewer than `LEAST_SAVED` tokens, or the cache of the
+        model can't be shared, `start` is returned.
+    """
+    prefix = common_prefix(prompts)
+    rest = prefix[0 if start is None else len(start.tokens) :]
+    if len(rest) * (len(prompts) - 1) < LEAST_SAVED or not can_share(model):
+        return start
+    if previous is not None and previous.tokens == tuple(prefix):
+        return previous
+    return (start or SharedPrompt(model)).then(rest)
+
+
+def can_share(model: Any) -> bool:
+    """Whether the model's key/value cache stores a whole prompt in transformers' standard cache layers.
+
+    This is false for models with sliding windows, which drop tokens, or with recurrent or compressed states.
+    """
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+
+    cache = DynamicCache(config=model.config)
+    config = model.config.get_text_config().to_dict()
+    windowed = any(config.get(name) for name in ("sliding_window", "attention_chunk_size"))
+    windowed |= "local" in config.get("attention_layers", ())  # GPT-Neo: windows by cache index
+    return not windowed and bool(cache.layers) and all(type(layer) is DynamicLayer for layer in cache.layers)

@@ -1,0 +1,67 @@
+"""Key/value caches for the common beginnings of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from extract.errors import InputError
+
+if TYPE_CHECKING:
+    from extract.signals.shared_prompt import SharedPrompt
+
+#: Questions whose prompts have nothing in common except the prompt template.
+_QUESTIONS = ("A", "0", '"')
+#: Minimum length of a start in tokens. A shorter start is not worth another pass.
+_MIN_TOKENS = 8
+
+
+class PromptStarts:
+    """Caches of the tokens before the question, in the probe's prompt template and in the chat template.
+
+    A start is read when it is needed for the first time. Models whose caches can't be shared have no starts.
+
+    Args:
+        model: The transformers model.
+        encode: Function that converts a text or a chat to token ids.
+    """
+
+    def __init__(self, model: Any, encode: Callable[[Any], list[int]]) -> None:
+        from extract.sampling.local.batching import common_prefix
+        from extract.signals.shared_prompt import SharedPrompt, can_share
+
+        #: Caches by their tokens, in descending order of length. None if a start has not been read yet.
+        self._caches: dict[tuple[int, ...], SharedPrompt | None] = {}
+        if not can_share(model):
+            return
+        self._empty, starts = SharedPrompt(model), []
+        chats = [[{"role": "user", "content": question}] for question in _QUESTIONS]
+        for prompts in (_QUESTIONS, chats):
+            try:
+                encoded = [encode(prompt) for prompt in prompts]
+            except InputError:  # there is no chat template
+                continue
+            starts.append(tuple(common_prefix(encoded, step=1)))
+        self._caches = {start: None for start in sorted(starts, key=len, reverse=True) if len(start) >= _MIN_TOKENS}
+
+    def of(self, prompts: Sequence[Sequence[int]]) -> SharedPrompt | None:
+        """Return the cache of the longest start that all prompts share and that is shorter than every prompt.
+
+        Returns None if there is no such start.
+        """
+        first, last = min(map(tuple, prompts)), max(map(tuple, prompts))  # all prompts share what these two share
+        for start, cache in self._caches.items():
+            n = len(start)
+            if first[:n] == start == last[:n] and n < min(map(len, prompts)):
+                return cache or self._read(start)
+        return None
+
+    def read(self) -> None:
+        """Read all starts, so that no prompt has to wait for them."""
+        for start, cache in self._caches.items():
+            if cache is None:
+                self._read(start)
+
+    def _read(self, start: tuple[int, ...]) -> SharedPrompt:
+        cache = self._caches[start] = self._empty.then(start)
+        return cache

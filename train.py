@@ -284,7 +284,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     with discarding(cli.run_folder, InputError), closing_wandb():
         cli.trainer.fit(cli.model, cli.datamodule)
         if cli.model.choice is None:
-            raise InputError("Expected at least one epoch, but no probe was fitted. Set `trainer.max_epochs` to 1 or more.")
+            raise InputError("Expected at least one epoch, but no probe was fitted. Increase `trainer.max_epochs`.")
         cli.trainer.test(cli.model, cli.datamodule, verbose=False)
         report = Report(cli.model, cli.datamodule, int(cli.config.seed_everything), cli.config.n_resamples)
         log_report(report, cli.run_folder, report.write(cli.run_folder), loggers)

@@ -47,7 +47,7 @@ PARSER = {
 
 
 class TrainParser(OneLineErrors, LightningArgumentParser):
-    """Lightning's parser with one-line error messages."""
+    """Lightning's parser, changed so that it reports each error in one line."""
 
     def parse_args(self, args: Sequence[str], *more: Any, **options: Any) -> Any:
         """Parse a command line."""
@@ -77,7 +77,7 @@ class TrainCLI(LightningCLI):
     """Command line of train.py. All output of a run is written to runs/NAME."""
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Create the parser with one-line error messages."""
+        """Create a parser that reports each error in one line."""
         parser = TrainParser(**kwargs)
         parser.add_argument("-c", "--config", action="config", help="YAML file. Options after it override its values.")
         return parser

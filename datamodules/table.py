@@ -267,7 +267,7 @@ def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int3
 
 
 def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[np.float64]:
-    """Read the values [row] of an answer-level model-based baseline in the order of `table.answers`. NaN if missing."""
+    """Read the values [row] of a model-based baseline of answers, in the order of `table.answers`; NaN if missing."""
     asked = _align(store.asked.read(name, "sample"), table.answers.question, table.answers.sample, _ids(store))
     return asked["value"].to_numpy().astype(np.float64)
 
@@ -282,7 +282,7 @@ def modal_share(answers: Sequence[str | int | None]) -> float:
 
 
 def split_rows(table: QuestionTable, questions: Tensor, fractions: Sequence[float], seed: int = 0) -> list[Tensor]:
-    """Split rows of the question table into parts. `questions` [question] int64 are the rows. See `split_questions`."""
+    """Split rows of the question table into parts. `questions` [question] int64 lists the rows. See `split_questions`."""
     ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
     part = torch.tensor(split_questions(ids, groups, fractions, seed))
     return [questions[part == number] for number in range(len(fractions))]

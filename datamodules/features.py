@@ -92,7 +92,7 @@ class FeatureDataModule(L.LightningDataModule):
         super().__init__()
         at_least_one("batch_size", batch_size, default=64)
         if layers is not None and not layers:
-            raise InputError("Expected `layers` to contain at least one layer, but it is empty. Omit `layers` to use all.")
+            raise InputError("Expected `layers` to contain at least one layer, but it is empty. Omit it to use all.")
         self.store_path, self.recipe, self.grader, self.signal = store, recipe, grader, signal
         self.target, self.scope = target, TARGETS[target]
         self.feature_spec = FeatureSpec(self.scope, signal, positions, layers, join, pooling, weights, prefixes)

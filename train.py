@@ -273,7 +273,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         cause = error if isinstance(error, InputError) else error.__cause__
         if isinstance(cause, InputError):
             raise cause from None
-        raise InputError(f"Expected options that Lightning accepts, but Lightning reported: {one_line(error)}") from None
+        raise InputError(f"Expected valid options, but Lightning reported: {one_line(error)}") from None
     loggers = [logger for logger in cli.trainer.loggers if isinstance(logger, WandbLogger)]
     prepare_wandb(loggers)
     with discarding(cli.run_folder):

@@ -1,8 +1,8 @@
 """Measure novelty and back-off on 12 rewordings of 96 test questions of `facts`, and on 200 questions of other kinds.
 
-A probe is trained on the default store. Its broader store contains three rewordings of each training and validation
-question. Except for `lower case`, they differ from the tested rewordings. Novelty must separate every tested rewording,
-and the other kinds, from the test split. Creates the stores if they do not exist.
+A probe is trained on the default store. Its broader store contains six rewordings of each training and validation
+question. They differ from the tested rewordings. Novelty must separate every tested rewording, and the other kinds, from
+the test split. Creates the stores if they do not exist.
 """
 
 from __future__ import annotations

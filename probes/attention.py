@@ -1,4 +1,4 @@
-"""Attention probe: a mean over the tokens of an answer with learned attention weights."""
+"""Attention probe: a weighted mean over the tokens of an answer, with learned attention weights."""
 
 from probes.fitting.sequence import MultiHeadProbe, random_rows
 from probes.saved.sequence_head import AttentionHead
@@ -7,8 +7,9 @@ from probes.saved.sequence_head import AttentionHead
 class Attention(MultiHeadProbe):
     """Attention probe with several heads and a position bias, as in EleutherAI's attention-probes.
 
-    Each head computes an attention logit and a value per token. It averages the values, weighted by the softmax of the
-    logits. The score is the sum over heads. If all logits are 0, the probe is a linear probe on `mean_answer`.
+    Each head computes an attention logit and a value per token. The output of the head is the mean of the values,
+    weighted by the softmax of the logits. The score is the sum over the heads. If all logits are 0, the probe is a
+    linear probe on `mean_answer`.
 
     Args:
         n_heads, lr, l2, calibrator: See `MultiHeadProbe`.

@@ -87,8 +87,8 @@ def transfer(
     Args:
         stores: Folders of the stores, one per question set, all from the same model. If there is only one store, each
             of its question groups is treated as a question set.
-        out: Folder to create for the page, record and pictures. The default is runs/transfer-STORE. For
-            several stores, their names are joined with hyphens.
+        out: Folder to create for the page, record and pictures. The default is runs/transfer-STORE. With
+            several stores, STORE is their names, joined with hyphens.
         probe: Name of the probe. Choose from {probes}.
         grader: Grader whose grades are used. Required if a store has several graders.
         folds: Number of cross-validation folds used to test a probe on its own question set.
@@ -125,7 +125,7 @@ def curve(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Measure how a probe improves with more training questions and with more answers to each of them.
+    """Measure how a probe improves with more training questions and with more answers per question.
 
     The probe is trained on random subsets of the questions and answers outside each test fold, and evaluated on all
     answers in the test fold. The page also shows how best to divide a budget of graded answers between more questions
@@ -136,7 +136,7 @@ def curve(
         out: Folder to create for the page, record and pictures. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
         n: Numbers of training questions. The default is all questions outside a test fold, half of them, a quarter of
-            them, and so on down to 40.
+            them, and so on, but at least 40.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
@@ -291,6 +291,6 @@ def pictures(
         page = render("report/pictures.md.j2", record=record, plots=list(plots))
         write_files(folder, {"pictures.md": page, "pictures.json": record}, plots)
     for what, command in commands.items():
-        print(f"Not drawn: {what}, because the signal is missing. Run `{command}`, then draw the pictures again.")
+        print(f"The picture of {what} was not drawn, because the signal is missing. Run `{command}`, then try again.")
     print(f"Pictures: {final / 'pictures.md'}")
     return final

@@ -1,4 +1,4 @@
-"""MultiMax probe: the sum over heads of the largest or smallest value over the tokens of an answer."""
+"""MultiMax probe, which sums the largest or the smallest token value of each head."""
 
 from probes.fitting.sequence import MultiHeadProbe, random_rows
 from probes.saved.sequence_head import MultiMaxHead

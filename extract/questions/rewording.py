@@ -42,7 +42,8 @@ REWORDINGS: dict[str, Callable[[str], str]] = {
     "no explanation": lambda text: f"{text} (no explanation needed)",
     "next": lambda text: f"Next question. {text}",
     "she asked": lambda text: f'She asked: "{text}"',
-    "lower case": lambda text: text.lower().replace("?", ""),
+    "excuse me": lambda text: f"Excuse me, {_initial_lower(text)}",
+    "appreciate": lambda text: f"I would appreciate your help. {text}",
     "help": lambda text: f"Can you help me with this one? {text}",
     "guess": lambda text: f"{text} If you are not sure, guess.",
     "without looking": lambda text: f"Without looking it up: {text}",
@@ -52,7 +53,7 @@ REWORDINGS: dict[str, Callable[[str], str]] = {
 }
 
 
-def reworded(questions: Iterable[Question], n: int = 3, seed: int = 0) -> list[Question]:
+def reworded(questions: Iterable[Question], n: int = 6, seed: int = 0) -> list[Question]:
     """Return `n` different rewordings of each question, chosen at random from `REWORDINGS`.
 
     The group of a reworded question is the name of its rewording. ``meta["reworded"]`` is the id of the original.
@@ -69,7 +70,7 @@ def reworded(questions: Iterable[Question], n: int = 3, seed: int = 0) -> list[Q
     >>> one.id, one.text, one.meta
     ('hi: a', 'Hi there! 1 + 1?', {'reworded': 'a'})
     """
-    at_least_one("n", n, default=3)
+    at_least_one("n", n, default=6)
     if n > len(REWORDINGS):
         raise InputError(f"Expected `n` to be at most {len(REWORDINGS)}, the number of rewordings, but got {n}.")
     rng, found = random.Random(seed), list[Question]()

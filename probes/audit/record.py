@@ -22,7 +22,7 @@ from probes.report.plots import BLUE, GREY, RED, new_figure, styled
 from probes.report.results import record_header
 from probes.report.templates import LEVEL, render
 
-#: Minimum numbers of questions, in total and per fold.
+#: Minimum number of questions in total, and in each fold.
 LEAST_QUESTIONS, LEAST_PER_FOLD = 20, 4
 
 
@@ -52,8 +52,8 @@ def audit_record(
         raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. The default is 5.")
     if reason := _too_few(table.accuracy[questions.numpy()], n_folds):
         raise InputError(
-            f"Expected at least {_least(n_folds)} questions with at least two graded answers each and accuracies that "
-            f"are not all equal, but {reason}. Use fewer folds, or sample and grade more answers."
+            f"Expected at least {_least(n_folds)} questions with at least two graded answers each, not all with the "
+            f"same accuracy, but {reason}. Use fewer folds, or sample and grade more answers."
         )
     fold = fold_of_questions(split_rows(table, questions, [1 / n_folds] * n_folds, seed), len(known))
     features, masked = read_sources(store)
@@ -79,7 +79,7 @@ def audit_sources(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Compute how well each source of information about the questions predicts the accuracies.
 
-    Holm's correction is applied separately to potential leaks and to all other sources.
+    The Holm correction is applied separately to potential leaks and to all other sources.
 
     Args:
         features: Dict from source to features [question, feature]; NaN if a question lacks the features.
@@ -117,7 +117,7 @@ def _least(n_folds: int) -> int:
 
 
 def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
-    """Return the reason why questions with these accuracies cannot be audited, or an empty string."""
+    """Return the reason why questions with these accuracies cannot be audited, or an empty string if they can."""
     if len(accuracy) < _least(n_folds):
         return f"there are only {len(accuracy)}"
     return "" if np.ptp(accuracy) > 0 else f"all {len(accuracy)} have an accuracy of {accuracy[0]:.3f}"
@@ -126,11 +126,13 @@ def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:
     r"""Predict accuracies from features, and compute the out-of-fold AUROC with a 95 % interval and one-sided p-value.
 
-    The p-value is the fraction of permutations of the accuracies whose AUROC is at least the observed AUROC A. The
-    observed order counts as a permutation. The bootstrap treats the predictions as fixed, although they depend on the
-    accuracies in other folds. It therefore underestimates the variance. If the features are uninformative, the AUROC is
-    close to a quadratic form of the accuracies, and its variance is twice the bootstrap estimate. To correct the
-    interval, the distance of each bound from A is multiplied by
+    To compute the p-value, the accuracies are permuted across questions. The p-value is the fraction of permutations
+    with an AUROC of at least A, the observed AUROC. The observed order counts as one of the permutations.
+
+    The bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds. It therefore
+    underestimates the variance. If the features are uninformative, the AUROC is close to a quadratic form of the
+    accuracies, and the true variance is twice the bootstrap estimate. The interval is corrected by multiplying the
+    distance of each bound from A by
 
     .. math:: \sqrt{1 + \min\{1, (2 s / (A - \tfrac12))^2\}}
 
@@ -144,7 +146,8 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
 
     Returns:
         A dict with `auroc` (`value`, `low`, `high`), `p`, `n_questions` and `n_features`. `low` and `high` are None if
-        the AUROC is undefined in too many resamples, because only a few questions have right (or wrong) answers.
+        the AUROC is undefined in too many resamples. This happens if only a few questions have right answers, or if
+        only a few have wrong answers.
     """
     assert grades.fold is not None
     predicted, permuted = cross_validate(features, grades.accuracy, grades.fold, n_resamples, seed)

@@ -14,7 +14,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 
     The penalty λ minimises the generalised cross-validation score ‖y − ŷ‖² / (n − 1 − tr H)² of the training questions,
     where ŷ = ȳ + H (y − ȳ) (Golub, Heath and Wahba, Technometrics 21, 1979). With the singular value decomposition
-    X = U S Vᵀ of the centred features, H = U S² (S² + λ)⁻¹ Uᵀ. Its trace and the residuals are cheap to compute.
+    X = U S Vᵀ of the centred features, H = U S² (S² + λ)⁻¹ Uᵀ. The trace of H and the residuals are cheap to compute.
 
     Args:
         features: [question, feature] float64.

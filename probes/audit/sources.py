@@ -34,12 +34,14 @@ class Source(NamedTuple):
 
 
 SOURCES: dict[str, Source] = {
-    "text": Source("question text", "words and pairs of words of the question, without its options"),
+    "text": Source("question text", "words and word pairs in the question, without its options"),
     "text_embedding": Source("text embedding", "sentence embedding of the question, from `extract ask`"),
     "group": Source("group", "the question's group"),
-    "options": Source("options alone", "words, number and lengths of the options, without the question", leak=True),
-    "key": Source("key", "letter of the right option, and its length relative to the other options", leak=True),
-    "length": Source("length", "numbers of characters and words of the question, without its options", leak=True),
+    "options": Source(
+        "options alone", "words in the options, their number and their lengths, without the question", leak=True
+    ),
+    "key": Source("key", "letter of the right option, and its length relative to that of the others", leak=True),
+    "length": Source("length", "number of characters and words in the question, without its options", leak=True),
     "position": Source("position", "position of the question in its source", leak=True),
 }
 
@@ -78,7 +80,7 @@ def question_sources(questions: Sequence[Question]) -> tuple[dict[str, Features]
 
 
 def _option_features(questions: Sequence[Question]) -> dict[str, Features]:
-    """Return the features of the options and of the right option. All `questions` must have options."""
+    """Return the features of the sources `options` and `key`. All `questions` must have options."""
     if not questions:
         return {}
     letters = [ascii_uppercase.index(question.references[0]) for question in questions]

@@ -1,7 +1,7 @@
-"""Dispersion of the answers to a question, from their similarities or hidden states. Higher values mean less agreement.
+"""Dispersion of the answers to a question. Higher values mean less agreement.
 
-The similarities S [sample, sample] of n answers are symmetric, between 0 and 1, and 1 on the diagonal. All functions
-need at least two answers.
+Most functions take the similarities S [sample, sample] of n answers. These are symmetric, between 0 and 1, and 1 on the
+diagonal. All functions need at least two answers.
 """
 
 import numpy as np

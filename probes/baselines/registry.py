@@ -142,7 +142,7 @@ def needed_commands(name: str) -> str:
 
 
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the numbers of prompt tokens and generated tokens that a question-level baseline needs, each [question].
+    """Return the number of prompt tokens and of generated tokens that a question-level baseline needs, each [question].
 
     For a baseline that uses half of the answers, the prompt and this half are counted. For a baseline that uses
     signals of the prompt, the prompt is counted. For a model-based baseline, its prompts and replies are counted.
@@ -194,7 +194,7 @@ def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "q
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Return the numbers of right and of graded answers to each question.
+    """Return the number of right answers and the number of graded answers to each question, each [question].
 
     If `half` is true, only answers with odd indices are counted.
     """

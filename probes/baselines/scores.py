@@ -64,7 +64,7 @@ def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def length(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Score questions by logistic regression on the prompt length in tokens, fitted outside the test split.
+    """Score questions by their prompt length in tokens, with a logistic regression fitted outside the test split.
 
     Raises:
         InputError: If some of the prompt lengths are unknown.
@@ -73,7 +73,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
     if tokens.isnan().any():
         raise InputError(
             f"Expected the prompt lengths of all {len(tokens)} questions to be known, but "
-            f"{int(tokens.isnan().sum())} of them are unknown. Use other baselines."
+            f"{int(tokens.isnan().sum())} lengths are unknown. Use other baselines."
         )
     right, known = torch.from_numpy(data.table.right)[train], torch.from_numpy(data.table.known)[train]
     falling, rising = fit_platt(-tokens[train], right, known), fit_platt(tokens[train], right, known)
@@ -81,7 +81,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
-    """Return the score functions of answers (negated uncertainty) and of questions (mean over half of the answers)."""
+    """Return the score functions for answers (negated uncertainty) and questions (mean over half of the answers)."""
 
     def of_questions(data: FeatureDataModule, rows: Rows) -> Tensor:
         answers, values = data.table.answers, uncertainty(data)
@@ -94,7 +94,7 @@ def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
 
 
 def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapping[Scope, Score]:
-    """Return the score function of questions: the negated joint uncertainty of half of the answers."""
+    """Return the score function for questions: the negated joint uncertainty of half of the answers."""
 
     def score(data: FeatureDataModule, rows: Rows) -> Tensor:
         halves = data.table.answers.rows_by_question(len(data.table.ids), ~data.table.answers.held_out)
@@ -175,7 +175,10 @@ def of_embeddings(data: FeatureDataModule) -> Similarities:
 def dispersed(
     similarities: Callable[[FeatureDataModule], Similarities], dispersion: Callable[[NDArray[np.float64]], float]
 ) -> Mapping[Scope, Score]:
-    """Return the score function of questions: the negated dispersion of half of the answers; NaN for one answer."""
+    """Return the score function for questions: the negated dispersion of half of the answers.
+
+    The score is NaN if this half contains fewer than two answers.
+    """
 
     def uncertainty(data: FeatureDataModule) -> JointUncertainty:
         of_rows = similarities(data)

@@ -15,7 +15,7 @@ _WORD = re.compile(r"\w+")
 
 
 def jaccard(texts: Sequence[str]) -> NDArray[np.float64]:
-    """Compute the Jaccard similarities |a ∩ b| / |a ∪ b| of the sets of words, as in Lin et al. (arXiv 2305.19187).
+    """Compute the Jaccard similarities |a ∩ b| / |a ∪ b| of two word sets a and b, as in Lin et al. (arXiv 2305.19187).
 
     Words are separated by spaces and compared in lower case, with their punctuation marks.
 
@@ -27,7 +27,7 @@ def jaccard(texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def rouge_l(texts: Sequence[str]) -> NDArray[np.float64]:
-    """Compute the ROUGE-L scores 2 · LCS(a, b) / (|a| + |b|) of the sequences of words (Lin, 2004).
+    """Compute the ROUGE-L scores 2 · LCS(a, b) / (|a| + |b|) of two word sequences a and b (Lin, 2004).
 
     LCS is the length of the longest common subsequence. Words are runs of letters, digits and underscores in lower
     case. They are not stemmed.

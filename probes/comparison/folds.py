@@ -38,7 +38,7 @@ def folds(
 
     Args:
         table: The question table.
-        questions: [question] int64 rows of the question table to use.
+        questions: [question] int64 rows of the question table that are split into folds.
         n_folds: Number of folds.
         seed: Seed for the folds, and for choosing the validation questions in each fold.
         least_val: Minimum number of validation questions in each fold.

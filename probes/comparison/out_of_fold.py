@@ -69,7 +69,7 @@ class Fit(NamedTuple):
 
 
 def is_close(differences: Tensor) -> bool:
-    """Whether the mean of paired differences [row] is at most its standard error. NaN marks missing rows.
+    """Whether the mean of paired differences [row] is at most one standard error. NaN marks missing rows.
 
     >>> is_close(torch.tensor([0.3, -0.1, torch.nan])), is_close(torch.tensor([0.3, 0.2, torch.nan]))
     (True, False)
@@ -203,8 +203,8 @@ class Comparison:
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is within one standard error of the lowest loss.
 
-        The standard error is computed for the mean paired difference between the two losses. If a probe falls back to
-        the base rate, the loss of the base rate is used.
+        The standard error is that of the mean difference between the probe's losses and those of the probe with the
+        lowest loss, paired by question. If a probe falls back to the base rate, the loss of the base rate is used.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

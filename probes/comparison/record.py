@@ -61,7 +61,7 @@ def _kind(name: str) -> str:
 
 
 def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute a method's metrics, and the mean numbers of tokens that the model reads and writes per question."""
+    """Compute a method's metrics, and the mean number of tokens per question that the model reads and writes."""
     prompt_tokens = out.data.table.prompt_tokens
     nothing = np.zeros_like(prompt_tokens)
     if name in BASELINES:
@@ -144,7 +144,7 @@ def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> di
 def paired_tests(
     out: OutOfFold, pairs: Sequence[tuple[str, str]], n_resamples: int = 10_000, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Test the paired differences between methods, with Holm's correction across all tests of the same metric.
+    """Test the paired differences between methods, with the Holm correction across all tests of the same metric.
 
     Args:
         out: Out-of-fold confidences.

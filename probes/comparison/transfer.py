@@ -174,7 +174,8 @@ def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> Non
     if shared := set(other.table.ids) & set(first.table.ids):
         raise InputError(
             f"Expected `stores` without common questions, but {pair} share {len(shared)} questions, for example "
-            f"{min(shared)!r}. A probe would be tested on its training questions. Use stores with different questions."
+            f"{min(shared)!r}. With these stores, a probe would be tested on its training questions. Use stores with "
+            "different questions."
         )
 
 

@@ -98,8 +98,8 @@ class LearningCurve:
         table: Question table with all grades.
         questions: [question] int64 rows of the question table that are tested.
         folds: Test rows of each fold.
-        cells: A dict from (n, k) to the cell, if all its fits succeeded.
-        masked: A dict from (n, k) to the reason why fits failed.
+        cells: A dict from (n, k) to cells whose fits all succeeded.
+        masked: A dict from every other (n, k) to the reason why a fit failed.
     """
 
     store: str
@@ -146,8 +146,8 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected all fits on {self.store!r} to succeed for at least one `n` and `k`, but they did not. "
-                f"{next(iter(self.masked.values()))}"
+                f"Expected all fits on {self.store!r} to succeed for at least one pair of `n` and `k`, but fits failed "
+                f"for every pair. {next(iter(self.masked.values()))}"
             )
         return self
 
@@ -161,7 +161,7 @@ class LearningCurve:
         return 1 if (n, k) == (self.n_most, self.k_most) else self.n_subsets
 
     def _fill(self, n: int, k: int, progress: tqdm) -> None:
-        """Compute a cell. If a fit fails, add the reason to `masked` instead."""
+        """Compute a cell and add it to `cells`. If a fit fails, add the reason to `masked`."""
         usable, answers = self.questions.numpy(), self.table.answers
         subsets = self.subsets(n, k)
         confidence = torch.full((len(subsets), len(self.table.ids)), torch.nan, dtype=torch.float64)

@@ -30,9 +30,9 @@ def over_subsets(
 
     .. math:: \sqrt{h^2 + t_{S-1, 0.975}^2\, s^2 / S}
 
-    where h are the half-widths of the bootstrap interval over test questions for the given subsets, s is the standard
-    deviation of the metric over S subsets, and t is a quantile of Student's t distribution. With one subset, the
-    half-widths are h.
+    where h are the half-widths of the bootstrap interval over test questions, computed with the subsets fixed, s is the
+    standard deviation of the metric over S subsets, and t is a quantile of Student's t distribution. With one subset,
+    the half-widths are h.
 
     Args:
         metrics: The metric of each subset, as a function of the resampling weights.
@@ -58,7 +58,7 @@ def over_subsets(
 
 
 def widened(interval: Interval, margin: float) -> Interval:
-    """Add the half-width `margin` of an independent error to an interval, in quadrature.
+    """Widen an interval by an independent error with half-width `margin`. Half-widths are added in quadrature.
 
     >>> widened({"value": 0.0, "low": -0.75, "high": 0.0}, margin=1.0)
     {'value': 0.0, 'low': -1.25, 'high': 1.0}

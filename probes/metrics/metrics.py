@@ -26,7 +26,7 @@ class QuestionMetric(Metric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, right: Tensor, known: Tensor) -> None:
-        """Add questions, each with a score or confidence and its numbers of right and graded answers."""
+        """Add questions. See `probes.metrics.functional` for the arguments."""
         self.preds.append(preds.detach())
         self.right.append(right.detach())
         self.known.append(known.detach())

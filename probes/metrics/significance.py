@@ -1,4 +1,4 @@
-"""Significance tests that compare two methods on the same questions, and Holm's correction for multiple tests.
+"""Significance tests that compare two methods on the same questions, and the Holm correction for multiple tests.
 
 All tests are two-sided. P-values are never 0, because the observed value counts as one of the draws.
 """
@@ -72,7 +72,7 @@ def bootstrap_p(
 
 
 def holm(p_values: Tensor) -> Tensor:
-    """Adjust p-values for multiple tests by Holm's method (Holm 1979).
+    """Adjust p-values for multiple tests with the Holm correction (Holm 1979).
 
     The smallest of m p-values is multiplied by m, the next by m − 1, and so on. If hypotheses with adjusted p-values
     below α are rejected, the probability of any false rejection is at most α, even if the tests are dependent. NaN

@@ -187,7 +187,7 @@ def chosen_threshold(model: ConfidentModel, risk: float | None, threshold: float
         known = f"thresholds only for {', '.join(map(str, sorted(stored)))}" if stored else "no thresholds"
         raise InputError(
             f"Expected the probe to have a threshold for the risk {risk}, but it has {known}. Run `python -m "
-            f"applications decide` with --risk '[{risk}]' and --probe to check whether this risk can be reached."
+            f"applications decide` with --risk '[{risk}]' and --probe to check whether this risk is achievable."
         )
     return float(stored[risk])
 

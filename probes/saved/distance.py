@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from probes.saved.head import zeros
 
-#: Numbers of principal directions and of quantiles of the distances.
+#: Maximum number of principal directions, and number of quantiles that summarise the distances.
 RANK, N_QUANTILES = 64, 101
 #: Index of the quantile above which a distance counts as novel. 1 % of the rows in the set have larger distances.
 START = 99
@@ -85,5 +85,5 @@ class Distance(nn.Module):
 
 
 def fraction_problem(name: str, value: Tensor) -> str | None:
-    """Describe a number outside [0, 1] in a few words, or return None if it is inside."""
+    """Describe a number outside [0, 1] in a few words, or return None if the number is valid."""
     return None if 0 <= value <= 1 else f"`{name}` is {float(value)}, outside [0, 1]"

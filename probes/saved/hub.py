@@ -13,7 +13,7 @@ from extract.text import one_line
 CARD = "README.md"
 _FILES = ["config.json", "model.safetensors", CARD]
 _LARGEST_CARD = 2**20  # bytes
-#: Query of an address. In addresses for uploads, it contains a signature.
+#: URL with a query string, which contains a signature if the URL is for an upload.
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>]*")
 #: Maximum length of a reason, in characters.
 _LONGEST = 400
@@ -96,7 +96,7 @@ def read_card(path: Path) -> str | None:
 def failure(error: Exception) -> str:
     """Describe in one line why a request to the Hub failed and, if possible, how to fix the problem.
 
-    The queries of addresses and the user's access token are removed.
+    Query strings of URLs and the user's access token are removed.
 
     Args:
         error: Exception that huggingface_hub, its HTTP library or hf_xet raised.

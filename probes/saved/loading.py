@@ -25,8 +25,8 @@ from probes.saved.novelty import Novelty
 from probes.saved.prefixes import N_LENGTHS, PrefixCalibrator
 
 FORMAT_VERSION = 6
-#: Version 2 had no token signals, 2 and 3 had a single `layer`, 5 added `prefixes` and `novelty`, and 6 added broader
-#: probes.
+#: Version 2 has no token signals, versions 2 and 3 have a single `layer`, version 5 adds `prefixes` and `novelty`, and
+#: version 6 adds broader probes.
 _READ_VERSIONS = (2, 3, 4, 5, 6)
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
 _CALIBRATOR, _PREFIXES, _NOVELTY = "calibrator.", "prefixes.", "novelty."  # prefixes of tensor names
@@ -94,7 +94,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if type(version) is int and version not in _READ_VERSIONS:  # checked first, because the fields depend on it
         raise InputError(
             f"Expected {str(path)!r} to have format version {' or '.join(map(str, _READ_VERSIONS))}, but got "
-            f"{shown(version)}. Load it with the version of confidence-probes that saved it."
+            f"{shown(version)}. Load the probe with the version of confidence-probes that saved it."
         )
     if version in (2, 3) and "layer" in known and "layers" not in known:
         layer = config.pop("layer")

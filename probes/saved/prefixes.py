@@ -22,7 +22,7 @@ class PrefixCalibrator(nn.ModuleDict):
 
     Args:
         calibrators: Calibrator of each prefix, in the order of `PREFIXES`.
-        lengths: Quantiles of the numbers of content tokens of the training answers, in ascending order.
+        lengths: Quantiles of the training answers' lengths in content tokens, in ascending order.
     """
 
     def __init__(self, calibrators: Sequence[Calibrator], lengths: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Capture the features of a question probe during generation, without another pass over the prompt."""
+"""Capture the features of a question probe during generation, without an additional pass over the prompt."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PromptFeatures:
         self.layers = sorted({*probe.layers, *([] if self._lens is None else [self._last])})
 
     def __call__(self, states: Mapping[int, Tensor]) -> Tensor:
-        """Compute features [row, d_model] from a dict from layer to hidden states [row, d_model]."""
+        """Compute features [row, d_model]. `states` is a dict from layer to hidden states [row, d_model]."""
         probe, device = self._probe, states[self.layers[0]].device
         read = {
             probe.config["signal"]: {f"{layer}/{probe.position}": states[layer].to(device) for layer in probe.layers}

@@ -45,7 +45,7 @@ class RunningConfidence:
         return confidence, novelty, is_novel == 1, n_read
 
     def at_end(self, n_tokens: int) -> tuple[float, float, bool, int]:
-        """Return the same fields for the last step, with a complete answer of `n_tokens` tokens."""
+        """Return the same fields for the last step of a complete answer, which has `n_tokens` tokens."""
         n_read = min(n_tokens, len(self._scores))
         if n_read:
             self._found[n_read:] = []
@@ -82,8 +82,8 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
     Args:
         rows: Answers with the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
-        wait: Whether to wait until the confidences are on the CPU. If False, they arrive no later than a token that is
-            drawn afterwards on the same device.
+        wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously. The copy
+            is complete when a token that is drawn afterwards on the same device has arrived.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers

@@ -49,7 +49,7 @@ def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
 
 
 def rolling_pool(numbers: Tensor, there: Tensor, window: int) -> Tensor:
-    """Return the largest mean over any `window` consecutive tokens. Shorter rows return the mean over all tokens.
+    """Return the largest mean over any `window` consecutive tokens, or the mean over all tokens of a shorter row.
 
     See the module docstring for the other arguments. There is one number per token.
     """

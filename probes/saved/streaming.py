@@ -64,8 +64,8 @@ def stream(model: ConfidentModel, question: Prompts, backoff: bool, options: dic
     prompts, arguments = model._arguments(question, options)
     if len(prompts) != 1:
         raise InputError(
-            f"Expected `question` to be a single question, but got {len(prompts)}. Call `stream` for each of them, or "
-            "use `generate`."
+            f"Expected `question` to be a single question, but got {len(prompts)}. Call `stream` for each question, "
+            "or use `generate`."
         )
     check_prompts(hf_model, prompts, n_further=1)
     config = copy.deepcopy(options.get("generation_config") or hf_model.generation_config)

@@ -53,8 +53,8 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
         )
     if key and not re.fullmatch(r"[!-~]+", key):  # the message must not contain the key
         raise InputError(
-            f"Expected the API key in {variable!r} to consist of printable ASCII characters without spaces, but it has "
-            "others. Choose another key."
+            f"Expected the API key in {variable!r} to consist of printable ASCII characters without spaces, but it "
+            "contains other characters. Choose another key."
         )
     return key
 
@@ -86,7 +86,7 @@ class Gate:
     def _check(self, scope: Any) -> None:
         headers = dict(scope["headers"])
         if self._check_host and not is_loopback(_hostname(headers.get(b"host", b"").decode("latin-1"))):
-            message = "Expected the header Host to be localhost or a loopback address, but it is another name."
+            message = "Expected the header Host to be localhost or a loopback address, but got another name."
             raise RequestError(403, message, code="invalid_host")
         if scope["app"].state.closing and scope["path"] != "/health":
             raise closing()
@@ -94,15 +94,15 @@ class Gate:
             return
         given = headers.get(b"authorization")
         if given is None or not hmac.compare_digest(_sent_key(given), self._key):
-            message = "Expected the header Authorization to be Bearer with the server's API key, but it is "
-            message += "missing." if given is None else "another one."
+            message = "Expected the header Authorization to be `Bearer KEY` with the server's API key, but "
+            message += "it is missing." if given is None else "the key is wrong."
             raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def _sent_key(header: bytes) -> bytes:
-    """Return the key in an `Authorization` header, which is a bearer token or the password from an address.
+    """Return the key in an `Authorization` header, which is a bearer token or the password in a URL.
 
-    Clients without an option for a key, such as vLLM's semantic router, can use an address like http://user:KEY@host.
+    Clients without an option for a key, such as vLLM's semantic router, can use a URL such as http://user:KEY@host.
     """
     scheme, _, value = header.partition(b" ")
     if scheme.lower() == b"bearer":

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from probes.saved.novelty import Confidences
     from probes.serving.engine import Engine
 
-#: Largest numbers of questions and of characters that are converted to tokens without leaving the event loop.
+#: Requests with at most this many questions and characters are tokenised in the event loop, larger ones in a thread.
 FEW, SHORT = 8, 20_000
 
 Result = TypeVar("Result")
@@ -224,7 +224,7 @@ class Endpoints:
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call a function that converts texts of these lengths to tokens. Long texts are converted in another thread."""
+    """Call a function that tokenises texts of the given lengths. Many or long texts are tokenised in another thread."""
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 

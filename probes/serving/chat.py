@@ -21,7 +21,7 @@ from probes.serving.protocol import ChatRequest, Message, RequestError, number, 
 if TYPE_CHECKING:
     from probes.saved.artefact import ConfidenceProbe
 
-#: Token limit of an answer, if neither the request nor the probe's training data has one.
+#: Token limit of an answer if neither the request nor the probe's training data specifies one.
 MAX_TOKENS = 256
 #: Message for failures whose cause is not sent to clients.
 FAILED = "The server failed to answer the request. Its log has the reason."
@@ -31,7 +31,7 @@ FAILED = "The server failed to answer the request. Its log has the reason."
 class Defaults:
     """Default settings of requests, taken from the probe's training data.
 
-    If the temperature of the training data is unknown, answers are greedy.
+    If the temperature of the training data is unknown, decoding is greedy.
 
     Attributes:
         is_chat: Whether the probe's prompts use the chat template.
@@ -87,9 +87,9 @@ class Defaults:
             has_system = any(message.role == "system" for message in question)
             raise RequestError(
                 400,
-                f"Expected `{param}` to be a single message from the user, because the probe was trained with a plain "
-                f"prompt without a chat template, but got {'a system message' if has_system else 'several messages'}. "
-                "Send only the question.",
+                f"Expected `{param}` to be a single message from the user, but got "
+                f"{'a system message' if has_system else 'several messages'}. The probe was trained with plain "
+                "prompts, without a chat template. Send only the question.",
                 param,
                 "invalid_value",
             )
@@ -114,7 +114,7 @@ class Answering:
 
     def _put_step(self, step: AnswerStep) -> None:
         self._last = step
-        self._put(replace(step, text=""))  # otherwise, the events for a slow client would need much memory
+        self._put(replace(step, text=""))  # otherwise, the events for a slow client would use a lot of memory
 
     def _put(self, event: AnswerStep | str | BaseException) -> None:
         with suppress(RuntimeError):  # the loop is closed
@@ -149,7 +149,7 @@ class Answering:
         return self._last if self._last.entropies is None else replace(self._last, entropies=tuple(entropies))
 
     def usage(self, step: AnswerStep) -> dict[str, int]:
-        """Return the numbers of tokens up to a step."""
+        """Return the token counts up to a step."""
         n = step.n_tokens
         return {"prompt_tokens": self._n_prompt, "completion_tokens": n, "total_tokens": self._n_prompt + n}
 
@@ -188,7 +188,7 @@ class EventStream(StreamingResponse):
     Args:
         answering: The answer.
         model: Name of the model.
-        include_usage: Whether the last event contains the numbers of tokens.
+        include_usage: Whether the last event contains the token counts.
     """
 
     def __init__(self, answering: Answering, model: str, include_usage: bool) -> None:

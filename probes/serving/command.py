@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Environment variable with the API key.
 API_KEY = "CONFIDENCE_PROBES_API_KEY"
-#: Maximum time in seconds for ending running answers after a signal.
+#: Maximum time in seconds for ending unfinished answers after a signal.
 CLOSING_SECONDS = 5
 
 
@@ -144,7 +144,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         if bound is not None:
             bound.close()
         raise InputError(
-            f"Expected `host` and `port` to be an address that is not in use, but {host!r} with port {port} is not: "
+            f"Expected `host` and `port` to be a free address, but port {port} of {host!r} can't be used: "
             f"{error.strerror or error}. Choose another --port, or 0 for a free one."
         ) from None
     return bound

@@ -42,7 +42,7 @@ class Engine:
     continues.
 
     Generated answers depend only on their `Settings`. Other options in the model's generation config, such as a
-    repetition penalty, are ignored. The training data of probes is generated without them, too.
+    repetition penalty, are ignored. The training data of probes is also generated without these options.
 
     Args:
         probe: Trained probe.
@@ -102,8 +102,8 @@ class Engine:
         Raises:
             QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
-            InputError: If there are no prompts, the model can't read one of them, or `answers` does not fit the probe
-                and the prompts.
+            InputError: If there are no prompts, the model can't read one of them, or `answers` does not match the probe
+                or the prompts.
         """
         from extract.models.loading import check_prompts
 
@@ -132,12 +132,12 @@ class Engine:
         Args:
             prompt: Token ids of the prompt, as returned by `encode`.
             settings: Settings of the answer.
-            on_step: Called with each step (see `ConfidentModel.stream`), which contains the entropies of its tokens if
-                `settings` requests them. The last step repeats the complete answer. If the callback raises an
-                exception, the answer ends with it.
+            on_step: Called with each step (see `ConfidentModel.stream`). If `settings` requests entropies, a step
+                contains the entropies of its tokens. The last step repeats the complete answer. If the callback raises
+                an exception, the answer ends with this exception.
             on_end: Called once, after the last step, with the finish reason: "stop" (end token or stop string),
-                "length" (`max_tokens` or the context of the model) or "cancelled". If the answer failed, it is called
-                with the exception instead.
+                "length" (`max_tokens` or the context of the model) or "cancelled". If the answer fails, `on_end`
+                is called with the exception.
             backoff: Whether to shift the confidence of a novel question towards the base rate or a broader probe. See
                 `Confidences`.
 

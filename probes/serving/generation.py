@@ -1,4 +1,4 @@
-"""Generation of many answers in one batch, which rows join and leave between passes of the model."""
+"""Generate many answers in one batch. Rows can join and leave the batch between forward passes."""
 
 from __future__ import annotations
 

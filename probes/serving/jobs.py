@@ -23,7 +23,7 @@ class Settings:
     """Settings of one generated answer.
 
     Attributes:
-        max_tokens: Maximum number of tokens, at least 1. The context of the model can end the answer earlier.
+        max_tokens: Maximum number of tokens, at least 1. The answer can end earlier at the end of the model's context.
         temperature: Sampling temperature; 0 is greedy.
         top_p: Probability mass of the tokens that can be drawn (nucleus sampling), in (0, 1].
         seed: Seed of the draws. With a seed, the answer does not depend on concurrent requests. If None, every request
@@ -48,7 +48,9 @@ class Settings:
         if self.max_tokens < 1:
             raise InputError(f"Expected `max_tokens` to be at least 1, but got {self.max_tokens}.")
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise InputError(f"Expected `temperature` to be at least 0, but got {self.temperature}. Pass 0 for greedy.")
+            raise InputError(
+                f"Expected `temperature` to be at least 0, but got {self.temperature}. Pass 0 for greedy decoding."
+            )
         if not 0 < self.top_p <= 1:
             raise InputError(f"Expected `top_p` to be above 0 and at most 1, but got {self.top_p}.")
         if self.top_k < 0:

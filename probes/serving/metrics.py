@@ -1,4 +1,4 @@
-"""Metrics of the server in Prometheus' text format."""
+"""Server metrics in the Prometheus text format."""
 
 import time
 from bisect import bisect_left
@@ -11,7 +11,7 @@ from typing import Any
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 #: Name, type and description of the metric for each count of an engine.
 ENGINE = {
-    "queued": ("queued", "gauge", "Requests that wait for the model."),
+    "queued": ("queued", "gauge", "Requests that are waiting for the model."),
     "running": ("running", "gauge", "Requests that are being processed."),
     "n_requests": ("engine_requests_total", "counter", "Requests that the queue accepted."),
     "n_rejected": ("rejected_total", "counter", "Requests that were rejected because the queue was full."),
@@ -45,7 +45,7 @@ class Metrics:
         self._buckets[endpoint][bisect_left(BOUNDS, seconds)] += 1
 
     def text(self) -> str:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in the Prometheus text format."""
         counts = self._counts()
         lines = []
         for name, (metric, kind, description) in ENGINE.items():

@@ -1,4 +1,4 @@
-"""Requests of the server, and errors for refused requests. Unsupported options are refused by name, never ignored."""
+"""Requests of the server, and errors for refused requests. Unsupported options are refused, not ignored."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from extract.text import one_line, shown
 MAX_QUESTIONS = 1024
 #: Maximum number of stop strings, and maximum length of each. After every token, the server searches for all of them.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 200
-#: Options of OpenAI's and vLLM's API that are not supported, with the values that have no effect and are accepted.
+#: Unsupported options of the OpenAI and vLLM APIs, with the values that are accepted because they have no effect.
 NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),

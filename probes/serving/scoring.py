@@ -31,7 +31,7 @@ class Scorer:
         self.jobs: deque[ScoreJob] = deque()
 
     def step(self) -> int:
-        """Read one batch. If this fails, the requests in it end with the exception. Returns the number of rows."""
+        """Read one batch and return its number of rows. An exception ends the requests in the batch."""
         rows: list[tuple[ScoreJob, int]] = []
         while self.jobs and len(rows) < self._max_rows:
             job = self.jobs.popleft()

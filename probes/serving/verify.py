@@ -1,8 +1,8 @@
-"""Verification of an answer, in the format of the AutoMix verifier of vLLM's semantic router.
+"""Verification of an answer, in the format of the AutoMix verifiers for vLLM's semantic router.
 
 The router's decision depends on `confidence`. An AutoMix verifier samples several verdicts from a language model and
-returns their mean. A probe needs only one forward pass and samples nothing, so `samples` is empty and both numbers of
-samples are 0.
+returns their mean. A probe needs only one forward pass and samples nothing, so `samples` is empty and both sample
+counts are 0.
 """
 
 from typing import Any

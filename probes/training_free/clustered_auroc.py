@@ -127,8 +127,8 @@ def max_t(
     Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
     answers to a question get the grades of the answers to another question, matched by sample number. The statistic of
     a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of
-    draws in which the largest statistic of all scores is at least as large as the observed statistic. Holm's correction
-    would have less power, because the scores are correlated.
+    draws in which the largest statistic of all scores is at least as large as the observed statistic. The Holm
+    correction would have less power, because the scores are correlated.
 
     Suppose that no score is related to the grades and that all questions have the same number of answers. The
     probability that any p-value is below 0.05 is then at most 5 %, for any number of right and wrong answers.

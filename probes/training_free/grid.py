@@ -99,8 +99,8 @@ class Grid:
     def of_families(self) -> dict[str, int]:
         """Return a dict from each family of scores to the row of its best score, in the order of the scores.
 
-        A weighted score is excluded if an unweighted score with the same signal and key is equivalent to it on the
-        validation answers. For example, the maximum does not depend on the weights.
+        A weighted score is excluded if it has the same influences on the validation answers as an unweighted score with
+        the same signal and key. For example, the maximum does not depend on the weights.
         """
         influence = self.aurocs["val"].influence
         unweighted: dict[tuple[str, ...], list[int]] = {}

@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def grid_pictures(grid: Grid) -> dict[str, Figure]:
-    """Draw the pictures of a grid and return them by name. `weightings` is only drawn if there are weighted scores."""
+    """Draw the pictures of a grid and return them by name. `weightings` is drawn only if there are weighted scores."""
     suffix = f"on {grid.parts['val'].n_questions} validation questions"
     title = f"AUROC of unweighted scores {suffix}"
     scale = f"AUROC (½: no information, below ½: wrong direction), at most {_LAYERS} layers per signal"

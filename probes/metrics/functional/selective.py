@@ -49,10 +49,10 @@ def prediction_rejection_ratio(
     oracle. The oracle ranks the questions by their measured accuracies. The areas include r from 0 to `max_rejection` ·
     N − 1. Ties are treated as in `aurc`. The result is NaN if all accuracies are equal.
 
-    This is the definition of LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
-    Language Models with LM-Polygraph, 2025), except that a fractional number of rejections is interpolated instead of
-    rounded. Malinin and Gales (2021) divide the errors by the number of all questions. For individual answers, their
-    ratio is 2 · AUROC − 1.
+    The definition follows LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
+    Language Models with LM-Polygraph, 2025), with one difference. If `max_rejection` · N is not an integer,
+    LM-Polygraph rounds it, whereas this function interpolates the area. Malinin and Gales (2021) divide the number of
+    remaining errors by the total number of questions. For individual answers, their ratio equals 2 · AUROC − 1.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     risk = 1 - right / known

@@ -37,7 +37,7 @@ def test_the_choice_depends_only_on_the_seed() -> None:
     assert reworded(questions, seed=1) != reworded(questions, seed=2)
 
 
-@pytest.mark.parametrize(("n", "message"), [(0, "`n` to be at least 1"), (27, "`n` to be at most 26")])
+@pytest.mark.parametrize(("n", "message"), [(0, "`n` to be at least 1"), (28, "`n` to be at most 27")])
 def test_impossible_numbers_of_rewordings_are_refused(n: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         reworded([ONE], n=n)

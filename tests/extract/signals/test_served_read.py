@@ -226,7 +226,7 @@ def test_a_probe_of_a_served_store_attaches_to_the_local_copy_and_baselines_with
     methods = report["splits"]["test"]["capability"]
     assert {"length", "mean_nll", "max_nll"}.isdisjoint(methods)
     assert {"constant", "base_rate", "consistency", "semantic_entropy"} <= set(methods)
-    assert "100 of them are unknown" in report["masked"]["length"]
+    assert "100 lengths are unknown" in report["masked"]["length"]
     assert f"`{MODEL}` (known by name only) answered" in words
 
 

@@ -230,7 +230,8 @@ def test_impossible_comparisons_are_refused_and_leave_no_folder(
 
 
 @pytest.mark.parametrize(
-    ("k", "said"), [(2, "Left out, because no question has"), (3, "Left out"), (4, "(2 answers per question)")]
+    ("k", "said"),
+    [(2, "left out, because no question has"), (3, "methods are left out"), (4, "(2 answers per question)")],
 )
 def test_few_answers_leave_no_half_to_be_scored_on(tmp_path: Path, k: int, said: str) -> None:
     make_store(tmp_path / "store", *planted(), k=k)

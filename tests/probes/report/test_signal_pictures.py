@@ -194,7 +194,9 @@ def test_missing_signals_are_left_out_with_a_message(tmp_path: Path, capsys: pyt
     make_store(tmp_path / "store", *planted(), k=4)
     folder = pictures(str(tmp_path / "store"), str(tmp_path / "out"), n_resamples=100)
     assert [path.name for path in (folder / "plots").iterdir()] == ["layers.png"]
-    assert "Not drawn: `entropy_profile`" in (folder / "pictures.md").read_text(encoding="utf-8")
+    assert "The picture of `entropy_profile` for answers was not drawn" in (folder / "pictures.md").read_text(
+        encoding="utf-8"
+    )
     said = capsys.readouterr().out
     assert "--signals [entropy_profile] --scope sample" in said
     for file in (tmp_path / "store/signals/hidden").rglob("*"):

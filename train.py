@@ -47,7 +47,7 @@ PARSER = {
 
 
 class TrainParser(OneLineErrors, LightningArgumentParser):
-    """Lightning's parser with one-line error messages."""
+    """Lightning's parser, changed so that it reports each error in one line."""
 
     def parse_args(self, args: Sequence[str], *more: Any, **options: Any) -> Any:
         """Parse a command line."""
@@ -77,7 +77,7 @@ class TrainCLI(LightningCLI):
     """Command line of train.py. All output of a run is written to runs/NAME."""
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Create the parser with one-line error messages."""
+        """Create a parser that reports each error in one line."""
         parser = TrainParser(**kwargs)
         parser.add_argument("-c", "--config", action="config", help="YAML file. Options after it override its values.")
         return parser
@@ -273,7 +273,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         cause = error if isinstance(error, InputError) else error.__cause__
         if isinstance(cause, InputError):
             raise cause from None
-        raise InputError(f"Expected options that Lightning accepts, but it reported: {one_line(error)}") from None
+        raise InputError(f"Expected valid options, but Lightning reported: {one_line(error)}") from None
     loggers = [logger for logger in cli.trainer.loggers if isinstance(logger, WandbLogger)]
     prepare_wandb(loggers)
     with discarding(cli.run_folder):
@@ -284,7 +284,7 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     with discarding(cli.run_folder, InputError), closing_wandb():
         cli.trainer.fit(cli.model, cli.datamodule)
         if cli.model.choice is None:
-            raise InputError("Expected `trainer.max_epochs` to be at least 1, but no probe was fitted. Increase it.")
+            raise InputError("Expected at least one epoch, but no probe was fitted. Increase `trainer.max_epochs`.")
         cli.trainer.test(cli.model, cli.datamodule, verbose=False)
         report = Report(cli.model, cli.datamodule, int(cli.config.seed_everything), cli.config.n_resamples)
         log_report(report, cli.run_folder, report.write(cli.run_folder), loggers)

@@ -16,7 +16,7 @@ class Batch(NamedTuple):
         features: [row, feature, d_model] float32, or `TokenStates` of the signal `hidden_tokens`.
         target: [row] float32 target of the probe in [0, 1]. Higher means more likely right.
         right: [row] float32 number of right answers.
-        known: [row] float32 number of answers graded right or wrong.
+        known: [row] float32 number of answers with a known grade.
         row: [row] int64 index in the question table or answer table.
         question: [row] int64 index in the question table.
         fraction: [row] float32 fraction of the answer that the features cover; 1 for questions and whole answers.

@@ -33,7 +33,7 @@ class AnswerTable:
         question: [row] index of the answer's question in the question table.
         sample: [row] sample index j of the answer.
         right: [row] 1 if the answer is right, else 0.
-        known: [row] 1 if the answer is graded right or wrong, 0 if its grade is unknown.
+        known: [row] 1 if the answer has a known grade (right or wrong), 0 if its grade is unknown.
         answer_class: [row] class of the normalised answer. Answers to the same question are equal if they have the same
             positive class. The class is 0 if the grader found no answer or an empty answer.
         n_tokens: [row] number of generated tokens, including the end token; NaN if a server did not report it.
@@ -101,15 +101,15 @@ class QuestionTable:
         ids: Question ids.
         groups: Groups of the questions.
         prompt_tokens: [question] prompt length in tokens; NaN if a server did not report it.
-        right, known, unknown: [question] numbers of right answers, of answers graded right or wrong, and of answers
-            whose grade is unknown.
+        right, known, unknown: [question] numbers of right answers, of answers with a known grade, and of answers with
+            an unknown grade.
         held_right, held_known, held_unknown: The same counts for answers with an odd sample index j.
         consistency: [question] relative frequency of the most frequent answer among answers with even j; NaN if there
             are none.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Dict from each question-level model-based baseline to its table with the columns `value` (in [0, 1] or
-            null), `prompt_tokens` and `completion_tokens`. Baselines with missing values are left out.
+        asked: Dict from the name of a model-based baseline of questions to its table. The columns are `value` (in
+            [0, 1] or null), `prompt_tokens` and `completion_tokens`. Baselines with missing values are left out.
     """
 
     ids: list[str]
@@ -247,7 +247,7 @@ def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[st
     first = n_tokens.cumsum() - n_tokens
 
     def reduce(ufunc: np.ufunc, initial: float) -> NDArray[np.float64]:
-        started = np.insert(values, first, initial)  # gives answers without tokens a value
+        started = np.insert(values, first, initial)  # so that answers without tokens also have a value
         return np.where(n_tokens > 0, -ufunc.reduceat(started, first + np.arange(len(first))), np.nan)
 
     total = reduce(np.add, 0)
@@ -267,7 +267,7 @@ def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int3
 
 
 def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[np.float64]:
-    """Read the values [row] of an answer-level model-based baseline in the order of `table.answers`. NaN if missing."""
+    """Read the values [row] of a model-based baseline of answers, in the order of `table.answers`; NaN if missing."""
     asked = _align(store.asked.read(name, "sample"), table.answers.question, table.answers.sample, _ids(store))
     return asked["value"].to_numpy().astype(np.float64)
 
@@ -282,7 +282,7 @@ def modal_share(answers: Sequence[str | int | None]) -> float:
 
 
 def split_rows(table: QuestionTable, questions: Tensor, fractions: Sequence[float], seed: int = 0) -> list[Tensor]:
-    """Split rows of the question table into parts. `questions` [question] int64 are the rows. See `split_questions`."""
+    """Split the rows `questions` [question] int64 of the question table into parts. See `split_questions`."""
     ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
     part = torch.tensor(split_questions(ids, groups, fractions, seed))
     return [questions[part == number] for number in range(len(fractions))]

@@ -68,7 +68,7 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
         if not len(batches[-1].row):
             raise InputError(
                 f"Expected `broader` to contain questions other than the test questions and their rewordings, but "
-                f"{path!r} has no others. Leave it out."
+                f"{path!r} has no others. Leave this store out."
             )
         rows = batches[-1].question.tolist()
         groups += [f"{path}/{part.table.groups[row]}" for row in rows]
@@ -82,7 +82,7 @@ def original_ids(data: FeatureDataModule) -> list[str]:
 
 
 def check_features(first: FeatureDataModule, other: FeatureDataModule, option: str) -> None:
-    """Raise an InputError if two stores differ in the model or the features. `option` is the option that lists them."""
+    """Raise an InputError if two stores differ in the model or the features. `option` is the option with the stores."""
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(
@@ -92,7 +92,8 @@ def check_features(first: FeatureDataModule, other: FeatureDataModule, option: s
     if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
         raise InputError(
             f"Expected the stores in `{option}` to have the same layers and positions, but {pair} have different "
-            f"features ({len(other.feature_names)} and {len(first.feature_names)}). Read both with the same --layers."
+            f"features ({len(other.feature_names)} and {len(first.feature_names)}). Run `extract read` on both stores "
+            "with the same --layers."
         )
 
 

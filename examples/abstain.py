@@ -6,7 +6,7 @@ from extract import load_model
 from probes import abstain, load_probe
 
 PROBE = sys.argv[1] if len(sys.argv) > 1 else "runs/NAME/probe"  # folder that `make train` prints, or a Hub id
-THRESHOLD = 0.5  # `python -m applications decide` finds thresholds with a guaranteed risk
+THRESHOLD = 0.5  # `python -m applications decide` finds thresholds with a guaranteed bound on the risk
 QUESTIONS = [
     "What is the capital of Greece?",
     "What is the capital of Costa Rica?",

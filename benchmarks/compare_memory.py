@@ -45,7 +45,10 @@ def build(folder: Path, n_questions: int, k: int, n_tokens: int) -> None:
             table = answers(store, part, n_tokens, rng)
             right = rng.random(table.num_rows) < np.repeat(1 / (1 + np.exp(-log_odds)), 10)
             parsed = np.where(right, 0, 1 + rng.integers(N_WRONG, size=len(right))).astype(str)
-            write_table(store.samples.file(part), table)
+            logprobs = table["logprobs"].combine_chunks()  # twice as low for wrong answers
+            scaled = logprobs.flatten().to_numpy() * np.repeat(2 - right, logprobs.value_lengths()).astype(np.float32)
+            column = pa.ListArray.from_arrays(logprobs.offsets, scaled)
+            write_table(store.samples.file(part), table.set_column(5, table.schema.field("logprobs"), column))
             keys = {name: table[name] for name in ("question_id", "sample")}
             write_table(store.grades.file("made", part), pa.table({**keys, "right": right, "answer": parsed}, schema))
 

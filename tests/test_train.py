@@ -436,18 +436,18 @@ def test_the_whole_experiment_runs_on_the_embedded_model(tmp_path: Path) -> None
     options: list[str] = [
         f"--data.store={tmp_path / 'store'}",
         f"--runs={tmp_path / 'runs'}",
-        "--data.recipe.n_questions=36",
-        "--data.recipe.k=4",
-        "--data.val_fraction=0.3",
+        "--data.recipe.n_questions=30",
+        "--data.recipe.k=3",
+        "--data.val_fraction=0.36",
         "--data.test_fraction=0.25",
         "--n_resamples=100",
     ]
     folder = train.run(options)
     store = Store.open(tmp_path / "store")
     samples = store.samples.read().to_pylist()
-    assert len(samples) == 144
+    assert len(samples) == 90
     hf_model, tokenizer = load_model()
-    check_logprobs(hf_model, store, samples[::17])
+    check_logprobs(hf_model, tokenizer, store, samples[::17])
     rows = pq.read_table(folder / "predictions.parquet").to_pylist()
     texts = {question.id: question.text for question in store.questions}
     probe = load_probe(folder / "probe")
@@ -458,11 +458,9 @@ def test_the_whole_experiment_runs_on_the_embedded_model(tmp_path: Path) -> None
     assert answers.confidence.tolist() == pytest.approx(expected[:6], abs=1e-4)
 
 
-def check_logprobs(hf_model: Any, store: Any, samples: list[dict[str, Any]]) -> None:
+def check_logprobs(hf_model: Any, tokenizer: Any, store: Any, samples: list[dict[str, Any]]) -> None:
+    from extract import PromptTemplate
 
-    from extract import PromptTemplate, load_model
-
-    _, tokenizer = load_model()
     template = PromptTemplate(**store.identity["policy"]["decoding"]["prompt"])
     texts = {question.id: question.text for question in store.questions}
     for row in samples:

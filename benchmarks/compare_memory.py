@@ -38,7 +38,9 @@ def build(folder: Path, n_questions: int, k: int, n_tokens: int) -> None:
         log_odds = rng.normal(size=N_ROWS)
         states = rng.normal(size=(len(LAYERS), N_ROWS, WIDTH))
         states[:, :, 0] += log_odds
-        hidden = {f"{layer}/last_prompt": torch.from_numpy(of).float() for layer, of in zip(LAYERS, states, strict=True)}
+        hidden = {
+            f"{layer}/last_prompt": torch.from_numpy(of).float() for layer, of in zip(LAYERS, states, strict=True)
+        }
         store.signals.write("hidden", Block(block), hidden)
         for start in range(0, k, 10):
             part = SampleRange(block, start, start + 10)

@@ -171,13 +171,17 @@ def test_baselines_in_the_tables_of_the_documentation_are_in_the_registry() -> N
 
 
 def test_a_new_baseline_needs_one_registry_entry(full_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
     def words(data: FeatureDataModule, rows: object) -> torch.Tensor:
+        calls.append(rows)
         return torch.tensor([float(len(text.split())) for text in data.table.texts])
 
     monkeypatch.setitem(BASELINES, "words", Baseline({"question": words}))
     record = comparison_record(Comparison(str(full_store), probes=["logistic"], n_folds=2).run(), 2, 100, 0)
     assert record["methods"]["words"]["tokens_read"] == 0
     assert "words" in {row["b"] for row in record["tests"]}
+    assert len(calls) == 1  # not once per fold
     data = data_of(full_store, "capability")
     report = Report(fit(data), data, seed=0, n_resamples=50)
     assert report.figures_of["words"]["brier"]["value"] > 0

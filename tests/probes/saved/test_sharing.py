@@ -86,9 +86,7 @@ def error(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Errors:
 
 
 @pytest.mark.slow
-def test_a_probe_is_the_same_after_a_push_and_a_download(
-    hub: Hub, saved: Path, tmp_path: Path, error: Errors
-) -> None:
+def test_a_probe_is_the_same_after_a_push_and_a_download(hub: Hub, saved: Path, tmp_path: Path, error: Errors) -> None:
     program = f"""
 probe = load_probe({str(saved)!r})
 print(probe.push_to_hub("someone/probe", private=True, commit_message="first"))

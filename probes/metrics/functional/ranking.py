@@ -38,8 +38,8 @@ def capability_auroc(
     below = below - below[..., first[stratum_of_group]]  # exclude lower strata
     same_question = (weights**2 * accuracy * (1 - accuracy)).sum(-1)
     won = (group_positive * (below + group_negative / 2)).sum(-1) - same_question / 2
-    of_strata = (by_group(values, stratum_of_group, n_strata) for values in (group_positive, group_negative))
-    all_pairs = math.prod(of_strata)
+    of_strata = [by_group(values, stratum_of_group, n_strata) for values in (group_positive, group_negative)]
+    all_pairs = of_strata[0] * of_strata[1]
     pairs = all_pairs.sum(-1) - same_question  # so that a constant score gives exactly ½
     return torch.where(pairs > 1e-12, won / pairs, torch.nan)
 

@@ -28,11 +28,13 @@ import train
 from applications.__main__ import COMMANDS as APPLICATION_COMMANDS
 from extract.__main__ import COMMANDS
 from extract.running.cli import run
+from probes import load_probe
 from probes.__main__ import COMMANDS as PROBE_COMMANDS
+from probes.serving.engine import Engine
 from tests.helpers.experiments import ROOT
 from tests.helpers.hub_stub import hub_stub, use_in_this_process
 from tests.helpers.notebook import execute
-from tests.helpers.probe_server import serve_process
+from tests.helpers.probe_server import served
 
 PAGES = [
     "README.md",
@@ -301,9 +303,9 @@ def test_the_python_code_in_a_guide_runs(
 def test_the_python_code_in_the_guide_to_the_server_runs(
     workplace: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--probe", str(workplace / "runs/NAME/probe"), "--model", str(tiny_folder)]
-    printed = []
-    with serve_process(*options, "--served_model_name", "served") as (_, url):  # in place of all servers
+    probe, printed = load_probe(workplace / "runs/NAME/probe"), []
+    engine = Engine(probe, *extract.models.loading.load_model(str(tiny_folder)))
+    with served(engine, probe, "served") as url:  # in place of all servers
         for code in blocks(text_of("docs/serving.md"), "python"):
             code = re.sub(r"http://localhost:\d+", url, code)
             code = re.sub(r"smollm2-135m-instruct|large-model|Qwen/Qwen3-8B", "served", code)

@@ -444,7 +444,7 @@ def test_the_whole_experiment_runs_on_the_embedded_model(tmp_path: Path) -> None
     samples = store.samples.read().to_pylist()
     assert len(samples) == 144
     hf_model, tokenizer = load_model()
-    check_logprobs(hf_model, store, samples[::17])
+    check_logprobs(hf_model, tokenizer, store, samples[::17])
     rows = pq.read_table(folder / "predictions.parquet").to_pylist()
     texts = {question.id: question.text for question in store.questions}
     probe = load_probe(folder / "probe")
@@ -455,11 +455,9 @@ def test_the_whole_experiment_runs_on_the_embedded_model(tmp_path: Path) -> None
     assert answers.confidence.tolist() == pytest.approx(expected[:6], abs=1e-4)
 
 
-def check_logprobs(hf_model: Any, store: Any, samples: list[dict[str, Any]]) -> None:
+def check_logprobs(hf_model: Any, tokenizer: Any, store: Any, samples: list[dict[str, Any]]) -> None:
+    from extract import PromptTemplate
 
-    from extract import PromptTemplate, load_model
-
-    _, tokenizer = load_model()
     template = PromptTemplate(**store.identity["policy"]["decoding"]["prompt"])
     texts = {question.id: question.text for question in store.questions}
     for row in samples:

@@ -5,7 +5,8 @@ function in `scores.py` and register it here. Model-based baselines are register
 `extract.asking.registry`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ class Baseline(NamedTuple):
     Attributes:
         scores: Dict from scope to score function. The function takes the data and the rows of each split, and can use
             the grades outside the test split. It scores all questions or all answers, with NaN for missing scores.
+        supervised: Whether the scores depend on the rows and grades outside the test split.
         calibrator: Calibrator, fitted on the training and validation splits; None if the scores are probabilities.
         half: Whether questions are scored with half of their answers and evaluated on the other half.
         needs: Model-based baselines and answer signals that the store must contain.
@@ -38,6 +40,7 @@ class Baseline(NamedTuple):
     """
 
     scores: Mapping[Scope, Score]
+    supervised: bool = False
     calibrator: str | None = "platt"
     half: bool = False
     needs: tuple[str, ...] = ()
@@ -61,12 +64,14 @@ _DISPERSIONS = {
 BASELINES: Registry[Baseline] = Registry(
     "baseline",
     {
-        "constant": Baseline({"question": scores.constant}, calibrator=None),
-        "base_rate": Baseline({"question": scores.base_rate}, calibrator=None),
-        "length": Baseline({"question": scores.length}, calibrator=None),
+        "constant": Baseline({"question": scores.constant}, supervised=True, calibrator=None),
+        "base_rate": Baseline({"question": scores.base_rate}, supervised=True, calibrator=None),
+        "length": Baseline({"question": scores.length}, supervised=True, calibrator=None),
         "answer_length": Baseline({"sample": lambda data, rows: -torch.from_numpy(data.table.answers.n_tokens)}),
         **{
-            name: Baseline({scope: _asked(asked, scope) for scope in entry.scopes}, calibrator, needs=(asked,))
+            name: Baseline(
+                {scope: _asked(asked, scope) for scope in entry.scopes}, calibrator=calibrator, needs=(asked,)
+            )
             for asked, entry in ASKED.items()
             for name, calibrator in entry.confidences.items()
         },
@@ -164,19 +169,22 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
     return prompts, replies
 
 
-def confidence(name: str, data: FeatureDataModule, rows: Rows, scope: Scope = "question") -> Tensor:
-    """Compute the confidences of a baseline, calibrated on the training and validation splits.
+def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") -> Callable[[Rows], Tensor]:
+    """Return a function that computes the confidences of a baseline, calibrated outside the test split.
 
-    `rows` is a dict from split to rows of the question table, or of the answer table if `scope` is "sample".
-
-    Returns:
-        [question] or [answer] float64; NaN if there is no score.
-
-    Raises:
-        InputError: If there are no scores for fitting the calibrator.
+    The argument of the function is a dict from split to rows of the question table, or of the answer table if `scope`
+    is "sample". It returns the confidences, [question] or [answer] float64, with NaN for missing scores, and raises an
+    InputError if there are no scores for fitting the calibrator. Unsupervised scores are computed only once.
     """
+    score = partial(BASELINES[name].scores[scope], data)
+    if BASELINES[name].supervised:
+        return lambda rows: _calibrated(name, data, score(rows).double(), rows, scope)
+    return partial(_calibrated, name, data, score({}).double(), scope=scope)
+
+
+def _calibrated(name: str, data: FeatureDataModule, score: Tensor, rows: Rows, scope: Scope) -> Tensor:
+    """Calibrate the scores of a baseline on the training and validation splits. See `confidence`."""
     baseline = BASELINES[name]
-    score = baseline.scores[scope](data, rows).double()
     if baseline.calibrator is None:
         return score
     if scope == "question":

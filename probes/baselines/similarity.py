@@ -4,12 +4,12 @@ The diagonal is 1. An empty answer has similarity 0 to all other answers.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from itertools import combinations
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from rapidfuzz.distance import LCSseq
+from rapidfuzz.process import cdist
 
 _WORD = re.compile(r"\w+")
 
@@ -23,7 +23,12 @@ def jaccard(texts: Sequence[str]) -> NDArray[np.float64]:
     0.5
     """
     words = [set(text.lower().split()) for text in texts]
-    return _of_pairs(words, lambda a, b: len(a & b) / max(len(a | b), 1))
+    column = {word: i for i, word in enumerate(set().union(*words))}
+    contains = np.zeros((len(words), len(column)))
+    for row, own in zip(contains, words, strict=True):
+        row[[column[word] for word in own]] = 1
+    n_words, shared = contains.sum(1), contains @ contains.T
+    return _normalised(shared, n_words[:, None] + n_words - shared)
 
 
 def rouge_l(texts: Sequence[str]) -> NDArray[np.float64]:
@@ -36,7 +41,9 @@ def rouge_l(texts: Sequence[str]) -> NDArray[np.float64]:
     0.5714285714285714
     """
     words = [_WORD.findall(text.lower()) for text in texts]
-    return _of_pairs(words, lambda a, b: 2 * LCSseq.similarity(a, b) / max(len(a) + len(b), 1))
+    lengths = np.array([len(one) for one in words])
+    longest = cdist(words, words, scorer=LCSseq.similarity, dtype=np.float64)
+    return _normalised(2 * longest, lengths[:, None] + lengths)
 
 
 def cosine(embeddings: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -47,9 +54,8 @@ def cosine(embeddings: NDArray[np.floating]) -> NDArray[np.float64]:
     return similarity
 
 
-def _of_pairs(items: Sequence, similarity: Callable[..., float]) -> NDArray[np.float64]:
-    """Return the matrix of similarities for all pairs."""
-    matrix = np.eye(len(items))
-    for i, j in combinations(range(len(items)), 2):
-        matrix[i, j] = matrix[j, i] = similarity(items[i], items[j])
-    return matrix
+def _normalised(shared: NDArray[np.float64], total: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return `shared` / `total` [sample, sample] with a diagonal of 1, and 0 for pairs of empty answers."""
+    similarity = shared / np.maximum(total, 1)
+    np.fill_diagonal(similarity, 1.0)
+    return similarity

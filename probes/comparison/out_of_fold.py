@@ -124,7 +124,7 @@ class Comparison:
         key = method.target, method.signal, method.positions, method.join
         if key not in self._data:
             data = data_of(method, self.store, self.grader)
-            data.load()
+            data.load(self.data.table if self._data else None)  # all datamodules share one table
             self._data[key] = data
         return self._data[key]
 
@@ -153,12 +153,12 @@ class Comparison:
                         except InputError as error:
                             self._mask(TARGETS[method.target], name, name, error)
                     progress.update()
-                for scope, name, label in baselines:
-                    if label not in self.out.masked:
-                        try:
-                            self._apply_baseline(scope, name, rows)
-                        except InputError as error:
-                            self._mask(scope, name, label, error)
+        for scope, name, label in tqdm(baselines, desc="compare", unit=" baselines"):
+            if label not in self.out.masked:
+                try:
+                    self._apply_baseline(scope, name)
+                except InputError as error:
+                    self._mask(scope, name, label, error)
         candidates = [name for name in self._methods if name not in self.out.masked]
         if not candidates:
             reasons = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._methods)
@@ -211,10 +211,11 @@ class Comparison:
         self.out.add("question", BEST, rows["test"], self.out.confidence[chosen["probe"]][rows["test"]])
         self.out.chosen.append({"fold": fold, **chosen})
 
-    def _apply_baseline(self, scope: Scope, name: str, rows: dict[str, Tensor]) -> None:
-        """Compute and store the test confidences of a baseline in a fold."""
-        if scope == "sample":
-            question = torch.from_numpy(self.data.table.answers.question)
-            rows = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in rows.items()}
-        values = confidence(name, self.data, rows, scope)
-        self.out.add(scope, name, rows["test"], values[rows["test"]])
+    def _apply_baseline(self, scope: Scope, name: str) -> None:
+        """Compute and store the test confidences of a baseline in all folds."""
+        confidences = confidence(name, self.data, scope)
+        question = torch.from_numpy(self.data.table.answers.question)
+        for rows in self.folds:
+            if scope == "sample":
+                rows = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in rows.items()}
+            self.out.add(scope, name, rows["test"], confidences(rows)[rows["test"]])

@@ -20,8 +20,8 @@ from extract.errors import InputError
 WeightedMetric = Callable[[Tensor], Tensor]
 #: Number of weights per call of a metric. Larger chunks are slower, because they do not fit into the CPU cache.
 _CHUNK = 2**18
-#: Minimum number of resamples per call of a metric. Smaller chunks are slower, because every call sorts the scores.
-_LEAST_RESAMPLES = 16
+#: Minimum number of resamples per call of a metric, to which the cost of its checks is small.
+_LEAST_RESAMPLES = 4
 
 
 class Interval(TypedDict):
@@ -49,10 +49,16 @@ def _chunk(n_rows: int) -> int:
     return max(_LEAST_RESAMPLES, _CHUNK // n_rows)
 
 
-def by_question(metric: WeightedMetric, question: Tensor) -> WeightedMetric:
-    """Convert a metric over rows into a metric over questions. `question` [row] int64 is the question of each row."""
+def by_question(metric: WeightedMetric, question: Tensor, copies: Tensor | float = 1.0) -> WeightedMetric:
+    """Convert a metric over rows into a metric over questions.
+
+    Args:
+        metric: The metric.
+        question: [row] int64 question of each row.
+        copies: [row] number of identical rows that each row stands for.
+    """
     step = _chunk(len(question))
-    return lambda weights: torch.cat([metric(chunk[:, question]) for chunk in weights.split(step)])
+    return lambda weights: torch.cat([metric(chunk[:, question] * copies) for chunk in weights.split(step)])
 
 
 def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Tensor | None:

@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from probes.metrics import functional
 from probes.metrics.intervals import Interval, WeightedMetric, bootstrap, by_question, paired_bootstrap
@@ -49,6 +51,7 @@ class Scored(NamedTuple):
         known: [row] number of graded answers.
         question: [row] int64 question of each answer. None if rows are questions.
         fold: [row] int64 test fold of each row. None if all confidences come from the same probe.
+        copies: [row] int64 number of identical answers that each row stands for. None if rows are not merged.
     """
 
     confidence: Tensor
@@ -56,10 +59,26 @@ class Scored(NamedTuple):
     known: Tensor
     question: Tensor | None = None
     fold: Tensor | None = None
+    copies: Tensor | None = None
 
     def take(self, rows: Tensor) -> "Scored":
         """Select rows by index or mask."""
         return Scored._make(column if column is None else column[rows] for column in self)
+
+    def merged(self) -> "Scored":
+        """Merge answers with equal questions, confidences and grades, and sort the rows. Questions are not changed.
+
+        A bootstrap of millions of answers is several times as fast with sorted rows, and faster still if answers share
+        the confidence of their question.
+        """
+        if self.question is None or not len(self.right):
+            return self
+        keys = [self.right, self.question, self.confidence, *([] if self.fold is None else [self.fold])]
+        rows = self.take(torch.from_numpy(np.lexsort([key.numpy() for key in keys])))
+        columns = [column.diff() != 0 for column in rows if column is not None]
+        starts = pad(torch.stack(columns).any(0), (1, 0), value=True).nonzero()[:, 0]
+        copies = starts.diff(append=torch.tensor([len(rows.right)]))
+        return rows.take(starts)._replace(copies=copies)
 
     @property
     def target(self) -> str:
@@ -91,7 +110,10 @@ def metric_of(scored: Scored, name: str, reference: float | Tensor = 0.5) -> Wei
     def metric(weights: Tensor) -> Tensor:
         return METRICS[scored.target][name](scored.confidence, scored.right, scored.known, weights=weights, **options)
 
-    return metric if scored.question is None else by_question(metric, scored.question.unique(return_inverse=True)[1])
+    if scored.question is None:
+        return metric
+    copies = 1.0 if scored.copies is None else scored.copies
+    return by_question(metric, scored.question.unique(return_inverse=True)[1], copies)
 
 
 def estimate(
@@ -132,8 +154,9 @@ def evaluate(
     method, figures = scored.take(usable), dict[str, Any]()
     if isinstance(reference, Tensor):
         reference = reference[usable]
+    merged = method.merged()
     for name in METRICS[method.target]:
-        figures[name] = estimate(method, name, n_resamples, seed, reference)
+        figures[name] = estimate(merged, name, n_resamples, seed, reference)
         if name == "auroc" and method.question is None:
             figures["auroc_ceiling"] = ceiling(method.right, method.known)
     counts = {"n_questions": method.n_questions, "n_samples": int(method.known.sum())}

@@ -81,9 +81,9 @@ class Report:
             of_questions = "question" in baseline.scores and not (self.target == "response" and baseline.half)
             try:
                 if of_answers and available(name, data):
-                    confidences[name] = confidence(name, data, data.split_rows, "sample")
+                    confidences[name] = confidence(name, data, "sample")(data.split_rows)
                 elif of_questions and available(name, data):
-                    confidences[name] = confidence(name, data, self.rows)[data.question_of]
+                    confidences[name] = confidence(name, data)(self.rows)[data.question_of]
             except InputError as error:
                 self.masked[name] = str(error)
         return confidences

@@ -109,7 +109,7 @@ def test_every_baseline_is_a_confidence_that_is_informative_about_synthetic_answ
     for name in baselines_of("question"):
         if name in missing or name.endswith("_isotonic"):
             continue  # 24 validation questions are too few for isotonic regression
-        given = confidence(name, data, rows)
+        given = confidence(name, data)(rows)
         kept = given.isfinite()
         assert kept.sum() >= (90 if "verbalized" in name or "p_true" in name else 120), name
         assert ((given[kept] >= 0) & (given[kept] <= 1)).all()
@@ -124,7 +124,7 @@ def test_methods_with_too_few_questions_for_isotonic_are_left_out_with_the_reaso
     monkeypatch.setattr(calibration, "LEAST_ISOTONIC_ROWS", 100)
     data = data_of(full_store, "capability")
     with pytest.raises(InputError, match="at least 100 rows"):
-        confidence("verbalized_isotonic", data, data.question_rows)
+        confidence("verbalized_isotonic", data)(data.question_rows)
     report = Report(fit(data), data, seed=0, n_resamples=50)
     assert "at least 100 rows" in report.record["masked"]["verbalized_isotonic"]
     assert "verbalized_isotonic" not in report.methods
@@ -138,7 +138,7 @@ def test_a_baseline_is_calibrated_on_all_questions_outside_the_test_split(full_s
     data, other = data_of(full_store, "capability"), data_of(full_store, "capability")
     rows = other.question_rows[split].numpy()
     other.table.held_right[rows] = 0
-    a, b = (confidence("consistency", one, data.question_rows) for one in (data, other))
+    a, b = (confidence("consistency", one)(data.question_rows) for one in (data, other))
     assert (b < a).all()
 
 
@@ -151,13 +151,14 @@ def test_baselines_do_not_use_grades_of_the_test_split(full_store: Path) -> None
     other.table.answers.right[of_test] = 0
     for name in baselines_of("question"):
         if available(name, data) and not name.endswith("_isotonic"):
-            a, b = (confidence(name, one, data.question_rows) for one in (data, other))
+            a, b = (confidence(name, one)(data.question_rows) for one in (data, other))
             assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)), name
     question = torch.from_numpy(data.table.answers.question)
     rows = {split: torch.isin(question, chosen).nonzero()[:, 0] for split, chosen in data.question_rows.items()}
     for name in baselines_of("sample"):
         if available(name, data):
-            assert torch.equal(confidence(name, data, rows, "sample"), confidence(name, other, rows, "sample")), name
+            a, b = (confidence(name, one, "sample")(rows) for one in (data, other))
+            assert torch.equal(a, b), name
 
 
 def test_baselines_in_the_tables_of_the_documentation_are_in_the_registry() -> None:
@@ -170,13 +171,17 @@ def test_baselines_in_the_tables_of_the_documentation_are_in_the_registry() -> N
 
 
 def test_a_new_baseline_needs_one_registry_entry(full_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
     def words(data: FeatureDataModule, rows: object) -> torch.Tensor:
+        calls.append(rows)
         return torch.tensor([float(len(text.split())) for text in data.table.texts])
 
     monkeypatch.setitem(BASELINES, "words", Baseline({"question": words}))
     record = comparison_record(Comparison(str(full_store), probes=["logistic"], n_folds=2).run(), 2, 100, 0)
     assert record["methods"]["words"]["tokens_read"] == 0
     assert "words" in {row["b"] for row in record["tests"]}
+    assert len(calls) == 1  # not once per fold
     data = data_of(full_store, "capability")
     report = Report(fit(data), data, seed=0, n_resamples=50)
     assert report.figures_of["words"]["brier"]["value"] > 0

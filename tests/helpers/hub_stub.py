@@ -236,7 +236,7 @@ def hub_stub() -> Iterator[Hub]:
         thread.join()
 
 
-def use_in_this_process(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None:
+def use_in_this_process(hub: Hub, home: Path, patch: pytest.MonkeyPatch, token: str | None = TOKEN) -> None:
     """Use the stub and an empty cache in this process, in which huggingface_hub has already read the environment."""
     settings = {
         "ENDPOINT": hub.url,
@@ -247,7 +247,9 @@ def use_in_this_process(hub: Hub, home: Path, patch: pytest.MonkeyPatch) -> None
     }
     for name, value in settings.items():
         patch.setattr(f"huggingface_hub.constants.{name}", value)
-    patch.setenv("HF_TOKEN", TOKEN)
+    patch.delenv("HF_TOKEN", raising=False)
+    if token is not None:
+        patch.setenv("HF_TOKEN", token)
 
 
 def environment(hub: Hub, home: str, token: str | None = TOKEN) -> dict[str, str]:

@@ -125,15 +125,15 @@ def test_a_checkpoint_gives_the_same_confidences(data: FeatureDataModule, tmp_pa
 def test_baselines_are_confidences_from_training_and_validation_data_only(data: FeatureDataModule) -> None:
     for name in baselines_of("question"):
         if available(name, data):
-            given = confidence(name, data, data.split_rows)
+            given = confidence(name, data)(data.split_rows)
             assert given.shape == (120,)
             assert ((given >= 0) & (given <= 1)).all(), name
     known = torch.cat([data.split_rows["train"], data.split_rows["val"]])
     accuracy = torch.from_numpy(data.table.accuracy)
     group = data.table.groups[0]
     members = [row for row in known.tolist() if data.table.groups[row] == group]
-    assert float(confidence("base_rate", data, data.split_rows)[0]) == pytest.approx(float(accuracy[members].mean()))
-    assert float(confidence("constant", data, data.split_rows)[5]) == pytest.approx(float(accuracy[known].mean()))
+    assert float(confidence("base_rate", data)(data.split_rows)[0]) == pytest.approx(float(accuracy[members].mean()))
+    assert float(confidence("constant", data)(data.split_rows)[5]) == pytest.approx(float(accuracy[known].mean()))
 
 
 def test_a_pair_on_different_answers_is_refused(data: FeatureDataModule, fitted: Linear) -> None:

@@ -1,5 +1,7 @@
 """Helpers for metrics: input checks, weighted means, sums by group and ranks."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -47,8 +49,26 @@ def by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:
     return values.new_zeros(*values.shape[:-1], n_groups).index_add_(-1, group, values)
 
 
+@lru_cache(maxsize=4)  # a bootstrap passes the same tensors with every chunk of resamples
+def ties(values: Tensor, strata: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the group of identical values in the same stratum to which each row belongs, in ascending order.
+
+    The groups are sorted by stratum, then by value. Results are cached, so do not modify the tensors.
+
+    Returns:
+        - The group of each row, [row] int64.
+        - The stratum of each group, numbered from 0, [group] int64.
+    """
+    distinct, group = values.unique(sorted=True, return_inverse=True)
+    if strata is None:
+        return group, torch.zeros_like(distinct, dtype=torch.int64)
+    stratum = strata.unique(sorted=True, return_inverse=True)[1]
+    keys, group = (stratum * len(distinct) + group).unique(sorted=True, return_inverse=True)
+    return group, keys // len(distinct)
+
+
 def midranks(values: Tensor, weights: Tensor) -> Tensor:
     """Return ranks [..., question]: the weight of all smaller values plus half the weight of identical values."""
-    distinct, group = values.unique(sorted=True, return_inverse=True)
-    mass = by_group(weights, group, len(distinct))
+    group, of_group = ties(values)
+    mass = by_group(weights, group, len(of_group))
     return (mass.cumsum(-1) - mass / 2)[..., group]

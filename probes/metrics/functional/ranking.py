@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from probes.metrics.functional.inputs import by_group, mean, midranks, prepare
+from probes.metrics.functional.inputs import by_group, mean, midranks, prepare, ties
 
 #: Number of random half-splits for the lower bound of `auroc_ceiling`.
 _HALF_SPLITS = 20
@@ -29,12 +29,8 @@ def capability_auroc(
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     accuracy = right / known
-    # each group contains identical scores from one stratum; groups are sorted by stratum, then by score
-    distinct, value = preds.unique(sorted=True, return_inverse=True)
-    stratum = torch.zeros_like(value) if strata is None else strata.unique(sorted=True, return_inverse=True)[1]
-    keys, group = (stratum * len(distinct) + value).unique(sorted=True, return_inverse=True)
-    stratum_of_group = keys // len(distinct)
-    n_groups, n_strata = len(stratum_of_group), int(stratum.max()) + 1
+    group, stratum_of_group = ties(preds, strata)
+    n_groups, n_strata = len(stratum_of_group), int(stratum_of_group[-1]) + 1
     positive, negative = weights * accuracy, weights * (1 - accuracy)
     group_positive, group_negative = by_group(positive, group, n_groups), by_group(negative, group, n_groups)
     below = group_negative.cumsum(-1) - group_negative
@@ -42,7 +38,8 @@ def capability_auroc(
     below = below - below[..., first[stratum_of_group]]  # exclude lower strata
     same_question = (weights**2 * accuracy * (1 - accuracy)).sum(-1)
     won = (group_positive * (below + group_negative / 2)).sum(-1) - same_question / 2
-    all_pairs = by_group(positive, stratum, n_strata) * by_group(negative, stratum, n_strata)
+    of_strata = [by_group(values, stratum_of_group, n_strata) for values in (group_positive, group_negative)]
+    all_pairs = of_strata[0] * of_strata[1]
     pairs = all_pairs.sum(-1) - same_question  # so that a constant score gives exactly ½
     return torch.where(pairs > 1e-12, won / pairs, torch.nan)
 

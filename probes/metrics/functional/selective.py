@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from probes.metrics.functional.inputs import by_group, mean, prepare
+from probes.metrics.functional.inputs import by_group, mean, prepare, ties
 
 
 def aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -65,8 +65,9 @@ def _mean_risk(scores: Tensor, risk: Tensor, weights: Tensor, max_rejection: flo
 
     See `aurc` for the formula. `max_rejection` is the largest fraction of questions that can be rejected.
     """
-    distinct, group = (-scores).unique(sorted=True, return_inverse=True)
-    mass, tie_risk = (by_group(values, group, len(distinct)) for values in (weights, weights * risk))
+    group, of_group = ties(scores)
+    group = len(of_group) - 1 - group  # from the highest score to the lowest
+    mass, tie_risk = (by_group(values, group, len(of_group)) for values in (weights, weights * risk))
     covered, total = mass.cumsum(-1), weights.sum(-1, keepdim=True)
     tie_mean = tie_risk / torch.where(mass > 0, mass, 1.0)
     excess = tie_risk.cumsum(-1) - covered * tie_mean  # E − W ē
@@ -112,7 +113,7 @@ def recall_at_fpr(
 
 def _by_score(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weights of wrong and of right answers [..., distinct score], from the lowest score to the highest."""
-    distinct, group = preds.unique(sorted=True, return_inverse=True)
+    group, of_group = ties(preds)
     accuracy = right / known
-    wrong, right = (by_group(weights * share, group, len(distinct)) for share in (1 - accuracy, accuracy))
+    wrong, right = (by_group(weights * share, group, len(of_group)) for share in (1 - accuracy, accuracy))
     return wrong, right

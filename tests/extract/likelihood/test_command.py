@@ -134,7 +134,7 @@ def test_the_likelihood_is_a_baseline_in_comparisons(make_choices: Callable[...,
     data.load()
     assert all(available(name, data) for name in ("likelihood", "likelihood_isotonic"))
     rows = Store.open(store).asked.read("likelihood").to_pylist()
-    assert confidence("likelihood", data, data.question_rows).tolist() == [row["value"] for row in rows]
+    assert confidence("likelihood", data)(data.question_rows).tolist() == [row["value"] for row in rows]
     tokens, replies = cost_of("likelihood", data)
     assert tokens.tolist() == [row["prompt_tokens"] for row in rows]
     assert not replies.any()

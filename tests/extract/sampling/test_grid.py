@@ -350,7 +350,8 @@ def test_a_killed_run_of_a_grid_continues(
 ) -> None:
     family, questions = tmp_path / "family", recipe().questions
     options = ["--questions", questions, "--model", str(tiny_folder), "--k", "3", "--policy.max_new_tokens", "6"]
-    grid_options = ["--block_size", "1", "--policy.temperature", "0:1:0.5", "--store", str(family)]
+    options += ["--n_questions", "12", "--block_size", "1"]
+    grid_options = ["--policy.temperature", "0:1:0.5", "--store", str(family)]
     child = Forked(["sample", *options, *grid_options])
     try:
         while not list(family.glob("t0.5/samples/*.json")):
@@ -358,8 +359,9 @@ def test_a_killed_run_of_a_grid_continues(
     finally:
         child.kill()
         child.communicate()
-    sample_family(str(family), recipe(block_size=1))
+    few: dict[str, Any] = {"n_questions": 12, "block_size": 1}
+    sample_family(str(family), recipe(**few))
     for name, temperature in (("t0.0", 0.0), ("t0.5", 0.5), ("t1.0", 1.0)):
         kept = Store.open(family / name)
         assert list(find_problems(kept)) == []
-        assert answers(kept) == answers(sample(str(tmp_path / name), recipe(temperature, block_size=1)))
+        assert answers(kept) == answers(sample(str(tmp_path / name), recipe(temperature, **few)))

@@ -64,7 +64,7 @@ def lens_logits(model: Any, normed: torch.Tensor) -> np.ndarray:
 
 def of_token(h: list[np.ndarray], z: list[np.ndarray], word: int, last: int) -> dict[str, float]:
     p = [np.exp(one - one.max()) / np.exp(one - one.max()).sum() for one in z]
-    spread = [-sum(x * np.log(x) for x in one if x > 0) for one in p]
+    spread = [-np.sum(one[one > 0] * np.log(one[one > 0])) for one in p]
     best = np.sort(p[last])[::-1]
     found = {
         f"tokens/{last}/nll": -np.log(p[last][word]),
@@ -76,7 +76,8 @@ def of_token(h: list[np.ndarray], z: list[np.ndarray], word: int, last: int) -> 
     found |= {f"entropy_profile/{layer}/entropy": spread[layer] for layer in range(1, last + 1)}
 
     def divergence(a: np.ndarray, b: np.ndarray) -> float:
-        return float(sum(x * (np.log(x) - np.log(y)) for x, y in zip(a, b, strict=True) if x > 0))
+        kept = a > 0
+        return float(np.sum(a[kept] * (np.log(a[kept]) - np.log(b[kept]))))
 
     for k in (3, 5, 10):
         if k < last:

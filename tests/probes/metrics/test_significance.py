@@ -13,6 +13,7 @@ from torch import Tensor
 from probes.metrics import functional as F
 from probes.metrics.intervals import bootstrap, by_question, paired_bootstrap, resample_weights
 from probes.metrics.significance import bootstrap_p, holm, sign_flip
+from probes.report.evaluate import METRICS, Scored, estimate, evaluate
 from tests.helpers.planted import simulated
 
 
@@ -128,3 +129,29 @@ def test_answers_are_resampled_with_their_questions() -> None:
     assert clustered["high"] - clustered["low"] > 1.2 * (alone["high"] - alone["low"])
     same = paired_bootstrap(by_question(metric, question), by_question(metric, question), 40, n_resamples=100)
     assert same == {"value": 0, "low": 0, "high": 0}
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["a confidence per answer", "a confidence per question"])
+@pytest.mark.parametrize("folds", [1, 5])
+def test_merged_answers_have_the_same_metrics_and_intervals(shared: bool, folds: int) -> None:
+    generator = torch.Generator().manual_seed(folds)
+    question = torch.arange(30).repeat_interleave(10)
+    confidence = torch.rand(300, generator=generator, dtype=torch.float64).mul(8).round() / 8  # with ties
+    confidence = confidence[question] if shared else confidence
+    right = (torch.rand(300, generator=generator) < confidence).long()
+    scored = Scored(confidence, right, torch.ones_like(right), question, question % folds)
+    merged = scored.merged()
+    assert merged.copies is not None
+    assert len(merged.right) < 300 == merged.copies.sum()
+    assert not shared or len(merged.right) <= 60
+    found = evaluate(scored, 0, 0.5, n_resamples=100)
+    for name in METRICS["response"]:
+        expected = estimate(scored, name, n_resamples=100)
+        assert expected is not None
+        assert found[name] == pytest.approx(expected, abs=1e-12), name
+
+
+def test_questions_and_no_answers_are_not_merged() -> None:
+    none = torch.empty(0, dtype=torch.float64)
+    assert Scored(none, none, none, none.long()).merged().copies is None
+    assert Scored(torch.ones(3), torch.ones(3), torch.ones(3)).merged().copies is None

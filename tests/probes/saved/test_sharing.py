@@ -9,8 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,9 +22,11 @@ from probes import ConfidenceProbe, load_probe
 from probes.saved.card import model_card
 from probes.saved.hub import failure
 from tests.helpers.altered_probes import make_probe
-from tests.helpers.hub_stub import TOKEN, Hub, environment, hub_stub
+from tests.helpers.hub_stub import TOKEN, Hub, environment, hub_stub, use_in_this_process
 
 CARD = "---\nlibrary_name: confidence-probes\nbase_model: someone/model\n---\n\n# A card with é\n"
+#: huggingface_hub 2.4 on httpx2 warns when it uploads.
+UPLOADS = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 FILES = {"config.json", "model.safetensors", "README.md"}
 
 
@@ -39,27 +43,18 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return probe.save(tmp_path_factory.mktemp("probe"), CARD)
 
 
-def in_process(program: str, hub: Hub, home: Path, token: str | None = TOKEN) -> str:
-    """Run a program in a process that uses the stub, does not wait between attempts and lacks large packages."""
+def in_process(program: str, hub: Hub, home: Path) -> str:
+    """Run a program in a process that uses the stub and lacks large packages."""
     start = """
-import sys, time
+import sys
 for name in ("lightning", "transformers", "torchmetrics", "datasets", "sklearn", "matplotlib", "pyarrow", "wandb", "jsonargparse", "scipy", "jinja2"):
     sys.modules[name] = None
-time.sleep = lambda seconds: None
-from pathlib import Path
 import torch
 from probes import ConfidenceProbe, load_probe
-
-def error(action, *arguments, **options):
-    try:
-        return f"no error: {action(*arguments, **options)}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
 """
-    env = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
     done = subprocess.run(
         [sys.executable, "-c", start + program],
-        env={**env, **environment(hub, str(home), token)},
+        env={**os.environ, **environment(hub, str(home))},
         capture_output=True,
         text=True,
         check=False,
@@ -70,8 +65,28 @@ def error(action, *arguments, **options):
     return done.stdout
 
 
+#: Function that calls a function with the stub, an empty cache and a token, and returns the message of its error.
+Errors = Callable[..., str]
+
+
+@pytest.fixture
+def error(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Errors:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # no waiting between attempts
+
+    def message(action: Callable[[str], object], repo: str, token: str | None = TOKEN, **options: Any) -> str:
+        use_in_this_process(hub, tmp_path / f"home-{token}", monkeypatch, token)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # huggingface_hub removes no folder after an error
+            try:
+                return f"no error: {action(repo, **options)}"
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+
+    return message
+
+
 @pytest.mark.slow
-def test_a_probe_is_the_same_after_a_push_and_a_download(hub: Hub, saved: Path, tmp_path: Path) -> None:
+def test_a_probe_is_the_same_after_a_push_and_a_download(hub: Hub, saved: Path, tmp_path: Path, error: Errors) -> None:
     program = f"""
 probe = load_probe({str(saved)!r})
 print(probe.push_to_hub("someone/probe", private=True, commit_message="first"))
@@ -96,18 +111,14 @@ print(found.push_to_hub("someone/copy"))
     ]
     assert not any(TOKEN.encode() in content for content in cached)
 
-    program = f"""
-print(load_probe("someone/copy", revision={copy.rpartition("/")[2]!r}).card == {CARD!r})
-print(load_probe("someone/copy").card == {CARD + "More."!r})
-print(error(load_probe, "someone/copy", revision="none"))
-"""
-    *same, missing = in_process(program, hub, tmp_path / "other", token=None).splitlines()
-    assert same == ["True", "True"]
+    missing = error(load_probe, "someone/copy", token=None, revision="none")
+    assert load_probe("someone/copy", revision=copy.rpartition("/")[2]).card == CARD
+    assert load_probe("someone/copy").card == CARD + "More."
     assert re.match(r"InputError: .*the Hub reported: status 404: Invalid rev id: none\. ", missing)
 
 
-@pytest.mark.slow
-def test_a_refusal_by_the_hub_is_one_line_with_the_reason(hub: Hub, saved: Path, tmp_path: Path) -> None:
+@UPLOADS
+def test_a_refusal_by_the_hub_is_one_line_with_the_reason(hub: Hub, saved: Path, error: Errors) -> None:
     hub.add("someone/private", {})
     hub.add("someone/gated", {"config.json": b"{}", "model.safetensors": b""})
     hub.add("someone/text", {"README.md": b"# No probe"})
@@ -116,18 +127,12 @@ def test_a_refusal_by_the_hub_is_one_line_with_the_reason(hub: Hub, saved: Path,
     hub.private.add("someone/private")
     hub.gated.add("someone/gated")
     hub.read_only.add("other")
-    program = f"""
-probe = load_probe({str(saved)!r})
-for name in ("none", "private", "gated", "text", "model"):
-    print(error(load_probe, f"someone/{{name}}"))
-print(error(load_probe, "no/such/id"))
-for name in ("other/probe", "other/new", "no/such/id"):
-    print(error(probe.push_to_hub, name))
-"""
-    without = in_process(program, hub, tmp_path / "home", token=None).splitlines()
-    wrong = in_process(program, hub, tmp_path / "home", token="hf_wrong").splitlines()
-    right = in_process(program, hub, tmp_path / "home").splitlines()
-    assert len(without) == len(wrong) == len(right) == 9
+    push = load_probe(saved).push_to_hub
+    actions = [(load_probe, f"someone/{name}") for name in ("none", "private", "gated", "text", "model")]
+    actions += [(load_probe, "no/such/id"), *((push, name) for name in ("other/probe", "other/new", "no/such/id"))]
+    without, wrong, right = (
+        [error(action, name, token) for action, name in actions] for token in (None, "hf_wrong", TOKEN)
+    )
     assert all(line.startswith("InputError: ") for line in [*without, *wrong, *right])
     assert "hf_wrong" not in "".join(wrong)
 
@@ -151,32 +156,26 @@ for name in ("other/probe", "other/new", "no/such/id"):
     assert re.search(r"'no/such/id', but it was not uploaded: .*repo", right[8], re.IGNORECASE)
 
 
-@pytest.mark.slow
+@UPLOADS
 def test_an_interrupted_upload_leaves_no_part_of_a_probe_and_can_be_repeated(
-    hub: Hub, saved: Path, tmp_path: Path
+    hub: Hub, saved: Path, error: Errors
 ) -> None:
-    push = f"print(error(load_probe({str(saved)!r}).push_to_hub, 'someone/probe'))"
+    push = load_probe(saved).push_to_hub
     hub.broken = True
-    (line,) = in_process(push, hub, tmp_path / "home").splitlines()
+    line = error(push, "someone/probe")
     assert re.match(r"InputError: .*'someone/probe', but it was not uploaded: .*model\.safetensors.*\(.+\)\.$", line)
     assert "hush" not in line  # the signature in the address of the upload
     assert hub.commits == {"someone/probe": {}}
-    (line,) = in_process("print(error(load_probe, 'someone/probe'))", hub, tmp_path / "home").splitlines()
-    assert "the repository 'someone/probe' has no config.json" in line
+    assert "the repository 'someone/probe' has no config.json" in error(load_probe, "someone/probe")
     hub.broken = False
-    assert in_process(push, hub, tmp_path / "home").startswith("no error: ")
+    assert error(push, "someone/probe").startswith("no error: ")
     assert hub.files("someone/probe").keys() == FILES
 
 
-@pytest.mark.slow
-def test_a_hub_that_cannot_be_reached_is_one_line(saved: Path, tmp_path: Path) -> None:
-    hub = Hub(url="http://127.0.0.1:9")
-    program = f"""
-print(error(load_probe, "someone/probe"))
-print(error(load_probe({str(saved)!r}).push_to_hub, "someone/probe"))
-"""
-    loaded, pushed = in_process(program, hub, tmp_path / "home").splitlines()
-    assert re.match(r"InputError: .*the Hub reported: .*Connect.* A run", loaded)
+def test_a_hub_that_cannot_be_reached_is_one_line(hub: Hub, saved: Path, error: Errors) -> None:
+    hub.url = "http://127.0.0.1:9"
+    assert re.match(r"InputError: .*the Hub reported: .*Connect.* A run", error(load_probe, "someone/probe"))
+    pushed = error(load_probe(saved).push_to_hub, "someone/probe")
     assert re.match(r"InputError: .*was not uploaded: .*[Cc]onnect", pushed)
 
 

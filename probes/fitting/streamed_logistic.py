@@ -94,7 +94,9 @@ def passes(
         for _, parts in column.chunks(of_rows):
             for total, part in zip((loss, of_bias, of_weight), parts, strict=True):
                 total += part
-        of_weight = (of_weight - of_bias[..., None] * centre[:, None]) * inverse[:, None] + l2[:, None] * point[..., :-1]
+        of_weight = (of_weight - of_bias[..., None] * centre[:, None]) * inverse[:, None] + l2[:, None] * point[
+            ..., :-1
+        ]
         loss += l2 / 2 * point[..., :-1].square().sum(-1)
         return loss, torch.cat([of_weight, of_bias[..., None]], -1)
 

@@ -16,7 +16,7 @@ from sklearn.linear_model import Ridge as SklearnRidge
 from datamodules import FeatureDataModule, batches, streamed_features
 from extract.errors import InputError
 from extract.store.signals import Signals
-from probes.fitting import streamed_logistic
+from probes.fitting import backoff, streamed_logistic
 from probes.fitting.backoff import backed_off, fit_novelty
 from probes.fitting.module import ProbeModule
 from probes.fitting.quiet import quiet_lightning
@@ -201,6 +201,35 @@ def test_a_closed_form_fit_reads_each_feature_twice(
     descend(METHODS["ridge"].load()(), data, epochs=1, every=1)
     n = len(data.table.ids)
     assert read[0] <= 3 * (2 * n + 16)
+
+
+@pytest.mark.parametrize("most_bytes", [2**27, 4 * 12 * 100], ids=["all rows", "100 rows"])
+def test_the_novelty_is_fitted_to_evenly_spaced_rows_that_fit_into_memory(
+    make_data: Callable[..., FeatureDataModule], monkeypatch: pytest.MonkeyPatch, most_bytes: int
+) -> None:
+    monkeypatch.setattr(backoff, "MOST_BYTES", most_bytes)
+    used: list[int] = []
+    fit = backoff.fit_backoff
+
+    def spy(features: torch.Tensor, *arguments: Any) -> Any:
+        used.append(len(features))
+        return fit(features, *arguments)
+
+    monkeypatch.setattr(backoff, "fit_backoff", spy)
+    found = [fit_novelty(fitted("ridge", make_data(in_memory=in_memory))).state_dict() for in_memory in (True, False)]
+    assert used == [208, 208] if most_bytes == 2**27 else [70, 70]  # every third row
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, atol=1e-6, rtol=1e-6)
+
+
+def test_a_broader_probe_equals_that_in_memory(make_data: Callable[..., FeatureDataModule], tmp_path: Path) -> None:
+    features, accuracy = planted(90, layers=3, width=12, seed=2)
+    make_store(tmp_path / "other", features, accuracy, name="other")
+    both = [make_data(in_memory=in_memory, broader=[str(tmp_path / "other")]) for in_memory in (True, False)]
+    found = [fit_novelty(fitted("layer_average", data)).broader for data in both]
+    assert found[0] is not None
+    assert found[1] is not None
+    torch.testing.assert_close(dict(found[1].state_dict()), dict(found[0].state_dict()), atol=1e-6, rtol=1e-5)
 
 
 def test_if_all_targets_of_a_fit_are_equal_its_weights_are_0(column: Callable[[int], Any]) -> None:

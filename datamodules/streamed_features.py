@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
+from extract.running.progress import Progress
 from extract.store.shards import Shard
 from extract.store.signals import Signals
 
@@ -105,8 +106,10 @@ class StreamedFeatures:
     def finite(self) -> Tensor:
         """Read all features, and return whether those of a row are finite, [row] bool."""
         finite = torch.ones(len(self.rows), dtype=torch.bool)
-        for feature in range(len(self.files.keys)):
-            finite &= self.map([feature], lambda _, rows: torch.stack(rows[:, 0].aminmax(dim=1)).isfinite().all(0))
+        with Progress("check", len(self.files.keys), "features") as progress:
+            for feature in range(len(self.files.keys)):
+                finite &= self.map([feature], lambda _, rows: torch.stack(rows[:, 0].aminmax(dim=1)).isfinite().all(0))
+                progress(1, 0)
         return finite
 
     def map(self, features: Sequence[int], function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

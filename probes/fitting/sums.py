@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from datamodules.streamed_features import StreamedFeatures
+from extract.running.progress import Progress
 from probes.fitting.standardiser import rounded
 
 #: Number of rows whose mean is the reference.
@@ -156,9 +157,11 @@ def outside_folds(column: Column, target: Tensor, fold: Tensor, products: bool) 
 def moments(features: StreamedFeatures) -> tuple[Tensor, Tensor]:
     """Compute the mean and scale of streamed features, each [feature, d_model]. See `probes.fitting.standardiser`."""
     found, nothing = [], torch.zeros(len(features.rows), dtype=torch.int64, device=features.device)
-    for feature in range(features.shape[1]):
-        column = Column(features, feature)
-        (sums,) = fold_sums(column, nothing.double(), nothing, products=False)
-        found.append(sums.standardiser(column.reference))
+    with Progress("standardise", features.shape[1], "features") as progress:
+        for feature in range(features.shape[1]):
+            column = Column(features, feature)
+            (sums,) = fold_sums(column, nothing.double(), nothing, products=False)
+            found.append(sums.standardiser(column.reference))
+            progress(1, 0)
     mean, scale = map(torch.stack, zip(*found, strict=True))
     return mean, scale

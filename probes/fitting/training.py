@@ -241,8 +241,7 @@ class ClosedForm(Directions, AtOnce):
             for feature in range(features.shape[1]):
                 fits = self.solve_streamed(Column(features, feature), rows.target.double(), fold)
                 scores[:, :, feature] = held_out_scores(features, feature, fits, fold).T
-                for ours, fitted in ((self.mean, fits.mean), (self.scale, fits.scale)):
-                    ours[feature] = fitted[-1]
+                self.mean[feature], self.scale[feature] = fits.mean[-1], fits.scale[-1]
                 self.weight[:, feature], self.bias[:, feature] = fits.weight[-1], fits.bias[-1]
                 progress(1, 0)
         check_scale(self.scale, self.data.feature_names)

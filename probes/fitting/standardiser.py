@@ -13,9 +13,9 @@ def standardiser(features: Tensor) -> tuple[Tensor, Tensor]:
 
     The standard deviation of constant coordinates is set to infinity, so that they become 0 when standardised.
     """
-    columns = (rows.double() for rows in features.unbind(1))  # one at a time, because it is a copy
-    moments = [(rows.mean(0), rows.std(0), rows.abs().amax(0)) for rows in columns]
-    return rounded(*map(torch.stack, zip(*moments, strict=True)))
+    deviation, mean = zip(*(torch.std_mean(rows.double(), 0) for rows in features.unbind(1)), strict=True)
+    low, high = features.aminmax(dim=0)
+    return rounded(torch.stack(mean), torch.stack(deviation), torch.maximum(-low, high))
 
 
 def rounded(mean: Tensor, deviation: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:

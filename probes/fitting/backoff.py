@@ -28,8 +28,8 @@ LEAST_GROUPS, N_CLUSTERS = 3, 5
 #: Prior weight of the base rate, and the penalty on the squared deviation from the prior weight. The penalty is needed
 #: because a few held-out groups are weak evidence of how a probe behaves on other kinds of questions.
 PRIOR, PENALTY = 0.1, 1.0
-#: Maximum size in bytes of the float32 features to which the novelty is fitted.
-MOST_BYTES = 2**27
+#: Maximum size in bytes of the float32 features to which the novelty is fitted. The fit takes six times as much memory.
+MOST_BYTES = 96 * 2**20
 
 
 def fit_novelty(module: ProbeModule) -> Novelty:

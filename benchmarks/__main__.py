@@ -46,6 +46,7 @@ NAMES = (
     "sets",
     "sweep",
     "closed_form",
+    "streamed",
     "trainer",
     "entropy_profile",
     "rollout",

@@ -1,4 +1,4 @@
-"""Batches of questions or answers, sliced from tensors in memory."""
+"""Batches of questions or answers, from tensors in memory or from features that are read from a store."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
@@ -6,14 +6,18 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from datamodules.token_states import TokenStates
+from datamodules.streamed_features import StreamedFeatures
+
+#: Rows are shuffled in buffers of this size in bytes, as they must fit into memory if features are streamed. A buffer
+#: consists of `RUNS` random runs of consecutive rows. Fewer rows are shuffled all together.
+BUFFER_BYTES, RUNS = 2**28, 64
 
 
 class Batch(NamedTuple):
     """A batch of rows, one per question or answer.
 
     Attributes:
-        features: [row, feature, d_model] float32, or `TokenStates` of the signal `hidden_tokens`.
+        features: [row, feature, d_model] float32, `TokenStates` of the signal `hidden_tokens`, or `StreamedFeatures`.
         target: [row] float32 target of the probe in [0, 1]. Higher means more likely right.
         right: [row] float32 number of right answers.
         known: [row] float32 number of answers with a known grade.
@@ -38,7 +42,7 @@ class Batch(NamedTuple):
     def cat(cls, batches: Sequence[Self]) -> Self:
         """Concatenate the rows of several batches."""
         features, *columns = zip(*batches, strict=True)
-        cat = TokenStates.cat if isinstance(features[0], TokenStates) else torch.cat
+        cat = torch.cat if isinstance(features[0], Tensor) else type(features[0]).cat
         return cls(cat(features), *map(torch.cat, columns))
 
     def take(self, rows: Tensor) -> "Batch":
@@ -46,26 +50,39 @@ class Batch(NamedTuple):
         return Batch._make(tensor[rows] for tensor in self)
 
 
-class TensorBatches:
+class Batches:
     """Iterable over slices of a batch. Slice sizes differ by at most one, so all rows have about the same weight.
+
+    The order of the rows does not depend on whether the features are streamed.
 
     Args:
         batch: All rows, on the training device.
         batch_size: Maximum number of rows in a slice.
         shuffle: Whether to shuffle the rows in each pass, using torch's global random generator.
+        read: Whether to read streamed features.
     """
 
-    def __init__(self, batch: Batch, batch_size: int, shuffle: bool = False) -> None:
+    def __init__(self, batch: Batch, batch_size: int, shuffle: bool = False, read: bool = False) -> None:
         self.batch, self.batch_size, self.shuffle = batch, batch_size, shuffle
+        self.read = read and isinstance(batch.features, StreamedFeatures)
 
     def __len__(self) -> int:
         return -(-len(self.batch.row) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        n = len(self.batch.row)
-        if n <= self.batch_size:  # the order of the rows in a single batch does not matter
-            yield self.batch
-            return
-        order = torch.randperm(n) if self.shuffle else torch.arange(n)
-        for rows in order.to(self.batch.row.device).tensor_split(len(self)):
-            yield self.batch.take(rows)
+        _, n_features, width = self.batch.features.shape
+        n_slices = max(1, BUFFER_BYTES // (4 * n_features * width * self.batch_size))  # per buffer
+        order = torch.arange(len(self.batch.row))
+        if self.shuffle and len(self) > n_slices:
+            runs = order.split(max(1, n_slices * self.batch_size // RUNS))
+            order = torch.cat([runs[i] for i in torch.randperm(len(runs)).tolist()])
+        slices = order.to(self.batch.row.device).tensor_split(len(self))
+        for buffer in (slices[i : i + n_slices] for i in range(0, len(slices), n_slices)):
+            batch, rows = self.batch, torch.cat(buffer)
+            if self.shuffle and len(self) > 1:  # the order of the rows in a single batch does not matter
+                rows = rows[torch.randperm(len(rows)).to(rows.device)]
+            if self.read:
+                batch, rows = batch.take(rows), torch.arange(len(rows), device=rows.device)
+                batch = batch._replace(features=batch.features.read())
+            for places in rows.split([len(one) for one in buffer]):
+                yield batch.take(places)

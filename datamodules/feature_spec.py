@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from datamodules.streamed_features import FeatureFiles, StreamedFeatures
 from datamodules.token_states import TokenStates
 from extract.errors import InputError, nearest
 from extract.signals.features import DEFAULT_POOLING, PREFIXES, TokenFeatures, check_pooling, token_signals
@@ -31,14 +33,15 @@ class FeatureSpec:
 
     Args:
         scope: Whether a row is a question or an answer.
-        signal, positions, layers, join, pooling, weights, prefixes: See `FeatureDataModule`.
+        signal, positions, layers, join, pooling, weights, prefixes, in_memory, num_workers: See `FeatureDataModule`.
 
     Attributes:
         n_tokens: [row] int64 number of content tokens of each answer. `read` sets it if `prefixes` is true.
 
     Raises:
         InputError: If a signal cannot be joined or pooled, if `pooling` or `weights` is passed without a token signal,
-            or if `prefixes` is true for features that are not hidden states of answers.
+            if `prefixes` is true for features that are not hidden states of answers, or if `in_memory` is false for
+            features other than one vector per row.
     """
 
     scope: Scope
@@ -49,6 +52,8 @@ class FeatureSpec:
     pooling: Sequence[str] | None
     weights: str | None
     prefixes: bool = False
+    in_memory: bool = True
+    num_workers: int = 1
     n_tokens: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +74,12 @@ class FeatureSpec:
             raise InputError(
                 "Expected `prefixes` to be false, but it is true. Prefixes require hidden states of answers without "
                 "joined signals. Pass --data.target=response --data.signal=hidden_tokens, or omit `prefixes`."
+            )
+        if not self.in_memory and (self.prefixes or self._of_tokens or not self._of_vectors):
+            features = "prefixes" if self.prefixes else f"the signal {signal!r}"
+            raise InputError(
+                f"Expected `in_memory` to be true for {features}, but got false. Only signals with one vector per "
+                "question or answer, such as hidden, can be read in chunks. Omit --data.in_memory."
             )
         tokens = [] if self._of_vectors else [(signal, self.positions or None, self.layers, "positions")]
         for joined in self.join or []:
@@ -122,14 +133,16 @@ class FeatureSpec:
             return states, names
         return torch.stack([states.at(position) for position in positions], 2).flatten(1, 2), names
 
-    def read(self, store: Store, n_rows: int) -> tuple[Tensor | TokenStates, list[str], TokenFeatures | None]:
-        """Read the features of `n_rows` rows from a store into one tensor.
+    def read(
+        self, store: Store, n_rows: int
+    ) -> tuple[Tensor | TokenStates | StreamedFeatures, list[str], TokenFeatures | None]:
+        """Read the features of `n_rows` rows from a store into one tensor. If `in_memory` is false, read no vectors.
 
         If `prefixes` is true, the result contains all rows once per fraction, in the order of `fractions`.
 
         Returns:
             - Features [row, feature, width] float32; NaN for missing values. For `hidden_tokens`, the features are
-              `TokenStates`.
+              `TokenStates`. If `in_memory` is false, they are `StreamedFeatures`.
             - Names of the features: ``layer/position`` for a vector signal, or the name of the token signal.
             - Specification of the token features; None if there are none.
 
@@ -173,6 +186,11 @@ class FeatureSpec:
                 f"{', '.join(str(list(shape)) for shape in sorted(shapes))}. Choose other layers with --data.layers."
             )
         width = layout[keys[0]].shape[0]
+        if not self.in_memory:
+            shards = signals.finished(self.signal, scope)
+            starts = [0, *accumulate(map(store.questions.n_rows, shards))]
+            files = FeatureFiles(signals, self.signal, keys, shards, starts, width, numbers)
+            return StreamedFeatures(files, torch.arange(n_rows), self.num_workers), keys, pooled
         features = torch.empty(n_rows, len(keys), width + numbers.shape[1])
         for i, key in enumerate(keys):
             features[:, i, :width] = signals.read(self.signal, key, scope)

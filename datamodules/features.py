@@ -6,12 +6,11 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from datamodules.batches import Batch, TensorBatches
+from datamodules.batches import Batch, Batches
 from datamodules.feature_spec import FeatureSpec
 from datamodules.semantic import clusters_of, discrete_entropy, entropy_threshold, seu
 from datamodules.splits import SPLITS, split_questions
 from datamodules.table import QuestionTable, load_table, split_rows
-from datamodules.token_states import TokenStates
 from extract.errors import InputError, at_least_one
 from extract.recipe import StoreRecipe
 from extract.registry import Registry
@@ -60,6 +59,9 @@ class FeatureDataModule(L.LightningDataModule):
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
             questions of all stores, and the confidences of novel questions are shifted towards the second probe's
             confidences. If null, they are shifted towards the base rate.
+        in_memory: Whether the features are held in memory. If false, they are read from the store in chunks whenever
+            they are needed. The features of `broader` stores are always held in memory.
+        num_workers: Number of threads that read chunks if `in_memory` is false. The results do not depend on it.
 
     Attributes:
         table: Table of the questions and answers.
@@ -88,14 +90,19 @@ class FeatureDataModule(L.LightningDataModule):
         split_seed: int = 0,
         batch_size: int = 64,
         broader: list[str] | None = None,
+        in_memory: bool = True,
+        num_workers: int = 1,
     ) -> None:
         super().__init__()
         at_least_one("batch_size", batch_size, default=64)
+        at_least_one("num_workers", num_workers, default=1)
         if layers is not None and not layers:
             raise InputError("Expected `layers` to contain at least one layer, but it is empty. Omit it to use all.")
         self.store_path, self.recipe, self.grader, self.signal = store, recipe, grader, signal
         self.target, self.scope = target, TARGETS[target]
-        self.feature_spec = FeatureSpec(self.scope, signal, positions, layers, join, pooling, weights, prefixes)
+        self.feature_spec = FeatureSpec(
+            self.scope, signal, positions, layers, join, pooling, weights, prefixes, in_memory, num_workers
+        )
         #: Signals from `extract ask` that training needs. A probe can add more.
         self.needs = {"text_embedding"} if target == "seu" else set()
         self.fractions = (1 - val_fraction - test_fraction, val_fraction, test_fraction)
@@ -159,7 +166,7 @@ class FeatureDataModule(L.LightningDataModule):
         features, self.feature_names, self.pooled = self.feature_spec.read(self.store, len(question_of))
         right, known = (count.float() for count in self._counts())
         enough = (torch.from_numpy(self.table.known) >= 2)[question_of]
-        finite = features.finite() if isinstance(features, TokenStates) else features.isfinite().flatten(1).all(1)
+        finite = features.isfinite().flatten(1).all(1) if isinstance(features, Tensor) else features.finite()
         usable = (known > 0) & enough
         if self.target == "seu":
             usable &= self._target().isfinite()
@@ -264,19 +271,20 @@ class FeatureDataModule(L.LightningDataModule):
         padded[torch.from_numpy(answers.question), torch.from_numpy(answers.sample)] = embeddings
         return padded
 
-    def _loader(self, split: str, shuffle: bool = False) -> TensorBatches:
+    def _loader(self, split: str, shuffle: bool = False, read: bool = False) -> Batches:
         """Move a whole split to the training device and return its batches."""
         device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
-        return TensorBatches(self.batch(split, prefixes=split != "test").to(device), self.batch_size, shuffle)
+        return Batches(self.batch(split, prefixes=split != "test").to(device), self.batch_size, shuffle, read)
 
-    def train_dataloader(self) -> TensorBatches:
-        """Return the shuffled training batches."""
-        return self._loader("train", shuffle=True)
+    def train_dataloader(self) -> Batches:
+        """Return the shuffled training batches. Streamed features are read for gradient descent only."""
+        module = None if self.trainer is None else self.trainer.lightning_module
+        return self._loader("train", shuffle=True, read=module is None or module.automatic_optimization)
 
-    def val_dataloader(self) -> TensorBatches:
+    def val_dataloader(self) -> Batches:
         """Return the validation batches."""
         return self._loader("val")
 
-    def test_dataloader(self) -> TensorBatches:
+    def test_dataloader(self) -> Batches:
         """Return the test batches."""
         return self._loader("test")

@@ -60,7 +60,7 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
     for path in data.broader:
         grader = data.table.grader if data.table.grader in Store.open(path).grades.names() else None
         part = FeatureDataModule(path, grader=grader, target="response" if data.scope == "sample" else "capability")
-        part.feature_spec = replace(data.feature_spec)
+        part.feature_spec = replace(data.feature_spec, in_memory=True)
         part.load()
         check_features(data, part, "broader")
         batch, originals = part.every(prefixes=True), original_ids(part)

@@ -56,6 +56,7 @@ class Latent(Descent):
     penalised = ("weight_in", "weight")
     needs = ("text_embedding",)
     log_odds = False
+    streamed = False
     weight_in: nn.Parameter
     bias_in: nn.Parameter
     weight: nn.Parameter

@@ -28,8 +28,7 @@ class LayerAverage(Ridge):
         averages = [tuple(features[len(features) // 2 :]) for features in of_position.values()]
         return [*super().make_inputs(names), *averages]
 
-    def candidate_scores(self, features: Tensor) -> Tensor:
-        """See `ProbeModule.candidate_scores`."""
-        single = super().candidate_scores(features)
-        averages = [single[:, :, list(average)].mean(2, keepdim=True) for average in self.inputs[self.n_not_chosen :]]
-        return torch.cat([single, *averages], 2)
+    def input_scores(self, scores: Tensor) -> Tensor:
+        """See `Directions.input_scores`."""
+        averages = [scores[:, :, list(average)].mean(2, keepdim=True) for average in self.inputs[self.n_not_chosen :]]
+        return torch.cat([scores, *averages], 2)

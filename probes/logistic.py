@@ -2,7 +2,9 @@
 
 from torch import Tensor
 
-from probes.fitting import solvers
+from probes.fitting import solvers, streamed_logistic
+from probes.fitting.streamed import Fits
+from probes.fitting.sums import Column
 from probes.fitting.training import PENALTIES, ClosedForm
 
 
@@ -24,3 +26,7 @@ class Logistic(ClosedForm):
     def solve(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """See `ClosedForm.solve`."""
         return solvers.logistic(features, target, self.penalties)
+
+    def solve_streamed(self, column: Column, target: Tensor, fold: Tensor) -> Fits:
+        """See `ClosedForm.solve_streamed`."""
+        return streamed_logistic.logistic(column, target, fold, self.penalties)

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from probes.fitting import solvers
+from probes.fitting import solvers, streamed
+from probes.fitting.sums import Column
 from probes.fitting.training import ClosedForm
 
 
@@ -25,3 +26,7 @@ class Ridge(ClosedForm):
     def solve(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """See `ClosedForm.solve`."""
         return solvers.ridge(features, target, self.penalties)
+
+    def solve_streamed(self, column: Column, target: Tensor, fold: Tensor) -> streamed.Fits:
+        """See `ClosedForm.solve_streamed`."""
+        return streamed.fit_statistics(column, target, fold, lambda one: streamed.ridge(one, self.penalties))

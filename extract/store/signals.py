@@ -166,6 +166,11 @@ class Signals(ShardFiles):
         values = self._values(signal, key, shards, [int(of_shard.sum()) for of_shard in lengths])
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
+    def read_rows(self, signal: str, key: str, shard: Shard, start: int, stop: int) -> Tensor:
+        """Read the rows `start` to `stop` − 1 of one tensor [row, …] of a shard. `keys` must have verified the file."""
+        with safe_open(self.file(signal, shard), framework="pt") as file:
+            return file.get_slice(key)[start:stop]
+
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
         """Return the dtypes and shapes of a signal's tensors by key, or an empty dict if there are no files.
 

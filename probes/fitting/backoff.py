@@ -16,7 +16,7 @@ from datamodules.union import broader_rows, original_ids
 from probes.fitting.broader import fit_broader
 from probes.fitting.calibration import fit_platt
 from probes.fitting.distance import fit_distance
-from probes.fitting.group_ridge import each_fold, few_layers, held_out_scores, whole_groups
+from probes.fitting.group_ridge import MOST_LAYERS, each_fold, few_layers, held_out_scores, whole_groups
 from probes.fitting.module import ProbeModule
 from probes.fitting.standardiser import standardiser
 from probes.saved.novelty import Confidences, Novelty, flat
@@ -28,17 +28,23 @@ LEAST_GROUPS, N_CLUSTERS = 3, 5
 #: Prior weight of the base rate, and the penalty on the squared deviation from the prior weight. The penalty is needed
 #: because a few held-out groups are weak evidence of how a probe behaves on other kinds of questions.
 PRIOR, PENALTY = 0.1, 1.0
+#: Maximum size in bytes of the float32 features to which the novelty is fitted. The fit takes six times as much memory.
+MOST_BYTES = 96 * 2**20
 
 
 def fit_novelty(module: ProbeModule) -> Novelty:
     """Fit the novelty and the back-off of a fitted probe on the training and validation rows.
 
     If the probe was trained on prefixes of answers, the rows include these prefixes. Without them, the beginning of a
-    streamed answer would count as novel.
+    streamed answer would count as novel. If the features of all rows exceed `MOST_BYTES`, evenly spaced rows are used.
     """
     assert module.choice is not None
-    data, rows = module.data, module.data.batch("train", "val", prefixes=True)
-    features = chosen_features(rows.features, module.choice.features)
+    data, rows, chosen = module.data, module.data.batch("train", "val", prefixes=True), module.choice.features
+    few = chosen[:: -(-len(chosen) // MOST_LAYERS)]
+    most = max(1, MOST_BYTES // (4 * len(few) * rows.features.shape[2]))
+    if len(rows.row) > most:
+        rows = rows.take(torch.arange(0, len(rows.row), -(-len(rows.row) // most)))
+    features = chosen_features(rows.features, chosen if data.broader else few)
     groups = [data.table.groups[row] for row in rows.question.tolist()]
     groups = groups if len(set(groups)) >= LEAST_GROUPS else clusters(features[:, 0], rows.question)
     n_tokens = len(data.pooled.names) if data.pooled is not None and module.choice.layers else 0
@@ -48,11 +54,14 @@ def fit_novelty(module: ProbeModule) -> Novelty:
     novelty = fit_backoff(features, n_hidden, rows.right, rows.known, random, held_out)
     if data.broader:
         (other, other_groups, other_ids), originals = broader_rows(data), original_ids(data)
-        every, ids = Batch.cat([rows, other]), [originals[row] for row in rows.question.tolist()]
-        features = torch.cat([features, chosen_features(other.features, module.choice.features)])
-        is_own = torch.arange(len(features)) < len(groups)
-        names = [*map(str, groups), *other_groups]
-        novelty.broader = fit_broader(features, n_hidden, every.right, every.known, names, ids + other_ids, is_own)
+        other = other._replace(features=chosen_features(other.features, chosen))
+        every, ids = (
+            Batch.cat([rows._replace(features=features), other]),
+            [originals[i] for i in rows.question.tolist()],
+        )
+        is_own = torch.arange(len(every.row)) < len(groups)
+        names, counts = [*map(str, groups), *other_groups], (every.right, every.known)
+        novelty.broader = fit_broader(every.features, n_hidden, *counts, names, ids + other_ids, is_own)
     return novelty
 
 
@@ -60,7 +69,13 @@ def fit_novelty(module: ProbeModule) -> Novelty:
 def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confidences:
     """Compute a probe's confidences with back-off, and novelties, each [row], for features [row, feature, d_model]."""
     assert module.choice is not None
-    return novelty(flat(module.selected(features, module.choice.features)), module.predict(features))
+    head, calibrator = module.head().to(features.device), module.choice.calibrator.to(features.device)
+
+    def of_chosen(chosen: Any) -> Tensor:
+        return torch.stack([column.double() for column in novelty(flat(chosen), calibrator(head(chosen)))], 1)
+
+    confidence, novelties, is_novel = module.of_input(of_chosen, features, module.choice.features).unbind(1)
+    return Confidences(confidence, novelties, is_novel.bool())
 
 
 def chosen_features(features: Any, chosen: Sequence[int]) -> Tensor:

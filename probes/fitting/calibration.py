@@ -15,6 +15,8 @@ from probes.saved.calibrators import Calibrator, Isotonic, Platt, Temperature
 LEAST_ISOTONIC_ROWS = 30
 #: Penalty per answer on the squared slope of standardised scores. It keeps the slope finite for separable classes.
 RIDGE = 1e-4
+#: Maximum number of scores that `candidate_losses` processes together.
+MOST_SCORES = 2**22
 
 
 def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> Platt:
@@ -191,3 +193,20 @@ def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     """
     label = target.to(logits.dtype)[None, :, None].expand_as(logits)
     return binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)
+
+
+def candidate_losses(scores: Tensor, target: Tensor, log_odds: bool) -> Tensor:
+    """Compute the cross-entropy of candidates, [penalty, input] in nats, from scores [penalty, row, input].
+
+    Scores that are not log-odds are first calibrated by Platt scaling on the same rows. `target` is [row].
+    """
+    n_inputs = max(1, MOST_SCORES // scores[:, :, 0].numel())
+    loss = soft_label_loss if log_odds else _calibrated_loss
+    return torch.cat([loss(part, target) for part in scores.split(n_inputs, dim=2)], dim=1)
+
+
+def _calibrated_loss(scores: Tensor, target: Tensor) -> Tensor:
+    flat = scores.transpose(1, 2).flatten(0, 1)
+    slope, intercept = fit_platt_many(flat, target, torch.ones_like(target))
+    logits = (slope[:, None] * flat + intercept[:, None]).T[None]
+    return soft_label_loss(logits, target).reshape(len(scores), -1)

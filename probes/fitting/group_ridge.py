@@ -45,7 +45,7 @@ def fit_ridge(features: Tensor, target: Tensor, l2: float = RIDGE) -> tuple[Tens
         plus the bias.
     """
     mean, scale = standardiser(features)
-    weight, bias = (one[0] for one in solvers.ridge(((features - mean) / scale).transpose(0, 1), target, [l2]))
+    weight, bias = (one[0] for one in solvers.ridge((features - mean).div_(scale).transpose(0, 1), target, [l2]))
     weight = weight / scale / len(weight)
     return weight, bias.mean() - (weight * mean).sum()
 

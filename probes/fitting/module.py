@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from datamodules.batches import Batch
 from datamodules.features import FeatureDataModule
+from datamodules.streamed_features import StreamedFeatures, unstreamable
 from datamodules.token_states import TokenStates, unreadable
 from extract.errors import InputError, nearest
 from probes.fitting.calibration import (
     base_rate_calibrator,
+    candidate_losses,
     cross_fitted_losses,
     fit_calibrator,
-    fit_platt_many,
-    soft_label_loss,
 )
 from probes.fitting.choice import Choice
-from probes.fitting.standardiser import standardiser
+from probes.fitting.standardiser import check_scale, standardiser
 from probes.metrics.functional import brier_skill, capability_auroc, debiased_brier, response_brier
 from probes.metrics.metrics import QuestionMetric
 from probes.registry import method_name
@@ -130,14 +130,10 @@ class ProbeModule(L.LightningModule, ABC):
         if not hasattr(self, "mean"):
             features = self.fitted_rows().features
             mean, scale = self.moments(features)
-            if scale.isinf().all():
-                raise InputError(
-                    "Expected the features to vary within the training split, but every coordinate of "
-                    f"{', '.join(self.data.feature_names[:3])} … is constant. Choose another signal, layer or position."
-                )
             self._make(*features.shape[1:])
             self.mean.copy_(mean)
             self.scale.copy_(scale)
+            check_scale(self.scale, self.data.feature_names)
         self.feature_names = self.data.feature_names
         self.inputs = self.make_inputs(self.feature_names)
         if self.data.pooled is None:
@@ -162,11 +158,19 @@ class ProbeModule(L.LightningModule, ABC):
         """Return the mean and scale of the standardiser, each [feature, d_model]."""
         if isinstance(features, TokenStates):
             raise unreadable(type(self).__name__, "hidden_tokens", "hidden")
+        if isinstance(features, StreamedFeatures):
+            raise unstreamable(type(self).__name__)
         return standardiser(features)
 
     def selected(self, features: Any, chosen: Sequence[int]) -> Any:
         """Return the features [row, d_model] that the head of an input reads."""
         return features[:, list(chosen)].flatten(1)
+
+    def of_input(self, function: Callable[[Any], Tensor], features: Any, chosen: Sequence[int]) -> Tensor:
+        """Apply a function to the features [row, d_model] of an input. Streamed features are read in chunks."""
+        if isinstance(features, StreamedFeatures):
+            return features.map(chosen, lambda _, rows: function(self.selected(rows, range(len(chosen)))))
+        return function(self.selected(features, chosen))
 
     def standardised(self, features: Any) -> Any:
         """Standardise features [row, feature, d_model] with the mean and standard deviation of the fitted rows."""
@@ -216,7 +220,7 @@ class ProbeModule(L.LightningModule, ABC):
         """Choose the candidate with the lowest validation loss and calibrate it."""
         # float64 on the CPU: calibrators need the precision, and the tensors are small
         self._validation = scores, batch = scores.detach().cpu().double(), batch.to(torch.device("cpu"))
-        self.val_loss = self.validation_loss(scores, batch).nan_to_num(torch.inf)
+        self.val_loss = candidate_losses(scores, batch.target, self.log_odds).nan_to_num(torch.inf)
         if not self.val_loss.isfinite().any():
             raise InputError(
                 f"Expected the validation loss of {self.name} to be finite, but got NaN or infinity for every "
@@ -246,18 +250,6 @@ class ProbeModule(L.LightningModule, ABC):
         metrics = {"val/auroc": capability_auroc, "val/brier": debiased_brier if known.min() > 1 else response_brier}
         return {name: float(metric(confidence, right, known)) for name, metric in metrics.items()}
 
-    def validation_loss(self, scores: Tensor, batch: Batch) -> Tensor:
-        """Compute each candidate's mean cross-entropy in nats, [penalty, input], from scores [penalty, row, input].
-
-        Scores that are not log-odds are first calibrated by Platt scaling on the same rows.
-        """
-        if self.log_odds:
-            return soft_label_loss(scores, batch.target)
-        flat = scores.transpose(1, 2).flatten(0, 1)
-        slope, intercept = fit_platt_many(flat, batch.target, torch.ones_like(batch.target))
-        logits = (slope[:, None] * flat + intercept[:, None]).T[None]
-        return soft_label_loss(logits, batch.target).reshape(len(scores), -1)
-
     def _calibrator(self, candidate: int, place: int, fraction: float = 1.0) -> Calibrator:
         """Fit the calibrator of one candidate to its validation scores. See `_validated` for the arguments."""
         return fit_calibrator(self.calibrator, *self._validated(candidate, place, fraction)[:3])
@@ -286,15 +278,15 @@ class ProbeModule(L.LightningModule, ABC):
         For each feature, the candidate with the lowest validation loss is used.
         """
         assert self.val_loss is not None
-        columns = [
-            self._calibrator(candidate, feature)(self.candidate_head(candidate, feature)(features[:, feature]))
-            for feature, candidate in enumerate(self.val_loss.argmin(0).tolist()[: features.shape[1]])
-        ]
+        columns = []
+        for feature, candidate in enumerate(self.val_loss.argmin(0).tolist()[: features.shape[1]]):
+            calibrator, head = self._calibrator(candidate, feature), self.candidate_head(candidate, feature)
+            columns.append(self.of_input(nn.Sequential(head, calibrator), features, [feature]))
         return torch.stack(columns, dim=1)
 
     @torch.no_grad()
-    def predict(self, features: Tensor) -> Tensor:
+    def predict(self, features: Any) -> Tensor:
         """Return the confidences [row] of the chosen candidate for raw features [row, feature, d_model]."""
-        head = self.head().to(features.device)
         assert self.choice is not None
-        return self.choice.calibrator.to(features.device)(head(self.selected(features, self.choice.features)))
+        chosen = nn.Sequential(self.head(), self.choice.calibrator).to(features.device)
+        return self.of_input(chosen, features, self.choice.features)

@@ -1,14 +1,38 @@
 """Standardisation of features."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from extract.errors import InputError
+
 
 def standardiser(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the mean and standard deviation over rows, each [feature, d_model].
+    """Compute the mean and standard deviation over rows, each [feature, d_model], in float64.
 
     The standard deviation of constant coordinates is set to infinity, so that they become 0 when standardised.
     """
-    mean, deviation = features.mean(0), features.std(0)
-    varies = mean.isfinite() & (deviation > 1e-6 * features.abs().amax(0).clamp_min(1e-12))  # a mean can overflow
-    return mean.nan_to_num(0, 0, 0), torch.where(varies, deviation, torch.inf)
+    deviation, mean = zip(*(torch.std_mean(rows.double(), 0) for rows in features.unbind(1)), strict=True)
+    low, high = features.aminmax(dim=0)
+    return rounded(torch.stack(mean), torch.stack(deviation), torch.maximum(-low, high))
+
+
+def rounded(mean: Tensor, deviation: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """Round moments to float32, and set the standard deviation of constant coordinates to infinity.
+
+    Args:
+        mean, deviation: Mean and standard deviation of each coordinate, float64.
+        largest: Largest absolute value of each coordinate.
+    """
+    varies = deviation > 1e-6 * largest.clamp_min(1e-12)
+    return mean.float(), torch.where(varies, deviation, torch.inf).float()
+
+
+def check_scale(scale: Tensor, names: Sequence[str]) -> None:
+    """Raise an InputError if all coordinates are constant. `scale` is [feature, d_model], and `names` [feature]."""
+    if scale.isinf().all():
+        raise InputError(
+            "Expected the features to vary within the training split, but every coordinate of "
+            f"{', '.join(names[:3])} … is constant. Choose another signal, layer or position."
+        )

@@ -2,17 +2,21 @@
 
 import math
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
 from datamodules.batches import Batch
+from datamodules.streamed_features import StreamedFeatures, unstreamable
 from extract.errors import InputError
+from extract.running.progress import Progress
 from probes.fitting.calibration import soft_label_loss
 from probes.fitting.module import ProbeModule
-from probes.fitting.standardiser import standardiser
+from probes.fitting.standardiser import check_scale, standardiser
+from probes.fitting.streamed import Fits, held_out_scores
+from probes.fitting.sums import Column, moments
 from probes.saved.head import Head, LinearHead
 
 #: Default penalties to try.
@@ -36,6 +40,8 @@ class Descent(ProbeModule):
     default_lr: ClassVar[float] = 0.003
     #: Names of the penalised parameters [penalty, feature, ...]. The loss includes λ/2 times the sum of their squares.
     penalised: ClassVar[tuple[str, ...]] = ("weight",)
+    #: Whether the features can be streamed.
+    streamed: ClassVar[bool] = True
 
     def __init__(
         self, lr: float | None = None, l2: list[float] | float | None = None, calibrator: str = "platt"
@@ -46,6 +52,12 @@ class Descent(ProbeModule):
         if not 0 < self.lr < math.inf:
             raise InputError(f"Expected `lr` to be above 0 and finite, but got {lr}. Try 0.01.")
         self._passed: list[tuple[Tensor, int]] = []
+
+    def moments(self, features: Any) -> tuple[Tensor, Tensor]:
+        """See `ProbeModule.moments`. Streamed features are read."""
+        if self.streamed and isinstance(features, StreamedFeatures):
+            return moments(features)
+        return super().moments(features)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean loss of each candidate in nats, [penalty, feature]."""
@@ -77,6 +89,17 @@ class Descent(ProbeModule):
         steps = int(self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _score_validation(self) -> tuple[Tensor, Batch]:
+        """See `ProbeModule._score_validation`. Streamed features are read in chunks."""
+        batch = self.data.batch("val", prefixes=True).to(self.device)
+        if not isinstance(batch.features, StreamedFeatures):
+            return super()._score_validation()
+
+        def score(_: Tensor, rows: Tensor) -> Tensor:
+            return self.candidate_scores(self.standardised(rows)).transpose(0, 1)
+
+        return batch.features.map(range(batch.features.shape[1]), score).transpose(0, 1), batch
 
 
 class AtOnce(ProbeModule):
@@ -121,7 +144,11 @@ class Directions(ProbeModule):
 
     def candidate_scores(self, features: Tensor) -> Tensor:
         """See `ProbeModule.candidate_scores`."""
-        return torch.einsum("rfd,pfd->prf", features, self.weight) + self.bias[:, None]
+        return self.input_scores(torch.einsum("rfd,pfd->prf", features, self.weight) + self.bias[:, None])
+
+    def input_scores(self, scores: Tensor) -> Tensor:
+        """Return the scores [penalty, row, input], given the scores [penalty, row, feature] of the single features."""
+        return scores
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
         """See `ProbeModule.candidate_head`. If an input has several features, the score is the mean over them."""
@@ -155,6 +182,25 @@ class ClosedForm(Directions, AtOnce):
             Weights [penalty, feature, d_model] and biases [penalty, feature].
         """
 
+    def solve_streamed(self, column: Column, target: Tensor, fold: Tensor) -> Fits:
+        """Solve for the weights of one feature. Its rows are read in chunks.
+
+        Args:
+            column: The feature.
+            target: [row] float64 training targets in [0, 1].
+            fold: [row] int64 fold of each row.
+
+        Raises:
+            InputError: If the probe does not implement this method.
+        """
+        raise unstreamable(type(self).__name__)
+
+    def moments(self, features: Any) -> tuple[Tensor, Tensor]:
+        """See `ProbeModule.moments`. For streamed features, `solve_streamed` computes the moments later."""
+        if isinstance(features, StreamedFeatures):
+            return torch.zeros(features.shape[1:]), torch.ones(features.shape[1:])
+        return super().moments(features)
+
     def learn(self, features: Tensor, target: Tensor) -> None:
         """See `AtOnce.learn`. If all targets are equal, all weights are 0."""
         if target.min() == target.max():
@@ -174,13 +220,32 @@ class ClosedForm(Directions, AtOnce):
         """Compute the out-of-fold scores of all candidates, then fit them on all rows and stop training."""
         rows = self.fitted_rows().to(self.device)
         fold = self.data.inner_folds(rows.question, N_FOLDS).to(self.device)
+        fit = self._fit_streamed if isinstance(rows.features, StreamedFeatures) else self._fit_folds
+        self._out_of_fold = fit(rows, fold), rows
+        self.trainer.should_stop = True
+
+    def _fit_folds(self, rows: Batch, fold: Tensor) -> Tensor:
+        """Fit all candidates to the rows, and return their out-of-fold scores [penalty, row, input]."""
         scores = rows.features.new_empty(len(self.penalties), len(rows.row), len(self.inputs))
         for held in (fold == number for number in range(N_FOLDS)):
             self._fit(rows.take(~held))
             scores[:, held] = self.candidate_scores(self.standardised(rows.features[held]))
         self._fit(rows)
-        self._out_of_fold = scores, rows
-        self.trainer.should_stop = True
+        return scores
+
+    def _fit_streamed(self, rows: Batch, fold: Tensor) -> Tensor:
+        """Do the same as `_fit_folds` for streamed features, one feature at a time."""
+        features = rows.features
+        scores = self.weight.new_empty(len(self.penalties), *features.shape[:2])
+        with Progress("fit", features.shape[1], "features") as progress:
+            for feature in range(features.shape[1]):
+                fits = self.solve_streamed(Column(features, feature), rows.target.double(), fold)
+                scores[:, :, feature] = held_out_scores(features, feature, fits, fold).T
+                self.mean[feature], self.scale[feature] = fits.mean[-1], fits.scale[-1]
+                self.weight[:, feature], self.bias[:, feature] = fits.weight[-1], fits.bias[-1]
+                progress(1, 0)
+        check_scale(self.scale, self.data.feature_names)
+        return self.input_scores(scores)
 
     def _fit(self, rows: Batch) -> None:
         """Fit the standardiser and all candidates to the given rows."""

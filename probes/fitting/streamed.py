@@ -1,0 +1,89 @@
+"""Linear probes for streamed features. `probes.fitting.solvers` defines their objectives.
+
+Each feature is fitted to the rows outside each fold, then to all rows.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from datamodules.streamed_features import StreamedFeatures
+from probes.fitting.solvers import _check
+from probes.fitting.sums import Column, Statistics, outside_folds
+
+
+class Fits(NamedTuple):
+    """Linear fits to one feature: to the rows outside each fold, then to all rows. All tensors are float32.
+
+    Attributes:
+        mean, scale: [fit, d] standardisers.
+        weight: [fit, penalty, d] weights of the standardised feature.
+        bias: [fit, penalty].
+    """
+
+    mean: Tensor
+    scale: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+def fit_statistics(
+    column: Column,
+    target: Tensor,
+    fold: Tensor,
+    solve: Callable[[Statistics], tuple[Tensor, Tensor]],
+    products: bool = True,
+) -> Fits:
+    """Fit a feature in one pass over its rows. If all targets of a fit are equal, its weights and bias are 0.
+
+    Args:
+        column: The feature.
+        target: [row] float64 targets in [0, 1].
+        fold: [row] int64 fold of each row.
+        solve: Function from statistics to weights [penalty, d] and biases [penalty] for centred rows.
+        products: Whether `solve` needs the whole covariance matrix, or only the variances.
+    """
+    fits = []
+    for number, statistics in enumerate(outside_folds(column, target, fold, products)):
+        weight, bias = solve(statistics)
+        solution = weight, bias - weight @ statistics.offset
+        varies = targets_vary(target[fold != number])
+        fits.append((statistics.mean, statistics.scale, *(torch.where(varies, one, 0.0).float() for one in solution)))
+    return Fits(*map(torch.stack, zip(*fits, strict=True)))
+
+
+def ridge(statistics: Statistics, penalties: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Fit ridge regression. See `solvers.ridge`."""
+    _check(statistics.target[None], penalties)
+    matrix, weights, added = statistics.covariance, [], 0.0
+    for penalty in penalties:  # the diagonal is changed in place, without a copy per penalty
+        matrix.diagonal().add_(penalty - added)
+        added = penalty
+        weights.append(torch.cholesky_solve(statistics.cross[:, None], torch.linalg.cholesky(matrix))[:, 0])
+    return torch.stack(weights), statistics.target.expand(len(weights))
+
+
+def difference_of_means(statistics: Statistics) -> tuple[Tensor, Tensor]:
+    """Compute a difference-of-means probe. See `solvers.difference_of_means`."""
+    right, wrong = statistics.cross / statistics.target, -statistics.cross / (1 - statistics.target)
+    return (right - wrong)[None], -((right - wrong) @ (right + wrong) / 2)[None]
+
+
+def targets_vary(target: Tensor) -> Tensor:
+    """Return whether targets [row] are not all equal."""
+    return target.min() < target.max()
+
+
+def held_out_scores(features: StreamedFeatures, feature: int, fits: Fits, fold: Tensor) -> Tensor:
+    """Score the rows of each fold with the fits to the other folds. Returns scores [row, penalty] float32."""
+
+    def score(places: Tensor, rows: Tensor) -> Tensor:
+        found = rows.new_empty(len(rows), fits.bias.shape[1])
+        for number, (mean, scale, weight, bias) in enumerate(zip(*(one[:-1] for one in fits), strict=True)):
+            held = fold[places] == number
+            found[held] = ((rows[held, 0] - mean) / scale) @ weight.T + bias
+        return found
+
+    return features.map([feature], score)

@@ -46,7 +46,7 @@ class Panel:
 
     @property
     def known(self) -> Labels:
-        """[store, question] numbers of answers graded right or wrong. Every question has at least one."""
+        """[store, question] numbers of answers with a known grade, at least 1."""
         return np.stack([table.known[rows] for table, rows in zip(self.tables, self.rows, strict=True)])
 
     @property

@@ -45,10 +45,10 @@ class Answers:
 
 
 class Decision(NamedTuple):
-    """Decision of a rule, given the answers to a question so far.
+    """Decision of a rule, based on the answers to a question so far.
 
     Attributes:
-        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None to continue.
+        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None if it continues.
         leader: Class of the leading answer.
         n_answers: Number of answers on which the decision is based. Later answers are ignored.
         evidence: Evidence of the rule after these answers.
@@ -199,7 +199,7 @@ STOPPING_RULES = Registry(
     {
         "two_stage": StoppingRule(
             "two-stage voting",
-            "all temperatures have the same most frequent answer, and its frequency at each is at least {threshold}",
+            "all temperatures have the same most frequent answer, with a frequency of at least {threshold} at each",
             two_stage,
             (0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
             threshold=0.8,

@@ -116,7 +116,7 @@ def safe_name(name: object) -> str:
 
 
 def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Path) -> list[Question]:
-    """Check the questions of a log. Unlike other questions, they may have no references.
+    """Check the questions of a log. Unlike the questions of other sources, they may lack references.
 
     Args:
         questions: Questions.

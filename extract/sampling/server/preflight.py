@@ -177,7 +177,7 @@ async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str
         was_up: Whether the server replied before the first request.
 
     Returns:
-        What the server did, or None if the error has another reason.
+        What the server did, or None if the error has another cause.
     """
     if request.seed is None or client.given_up is None or not client.given_up.crashed:
         return None

@@ -1,4 +1,4 @@
-"""Estimate the background temperature by matching all metrics with all references, and test this method."""
+"""Estimate the background temperature from all metrics and references, and test the method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

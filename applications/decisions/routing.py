@@ -44,11 +44,11 @@ class Pair(NamedTuple):
     reading_cost: Array
 
     def accuracy(self, is_routed: NDArray[np.bool_]) -> Array:
-        """Return the accuracy [question] if the questions in a mask [question] are routed."""
+        """Return the accuracy [question] if the questions in the mask `is_routed` [question] are routed."""
         return np.where(is_routed, self.strong, self.cheap)
 
     def cost(self, is_routed: NDArray[np.bool_]) -> Array:
-        """Return the cost [question] if the questions in a mask [question] are routed."""
+        """Return the cost [question] if the questions in the mask `is_routed` [question] are routed."""
         return np.where(is_routed, self.reading_cost + self.strong_cost, self.cheap_cost)
 
 

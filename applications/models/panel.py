@@ -136,7 +136,7 @@ def _content(question: Question) -> dict[str, Any]:
 
 
 def _first_difference(stores: Sequence[Store]) -> str:
-    """Name the first field in which a question differs from the first store's question with the same id."""
+    """Describe a difference between questions of two stores that have the same id, or return an empty string."""
     of_first = {question.id: _content(question) for question in stores[0].questions}
     for question in (question for store in stores[1:] for question in store.questions if question.id in of_first):
         if line := next(differences(_content(question), of_first[question.id]), ""):

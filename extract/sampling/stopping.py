@@ -48,7 +48,7 @@ class Decision(NamedTuple):
     """Decision of a rule, based on the answers to a question so far.
 
     Attributes:
-        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None if it continues.
+        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None to go on.
         leader: Class of the leading answer.
         n_answers: Number of answers on which the decision is based. Later answers are ignored.
         evidence: Evidence of the rule after these answers.
@@ -208,7 +208,7 @@ STOPPING_RULES = Registry(
         ),
         "adaptive_consistency": StoppingRule(
             "Adaptive-Consistency",
-            "the posterior probability that the leading answer is more likely than the second is at least {threshold}",
+            "the leading answer is more likely than the second, with a posterior probability of at least {threshold}",
             adaptive_consistency,
             (*(0.7, 0.75, 0.8, 0.84, 0.87, 0.88, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.999),),
             threshold=0.95,

@@ -199,7 +199,8 @@ STOPPING_RULES = Registry(
     {
         "two_stage": StoppingRule(
             "two-stage voting",
-            "all temperatures have the same most frequent answer, with a frequency of at least {threshold} at each",
+            "all temperatures have the same most frequent answer, and its frequency at each temperature is at least "
+            "{threshold}",
             two_stage,
             (0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
             threshold=0.8,
@@ -216,7 +217,7 @@ STOPPING_RULES = Registry(
         ),
         "early_stopping": StoppingRule(
             "early-stopping self-consistency",
-            "all answers in a window of {threshold} are equal",
+            "all answers in a window are equal, where {threshold} is the length of the window",
             run_length,
             (2, 3, 4, 5, 6, 8, 10),
             threshold=5,

@@ -1,8 +1,9 @@
 """Routing between two stores of the same questions, one cheap and one strong.
 
 A question is routed to the strong store if its confidence in the cheap store is below a threshold. The cost of an
-answer in the cheap store is its number of prompt and generated tokens. A routed question costs the number of prompt
-tokens in the cheap store, which the probe reads, plus `strong_price` times the number of tokens in the strong store.
+answer in the cheap store is its number of prompt and generated tokens. The cost of a routed question is
+the number of prompt tokens that the probe reads, plus `strong_price` times the number of prompt and generated tokens in
+the strong store.
 """
 
 from collections.abc import Mapping, Sequence

@@ -182,8 +182,8 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
     """Whether only a joining word, a sign or white space separates a letter from the previous letter.
 
-    If only a line break separates two letters, or only white space after a period or colon, a stricter rule applies.
-    The letters are then joined only if the first letter is not denied and the second does not begin a sentence.
+    A stricter rule applies to letters that are separated only by a line break, or only by white space after a period or
+    colon. They are joined only if the first letter is not denied and the second does not begin a sentence.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):

@@ -73,7 +73,7 @@ def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
     if not named or len(set(names)) < len(names):
         raise InputError(
             f"Expected `references` to be temperature grids with distinct names, but got {', '.join(names) or 'none'}. "
-            "Make one with `python -m extract sample --policy.temperature 0:1:0.05`."
+            "Make a grid with `python -m extract sample --policy.temperature 0:1:0.05`."
         )
     for name, grid in named:
         if len(grid) < 2:

@@ -100,11 +100,12 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
     _check_rules(stores, grader)
     rows = shared_rows(stores)
     if not rows.size or (not shared and rows.shape[1] < max(len(table.ids) for table in tables)):
-        sizes = " and ".join(f"{len(table.ids)} of '{store.path}'" for table, store in zip(tables, stores, strict=True))
+        pairs = zip(stores, tables, strict=True)
+        sizes = " and ".join(f"'{store.path}' has {len(table.ids)}" for store, table in pairs)
         hint = "Pass --shared true to compare them on the shared questions." if rows.size else "Pass other stores."
         raise InputError(
-            f"Expected the stores to have the same questions, but {rows.shape[1]} questions are shared, out of "
-            f"{sizes}.{'' if rows.size else _first_difference(stores)} {hint}"
+            f"Expected the stores to have the same questions, but {rows.shape[1]} questions are shared "
+            f"({sizes}).{'' if rows.size else _first_difference(stores)} {hint}"
         )
     known = np.stack([table.known[of_store] for table, of_store in zip(tables, rows, strict=True)]).min(0) > 0
     if known.sum() < 2:

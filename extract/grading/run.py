@@ -73,7 +73,7 @@ def _check_references(store: Store) -> None:
     if len(lacking):
         raise InputError(
             f"Expected every question in {str(store.path)!r} to have references, but {len(lacking)} of {len(table)} "
-            f"have none, such as {lacking[0].as_py()!r}. Use the scores that were imported with the answers."
+            f"have none, for example {lacking[0].as_py()!r}. Use the scores that were imported with the answers."
         )
 
 

@@ -59,7 +59,7 @@ def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
 
     Raises:
         InputError: If a reference has fewer than two temperatures, two references have the same name, or a store
-            samples from a truncated distribution.
+            was sampled from a truncated distribution.
     """
     named: list[tuple[str, dict[float, Source]]] = []
     for path in paths:

@@ -88,7 +88,7 @@ def _moments(values: Values, members: NDArray[np.bool_]) -> _Moments:
 
 
 def _estimates(value: Values, inside: _Moments, square: Values, freedom: Values, share: Values) -> Estimates:
-    """Return the wider one of two intervals for each value [cluster].
+    """Return the wider of two intervals for each value [cluster].
 
     The squared standard error of the first interval is `square`, with `freedom` degrees of freedom. The squared
     standard error of the second interval is `share` times the pooled variance.

@@ -100,7 +100,7 @@ def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
 
 
 def safe_name(name: object) -> str:
-    r"""Return the name of a model or a task, without its folders and without options, which can contain API keys.
+    r"""Return the name of a model or a task. Folders and options are removed, because options can contain API keys.
 
     Only the last part of a path is kept, and only the text before the first comma or line break.
 

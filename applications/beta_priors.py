@@ -9,7 +9,7 @@ from extract.sampling.prior import fit_concentration
 
 Array = NDArray[np.float64]
 
-#: Range of the concentration. Above it, the prior is practically a point mass.
+#: Range of the concentration. Above this range, the prior is practically a point mass.
 _RANGE = (1e-3, 1e4)
 
 

@@ -29,7 +29,7 @@ def paired_picture(
     colours = [RED if one["p_holm"] < LEVEL else BLUE for one in differences]
     _forest(bottom, [f"{one['a']} − {one['b']}" for one in differences], differences, colours)
     bottom.axvline(0, color=GREY, lw=1, ls="--")
-    bottom.set_xlabel("paired difference of accuracies (red: significant after Holm's correction)")
+    bottom.set_xlabel("paired difference of accuracies (red: significant after the Holm correction)")
     return figure
 
 

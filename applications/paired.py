@@ -114,10 +114,9 @@ def detectable(error: float) -> float:
 
 
 def n_needed(error: float, n: int, difference: float) -> int:
-    """Return the number of units that makes `difference` the smallest `detectable` difference.
+    """Return the number of units for which `difference` is the smallest `detectable` difference.
 
-    The standard error is proportional to 1/√n, so the number is extrapolated from `error`, the standard error with `n`
-    units.
+    The number is extrapolated from `error`, the standard error for `n` units, which is proportional to 1/√n.
     """
     return math.ceil(n * (detectable(error) / difference) ** 2)
 

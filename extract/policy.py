@@ -149,7 +149,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Identity:
-    """Settings that determine a store's content, without k, the device, the batch size and the number of workers."""
+    """Settings that identify a store. They exclude k, the device, the batch size and the number of workers."""
 
     policy: Policy
     questions: str

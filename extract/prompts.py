@@ -35,7 +35,7 @@ class PromptTemplate:
         chat: Whether the tokenizer's chat template is applied. If False, the prompt is plain text.
         thinking: Whether the model thinks before it answers, if its chat template supports this option. If None, the
             default of the chat template is used.
-        shots: Number of worked examples before the question. They are taken from questions that are not asked.
+        shots: Number of worked examples before each question. Examples are never among the store's questions.
         examples: Worked examples, as pairs of question text and answer. If empty, `shots` examples are chosen.
     """
 

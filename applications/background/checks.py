@@ -54,7 +54,7 @@ def check_policies(stores: Sequence[Store]) -> None:
         if different := "; ".join(differences(found, wanted)):
             raise InputError(
                 f"Expected all systems to have the same prompt and token limit, but '{store.path}' differs from "
-                f"'{stores[0].path}' in {different}. Sample one of them again."
+                f"'{stores[0].path}' in {different}. Sample one of these stores again."
             )
 
 
@@ -62,7 +62,7 @@ def check_random_numbers(tested: Store, references: Sequence[Store]) -> None:
     """Check that the tested store and the references do not share random numbers.
 
     Raises:
-        InputError: If the tested system samples from the same model with the same seed as a reference.
+        InputError: If the tested store and a reference were sampled from the same model with the same seed.
     """
     policy = tested.identity["policy"]
     seed, model = policy["decoding"]["seed"], policy["model"]["fingerprint"]
@@ -72,13 +72,13 @@ def check_random_numbers(tested: Store, references: Sequence[Store]) -> None:
         if same and model is not None and policy["decoding"]["temperature"] > 0:
             raise InputError(
                 f"Expected the tested store to have a different seed from the reference '{store.path}' of the same "
-                f"model, but both have seed {seed} and thus the same random numbers. Sample it with another "
-                "--policy.seed."
+                f"model, but both have seed {seed} and thus the same random numbers. Sample the tested "
+                "store again with another --policy.seed."
             )
 
 
 def check_full_distribution(store: Store) -> None:
-    """Check that a reference samples from the model's full distribution.
+    """Check that a reference store was sampled from the model's full distribution.
 
     Raises:
         InputError: If `top_p` or `top_k` truncates the distribution.

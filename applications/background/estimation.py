@@ -1,4 +1,4 @@
-"""Estimate the background temperature by matching all metrics with all references, and test this method."""
+"""Estimate the background temperature from all metrics and references, and test the method."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Estimate:
         cells: Comparisons, by reference and metric.
         tested: Values [prompt] of each metric for the tested system.
         references: Values [prompt] of each metric for the references, by name and temperature.
-        mismatch_rate: 95 % upper limit of the mismatch rate if all outputs to each prompt are identical, else None.
+        mismatch_rate: 95 % upper limit of the mismatch rate if all outputs for each prompt are identical, else None.
         limits: Highest temperature at which each reference has at most the mismatch rate `mismatch_rate`. See
             `temperature_limit`.
         recovery: Estimates [resample, temperature] for the held-out outputs of each reference, by name. Empty if a
@@ -147,7 +147,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of one half of a reference's outputs by matching this half with the other half.
+    """Estimate the temperatures of one half of a reference's outputs by matching it to the other half.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.

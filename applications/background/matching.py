@@ -87,11 +87,11 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 
 
 def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
-    """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF if all outputs to each prompt are identical.
+    """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF if each prompt has identical outputs.
 
-    The limit is 1 − 0.05^(1 / (M (N − 1))) for M prompts, where N is the minimum of `n_outputs` [prompt]. One output of
-    each prompt is not counted, because it defines the most frequent output. The limit also holds if the prompts have
-    different mismatch rates.
+    The limit is 1 − 0.05^(1 / (M (N − 1))) for M prompts, where N is the minimum of `n_outputs` [prompt]. One output
+    for each prompt is not counted, because it defines the most frequent output. The limit also holds if the prompts
+    have different mismatch rates.
     """
     return float(1 - 0.05 ** (1 / (len(n_outputs) * (n_outputs.min() - 1))))
 

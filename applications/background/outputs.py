@@ -1,4 +1,4 @@
-"""Read the outputs of a system to each prompt, from a store or from a JSON or CSV file."""
+"""Read a system's outputs for each prompt, from a store or from a JSON or CSV file."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ class Source:
     Attributes:
         name: Name in messages and tables.
         units: Units in which the outputs are available.
-        read: Function that returns the outputs to each prompt in one of the units, without end tokens.
+        read: Function that returns the outputs for each prompt in a given unit, without end tokens.
         store: The store; None if the source is a file.
     """
 

@@ -27,7 +27,7 @@ def background_record(
 ) -> dict[str, Any]:
     """Compute the content of background-temperature.json, with 95 % intervals.
 
-    If all outputs to each prompt are identical, resampling shows no variation. The interval of the temperature then
+    If all outputs for each prompt are identical, resampling shows no variation. The interval of the temperature then
     ends at the limit from `temperature_limit`.
     """
     n, limit = len(systems.prompts), _upper_limit(estimate, references)

@@ -22,7 +22,7 @@ LEAST_PROMPTS = 5
 
 @dataclass(frozen=True)
 class Systems:
-    """Outputs of the tested system and of the references to the same prompts.
+    """Outputs of the tested system and of the references for the same prompts.
 
     Attributes:
         prompts: Prompts, or the ids of their questions if the tested system or a reference is a store.
@@ -42,7 +42,7 @@ class Systems:
 
     @property
     def n(self) -> int:
-        """Smallest number of outputs to a prompt in any system."""
+        """Smallest number of outputs of any system for any prompt."""
         grids = (outputs for grid in self.references.values() for outputs in grid.values())
         return min(one.n for outputs in (self.tested, *grids) for one in outputs)
 
@@ -59,7 +59,7 @@ def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
 
     Raises:
         InputError: If a reference has fewer than two temperatures, two references have the same name, or a store
-            samples from a truncated distribution.
+            was sampled from a truncated distribution.
     """
     named: list[tuple[str, dict[float, Source]]] = []
     for path in paths:
@@ -73,7 +73,7 @@ def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
     if not named or len(set(names)) < len(names):
         raise InputError(
             f"Expected `references` to be temperature grids with distinct names, but got {', '.join(names) or 'none'}. "
-            "Make one with `python -m extract sample --policy.temperature 0:1:0.05`."
+            "Make a grid with `python -m extract sample --policy.temperature 0:1:0.05`."
         )
     for name, grid in named:
         if len(grid) < 2:
@@ -126,8 +126,8 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
     for source, outputs in zip(sources, counted, strict=True):
         if n_few := sum(one.n < 2 for one in outputs):
             raise InputError(
-                f"Expected at least 2 outputs to each prompt in {source.name!r}, but {n_few} of {len(prompts)} prompts "
-                "have fewer. Sample more outputs."
+                f"Expected at least 2 outputs for each prompt in {source.name!r}, but {n_few} of {len(prompts)} "
+                "prompts have fewer. Sample more outputs."
             )
     longest = max(len(text) for outputs in counted for one in outputs for text in one.texts)
     limits = (store.identity["policy"]["decoding"]["max_new_tokens"] for store in stores)

@@ -1,4 +1,4 @@
-"""Variability of the outputs of a system to one prompt (Messina and Scotta, arXiv 2604.22411, section 4).
+"""Variability of a system's outputs for the same prompt (Messina and Scotta, arXiv 2604.22411, section 4).
 
 An output is a sequence of tokens or words. The expected value of the maximum exact match fraction depends on the
 number of outputs, so this metric is computed for the same number of outputs in all systems.
@@ -21,7 +21,7 @@ N_SUBSETS = 1000
 
 @dataclass(frozen=True)
 class Counted:
-    """Outputs to one prompt, stored as distinct outputs and an index.
+    """Outputs for one prompt, stored as distinct outputs and an index.
 
     Attributes:
         texts: Distinct outputs. Each token is encoded as one character, so that string functions can be used.
@@ -33,7 +33,7 @@ class Counted:
 
     @classmethod
     def of(cls, outputs: Iterable[Output]) -> "Counted":
-        """Count the outputs to a prompt."""
+        """Count the outputs for a prompt."""
         code: dict[Hashable, str] = {}
         encoded = ["".join(code.setdefault(token, chr(len(code))) for token in one) for one in outputs]
         position = {text: i for i, text in enumerate(dict.fromkeys(encoded))}
@@ -114,7 +114,7 @@ class Metric:
 
     Attributes:
         label: Name in tables and pictures.
-        compute: Function of the outputs to a prompt, the token limit and the common number of outputs.
+        compute: Function of the outputs for a prompt, the token limit and the common number of outputs.
         rises: Whether the metric increases with temperature. A decreasing metric is 1 if all outputs are identical.
         authors: Name in the table of Messina and Scotta, or None if they do not use the metric.
     """

@@ -24,7 +24,8 @@ def budget(
     """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
     The budget is allocated uniformly, by the base rates of the question groups, by confidences, and by an oracle that
-    knows half of the grades. A further allocation works online: it stops sampling a question at its first right answer.
+    knows half of the grades. A further allocation works online: it draws no more answers to a question after the first
+    right answer.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

@@ -40,7 +40,7 @@ def success(
         weights: [resample, question] number of copies of each question. With weights of 1, the result is the expected
             success of the original questions.
         fold: [question] fold of each question. Each fold has a separate budget.
-        online: Whether sampling of a question stops at its first right answer. The budget then limits the expected
+        online: Whether sampling for a question stops at the first right answer. The budget then limits the expected
             number of answers.
 
     Returns:

@@ -33,7 +33,7 @@ class Setting(NamedTuple):
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers.
         gains: Dict from method to gains [question, answer].
-        online: Whether sampling of a question stops at its first right answer.
+        online: Whether sampling for a question stops at the first right answer.
     """
 
     right: NDArray[np.int64]
@@ -68,7 +68,7 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
     """Compute the gains of all methods.
 
     A question is used if it has all confidences, and graded answers at both even and odd indices. Methods that are
-    computed from the answers with even indices, such as the oracle, are only in the setting `half`.
+    computed from the answers with even indices, such as the oracle, are included only in the setting `half`.
 
     Args:
         table: The question table.

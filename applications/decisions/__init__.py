@@ -1,1 +1,1 @@
-"""Confidence thresholds for abstention and routing, with a guaranteed risk."""
+"""Confidence thresholds for abstention and routing, with a guaranteed bound on the risk."""

@@ -41,7 +41,7 @@ def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | A
     If the mean loss is at least `risk`, K is a nonnegative supermartingale, and p = 1 / max K is a p-value (Ville's
     inequality; Waudby-Smith and Ramdas, arXiv 2010.09686). This holds for any bet that depends only on earlier losses.
     The bet used here would be optimal for normally distributed losses: it would maximise the probability that K reaches
-    1 / δ by the last question, with δ = 1 − level (Browne, Reaching Goals by a Deadline, 1999). It is
+    1 / δ by the last question, with δ = 1 − level (Browne, Reaching Goals by a Deadline, 1999). The bet is
 
     .. math:: b = \frac{\varphi(\Phi^{-1}(u))}{u \, \sigma \sqrt n}
 

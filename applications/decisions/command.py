@@ -35,7 +35,7 @@ def decide(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Find confidence thresholds below which to abstain, so that the remaining answers have a guaranteed risk.
+    """Find confidence thresholds for abstention, with a guaranteed bound on the risk of the remaining answers.
 
     The risk of a threshold is the expected fraction of wrong answers to the questions whose confidence reaches the
     threshold. The questions of the store are treated as a random sample. With probability `level`, the threshold found

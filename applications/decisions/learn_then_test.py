@@ -1,4 +1,4 @@
-r"""Thresholds with a guaranteed risk: Learn then Test (Angelopoulos et al., arXiv 2110.01052), clustered by question.
+r"""Thresholds with a bounded risk: Learn then Test (Angelopoulos et al., arXiv 2110.01052), clustered by question.
 
 The loss of a question is ℓ = 1 − c/n, where c of its n graded answers are right. The n answers to a question count as
 one observation. A threshold λ keeps the questions whose confidence f is at least λ. Its risk is E[ℓ | f ≥ λ], the
@@ -65,8 +65,8 @@ def n_needed(risk: float, level: float) -> int:
 def necessary_abstention(base_risk: float, risk: float) -> float:
     """Return the smallest fraction of questions that a rule with this risk must leave unanswered.
 
-    It is (μ − α) / (1 − α), where μ is the mean loss `base_risk` of all questions and α is `risk`. If a fraction a is
-    left unanswered, then μ ≤ (1 − a) α + a, because a loss is at most 1.
+    It is (μ − α) / (1 − α), where μ is the mean loss `base_risk` of all questions and α is `risk`. If the fraction a of
+    the questions is left unanswered, then μ ≤ (1 − a) α + a, because a loss is at most 1.
     """
     return max(0.0, (base_risk - risk) / (1 - risk))
 

@@ -1,4 +1,4 @@
-"""Pictures of thresholds with a guaranteed risk, and of routing."""
+"""Pictures of certified thresholds, and of routing."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Record, table and Markdown page of thresholds with a guaranteed risk."""
+"""Record, table and Markdown page of certified thresholds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -137,11 +137,11 @@ def threshold_record(
 
         - `risk`: The requested risk.
         - `threshold`: The certified threshold; None if no threshold is certified.
-        - `coverage`: Coverage of the threshold with its interval; None without a threshold.
+        - `coverage`: Coverage at the threshold with its interval; None without a threshold.
         - `n_kept`: Number of questions at or above the threshold.
-        - `measured_risk`: Measured risk of the threshold (of `first` if there is no threshold), with its interval.
+        - `measured_risk`: Measured risk at the threshold (at `first` if there is no threshold), with its interval.
         - `first`: The strictest tested threshold.
-        - `hoeffding`: Coverage of the threshold that Hoeffding's test certifies.
+        - `hoeffding`: Coverage at the threshold that Hoeffding's test certifies.
         - `n_least`: Number of questions at or above `first`.
         - `lowest`: Result of `lowest_risk` for `n_least`.
         - `splits`: Result of `split_record`.
@@ -169,7 +169,7 @@ def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate
 
 
 def lowest_risk(confidence: Array, losses: Array, n_least: int) -> float:
-    """Return the lowest mean loss of the m most confident questions for any m of at least `n_least`."""
+    """Return the lowest mean loss of the m most confident questions, over all m ≥ `n_least`."""
     means = losses[np.argsort(-confidence, kind="stable")].cumsum() / np.arange(1, len(losses) + 1)
     return float(means[n_least - 1 :].min())
 

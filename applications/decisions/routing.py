@@ -1,8 +1,9 @@
-"""Routing between a cheap and a strong store of the same questions.
+"""Routing between two stores of the same questions, one cheap and one strong.
 
-A question is routed to the strong store if its confidence in the cheap store is below a threshold. The cost of a cheap
-answer is its number of prompt and generated tokens. The cost of a routed question is the number of prompt tokens of
-the cheap store, which the probe reads, plus `strong_price` times the number of tokens of the strong store.
+A question is routed to the strong store if its confidence in the cheap store is below a threshold. The cost of an
+answer in the cheap store is its number of prompt and generated tokens. The cost of a routed question is
+the number of prompt tokens that the probe reads, plus `strong_price` times the number of prompt and generated tokens in
+the strong store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,11 +45,11 @@ class Pair(NamedTuple):
     reading_cost: Array
 
     def accuracy(self, is_routed: NDArray[np.bool_]) -> Array:
-        """Return the accuracy [question] if the questions in a mask [question] are routed."""
+        """Return the accuracy [question] if the questions in the mask `is_routed` [question] are routed."""
         return np.where(is_routed, self.strong, self.cheap)
 
     def cost(self, is_routed: NDArray[np.bool_]) -> Array:
-        """Return the cost [question] if the questions in a mask [question] are routed."""
+        """Return the cost [question] if the questions in the mask `is_routed` [question] are routed."""
         return np.where(is_routed, self.reading_cost + self.strong_cost, self.cheap_cost)
 
 
@@ -64,7 +65,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
         The indices of the shared questions in `rows`, and their accuracies and costs.
 
     Raises:
-        InputError: If fewer than two questions are shared, or a store does not record the numbers of tokens.
+        InputError: If fewer than two questions are shared, or a store does not record token counts.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)
     of_stores = zip(panel.tables, (shared, panel.rows[1][of_panel]), strict=True)
@@ -79,8 +80,8 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
         )
     if not np.isfinite(cheap_cost + strong_cost).all():
         raise InputError(
-            "Expected both stores to record the numbers of tokens, but some are missing. Leave out `strong`, or pass "
-            "stores with numbers of tokens."
+            "Expected both stores to record token counts, but some counts are missing. Leave out `strong`, or pass "
+            "stores with token counts."
         )
     return index, Pair(cheap, strong, cheap_cost, strong_price * strong_cost, reading)
 
@@ -95,9 +96,10 @@ def token_costs(table: QuestionTable) -> Array:
 def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, seed: int) -> float | None:
     """Find the smallest threshold for routing that is certified at `level`. Returns None if no threshold is certified.
 
-    The routed system gives the cheap answer if the confidence is at or above the threshold, and otherwise the strong
-    answer. A threshold is certified if the hypothesis that the expected loss of this system exceeds `risk` is rejected.
-    Thresholds are tested in descending order. The first one is infinity, which routes every question.
+    The routed system returns the cheap store's answer if the confidence is at or above the threshold, and otherwise the
+    strong store's answer. A threshold is certified if a test rejects the hypothesis that the expected loss of this
+    system exceeds `risk`. Thresholds are tested in descending order. The first one is infinity, which routes every
+    question.
     """
     order = np.random.default_rng(seed).permutation(len(confidence))
     thresholds = np.append(np.inf, THRESHOLDS)
@@ -108,7 +110,7 @@ def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, se
 
 
 def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
-    """Return the gain in accuracy over routing equally many random questions, as a function of resampling weights."""
+    """Return the gain over routing the same number of random questions, as a function of resampling weights."""
     routed, cheap, strong, accuracy = (
         torch.from_numpy(np.asarray(values, np.float64))
         for values in (is_routed, pair.cheap, pair.strong, pair.accuracy(is_routed))

@@ -52,8 +52,8 @@ def save_decisions(folder: str, record: Mapping[str, Any]) -> int:
 
     Args:
         folder: Folder of the probe.
-        record: Record of `decide_record` with a single confidence. The thresholds of risks without a certified
-            threshold are removed.
+        record: Record from `decide_record` with a single confidence. For risks without a certified threshold, stored
+            thresholds are removed.
 
     Returns:
         The number of stored thresholds.

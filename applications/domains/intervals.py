@@ -1,4 +1,4 @@
-"""Simultaneous confidence intervals of the means of all clusters, and of their differences from the other questions."""
+"""Simultaneous confidence intervals for the mean of each cluster, and for its difference from the other questions."""
 
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
         \bar x_c \pm t_{N-K,\, 1 - \alpha/(2K)} \, s / \sqrt n
 
     The first interval alone is too narrow if all values of a small cluster happen to be similar, for example all 0. The
-    second one alone is too narrow if the cluster varies more than the other clusters. Bonferroni's correction for K
+    second one alone is too narrow if the cluster varies more than the other clusters. The Bonferroni correction for K
     clusters makes the intervals simultaneous. Clusters with fewer than 10 questions have no interval and are not
     counted in K and N. There are no intervals if the pooled variance is 0.
 
@@ -88,7 +88,7 @@ def _moments(values: Values, members: NDArray[np.bool_]) -> _Moments:
 
 
 def _estimates(value: Values, inside: _Moments, square: Values, freedom: Values, share: Values) -> Estimates:
-    """Return the wider one of two intervals for each value [cluster].
+    """Return the wider of two intervals for each value [cluster].
 
     The squared standard error of the first interval is `square`, with `freedom` degrees of freedom. The squared
     standard error of the second interval is `share` times the pooled variance.

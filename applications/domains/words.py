@@ -22,8 +22,8 @@ def characteristic_words(
             {\sqrt{1/(y_w + a_w) + 1/(y'_w + a_w)}}
 
     where :math:`y_w` and :math:`y'_w` are the counts of the word w in the cluster and in the other texts, and n and n'
-    are the total counts of all words. A word counts once per text. The prior has :math:`a` pseudo-counts, one per
-    distinct word, and :math:`a_w` of them belong to the word w.
+    are the total counts of all words. A word counts once per text. The prior consists of :math:`a` pseudo-counts, one
+    per distinct word. The word w has :math:`a_w` of them.
 
     Args:
         texts: Texts.

@@ -22,8 +22,8 @@ class Auroc(NamedTuple):
 
     Attributes:
         value: The AUROC.
-        parts: [2, question] float64 contributions of each question to the error of the AUROC. The first row is for its
-            right answers, and the second row for its wrong answers. Each row sums to 0.
+        parts: [2, question] float64 contributions of each question to the error of the AUROC. The first row is for the
+            question's right answers, and the second row for its wrong answers. Each row sums to 0.
         n_questions: [2] int64, numbers of questions with right answers and with wrong answers.
     """
 

@@ -56,10 +56,10 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
 def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Question], classes: Classes) -> Values:
     """Return the fraction of each question's graded answers in each class, [question, class + 1] float64.
 
-    A right answer is in the class of its question. A wrong answer is in another class if it names this class and no
-    other. An answer names a class if it contains the class name or an alias as whole words. A class name that is a
-    single letter must be the whole answer, with the same case. The last column contains the fraction of all other
-    answers.
+    A right answer is in the class of its question. A wrong answer is in the class that it names. If it names no class,
+    several classes or the class of its question, it is counted in the last column. An answer names a class if it
+    contains the class name or an alias as whole words. A class name that is a single letter must be the whole answer,
+    with the same case.
 
     Args:
         table: Question table of a store.

@@ -46,7 +46,7 @@ class Panel:
 
     @property
     def known(self) -> Labels:
-        """[store, question] numbers of answers graded right or wrong. Every question has at least one."""
+        """[store, question] numbers of answers with a known grade, at least 1."""
         return np.stack([table.known[rows] for table, rows in zip(self.tables, self.rows, strict=True)])
 
     @property
@@ -100,11 +100,12 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
     _check_rules(stores, grader)
     rows = shared_rows(stores)
     if not rows.size or (not shared and rows.shape[1] < max(len(table.ids) for table in tables)):
-        sizes = " and ".join(f"{len(table.ids)} of '{store.path}'" for table, store in zip(tables, stores, strict=True))
+        pairs = zip(stores, tables, strict=True)
+        sizes = " and ".join(f"'{store.path}' has {len(table.ids)}" for store, table in pairs)
         hint = "Pass --shared true to compare them on the shared questions." if rows.size else "Pass other stores."
         raise InputError(
-            f"Expected the stores to have the same questions, but {rows.shape[1]} questions are shared, out of "
-            f"{sizes}.{'' if rows.size else _first_difference(stores)} {hint}"
+            f"Expected the stores to have the same questions, but {rows.shape[1]} questions are shared "
+            f"({sizes}).{'' if rows.size else _first_difference(stores)} {hint}"
         )
     known = np.stack([table.known[of_store] for table, of_store in zip(tables, rows, strict=True)]).min(0) > 0
     if known.sum() < 2:
@@ -136,7 +137,7 @@ def _content(question: Question) -> dict[str, Any]:
 
 
 def _first_difference(stores: Sequence[Store]) -> str:
-    """Name the first field in which a question differs from the first store's question with the same id."""
+    """Describe a difference between questions of two stores that have the same id, or return an empty string."""
     of_first = {question.id: _content(question) for question in stores[0].questions}
     for question in (question for store in stores[1:] for question in store.questions if question.id in of_first):
         if line := next(differences(_content(question), of_first[question.id]), ""):

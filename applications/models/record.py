@@ -43,7 +43,7 @@ def models_record(
 
     Returns:
         The content of models.json. `stores` contains the accuracy and counts of each store. `pairs` contains the
-        results of `paired_record` for each pair of stores, with Holm's correction. `policy_differences` contains the
+        results of `paired_record` for each pair of stores, with the Holm correction. `policy_differences` contains the
         fields in which the policies differ. `auroc` contains the AUROCs and their paired differences; None without
         confidences. `classes` contains the result of `class_record` for each store; None without classes.
     """

@@ -145,7 +145,7 @@ def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
 
 def predictive_band(confidence: Values, k: Sequence[int]) -> dict[str, Any]:
-    r"""Predict the fraction of questions solved in one run with k answers per question, with a 95 % predictive band.
+    r"""Predict the fraction of questions that one run with k answers per question solves, and a 95 % predictive band.
 
     If f is the probability that an answer is right, a question is solved with probability S = 1 − (1 − f)^k. The
     fraction has mean :math:`\mu = \sum S / N` and standard deviation :math:`\sqrt{\sum S (1-S)} / N`. The band is

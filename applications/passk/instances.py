@@ -53,7 +53,7 @@ def error_records(
         seed: Seed of the resampling.
 
     Returns:
-        A dict for each method, with the entries below. The list is empty if there is only one question.
+        A list with one dict per method. The list is empty if there is only one question. The dicts have these entries:
 
         - `name`: Name of the method.
         - `baseline`: Whether the method is a baseline.

@@ -87,7 +87,7 @@ def profile_picture(extrapolation: dict[str, Any]) -> Figure:
 
 @styled
 def temperature_picture(record: dict[str, Any]) -> Figure:
-    """Plot the pass rate by budget, for an even split over temperatures, the best temperature and each temperature."""
+    """Plot the pass rate against the budget: even split, best single temperature, and each temperature."""
     figure, axes = new_figure(5.6, 3.8)
     grid = record["temperatures"]
     budgets = [budget["k"] for budget in grid["budgets"]]

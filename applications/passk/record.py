@@ -37,7 +37,7 @@ class Graded(NamedTuple):
         tables: Question tables of the stores.
         rows: [question] int64 rows of these questions in the tables.
         right: [temperature, question] numbers of right answers.
-        known: [temperature, question] numbers of answers graded right or wrong. Every question has at least one.
+        known: [temperature, question] numbers of answers with a known grade, at least 1.
     """
 
     stores: dict[float, Store]
@@ -58,8 +58,8 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
     rows = np.flatnonzero((known > 0).all(0))
     if not len(rows):
         raise InputError(
-            f"Expected a question with a known grade{' at every temperature' if len(stores) > 1 else ''}, but none of "
-            f"the {known.shape[1]} questions has one. Grade the answers with another grader."
+            f"Expected at least one question with a known grade{' at every temperature' if len(stores) > 1 else ''}, "
+            f"but none of the {known.shape[1]} questions has one. Grade the answers with another grader."
         )
     return Graded(stores, tables, rows, right[:, rows], known[:, rows])
 

@@ -39,8 +39,8 @@ def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
 def best_single(passed: Tensor, first: Tensor) -> WeightedMetric:
     """Return the pass rate at the best single temperature, as a function of resampling weights.
 
-    The temperature with the highest pass rate on each half of the questions is evaluated on the other half. It is
-    chosen again in each resample.
+    For each half of the questions, the temperature with the highest pass rate on this half is evaluated on the other
+    half. The choice is repeated in each resample.
 
     Args:
         passed: [temperature, question] float64 Pass@K.

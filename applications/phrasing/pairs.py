@@ -71,8 +71,8 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     has = (n_questions > 0).astype(np.int64)
     if np.triu(has @ has.T, 1).max() < 2:
         raise InputError(
-            f"Expected at least two pairs with questions of two forms, but the forms {', '.join(forms)} share at most "
-            "one pair. Give questions about the same fact the same `meta.pair`."
+            f"Expected two forms that share at least two pairs, but the forms {', '.join(forms)} share at most one "
+            "pair. Give questions about the same fact the same `meta.pair`."
         )
     return Cells(
         pairs=pairs.tolist(),

@@ -31,9 +31,9 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
     Returns:
         The content of phrasing.json. `forms` contains the counts, mean accuracy and mean likelihood of each form.
         `tests` contains the results of `paired_record` for accuracy and for likelihood, for each pair of forms, with
-        Holm's correction over all tests. For each pair of forms `a` and `b`, `joint` contains the probabilities that
-        `both`, `only_a`, `only_b` or `neither` of the forms is answered correctly. The answers to the two forms are
-        assumed to be independent.
+        the Holm correction over all tests. For each pair of forms `a` and `b`, `joint` contains the probabilities of
+        the outcomes `both`, `only_a`, `only_b` and `neither`. They name the forms that are answered correctly. The
+        answers to the two forms are assumed to be independent.
     """
     values = {ACCURACY: cells.accuracy}
     if np.isfinite(cells.likelihood).any():

@@ -20,7 +20,7 @@ MAX_LOSS = 0.01
 PRIOR, BASE_RATE = "prior", "base_rate"
 #: Votes that never stop early.
 MAJORITY, WEIGHTED, BEST_TEMPERATURE, SINGLE = "majority", "weighted", "best_temperature", "single"
-#: Function that chooses a setting, given outcomes [setting, question] and a mask of the questions to use.
+#: Function that takes outcomes [setting, question] and a mask of the questions to use, and returns a setting's index.
 Choose = Callable[[Outcome, NDArray[np.bool_]], int]
 
 
@@ -43,7 +43,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of all votes and rules, and the accuracy of the majority vote by number of answers.
+    """Results of all votes and rules, and the accuracy of the majority vote for several numbers of answers.
 
     Attributes:
         methods: The evaluated votes and rules, by name.
@@ -158,7 +158,7 @@ def _cross_tuned(
     Args:
         of_halves: For each half on which a rule is tuned, the outcome of each setting for all questions.
         half: [question] half of each question.
-        choose: Function that chooses a setting, given the outcomes and the questions to use.
+        choose: Function that takes the outcomes and the questions to use, and returns the index of a setting.
         settings: The settings.
     """
     chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])

@@ -57,7 +57,7 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model, or of its local copy if it is served. The copy is loaded if necessary."""
+        """Identity of the store's model, or of a served model's local copy. The copy is loaded if necessary."""
         if not self.store.samples.provides.weights and self.store.reader is None:
             self.context.load()
         return self.store.model

@@ -21,7 +21,7 @@ _LABELS = ("entailment", "neutral", "contradiction")
 
 
 class Answer(NamedTuple):
-    """An answer: its sample index, its normalised form, and the text that the classifier reads."""
+    """An answer, with its sample index, its normalised form, and the text that the classifier reads."""
 
     sample: int
     normalised: str

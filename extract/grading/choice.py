@@ -54,7 +54,7 @@ _EXCEPTED = re.compile(
     rf"{FILLERS}{OPENING}$",
     re.IGNORECASE,
 )
-#: Words next to an option that reject it. Words that can also reject a number are in `is_denied`.
+#: Words that reject the option next to them. `is_denied` handles words that can also reject a number.
 _REJECTED_BEFORE = re.compile(
     r"\b(?:than|exclud\w+|eliminat\w+|rul\w+ out|not(?:(?: go)? (?:with|for)| correct| right| best)?)"
     rf"{FILLERS}:?{OPENING}$",
@@ -182,8 +182,8 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
     """Whether only a joining word, a sign or white space separates a letter from the previous letter.
 
-    After a line break, or white space that follows a period or colon, two letters are joined only if the first letter
-    is not denied and the second letter does not begin a sentence.
+    A stricter rule applies to letters that are separated only by a line break, or only by white space after a period or
+    colon. They are joined only if the first letter is not denied and the second does not begin a sentence.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):

@@ -1,4 +1,4 @@
-"""Classes of equal answers. Two answers are equal if the grader parsed the same answer from them.
+"""Classes of equal answers. Two answers are equal if the grader parsed the same text from both.
 
 For the grader `math`, they are also equal if math-verify considers them equal. An answer that the grader could not
 parse forms a class of its own.

@@ -73,7 +73,7 @@ NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last box, or None. Unclosed boxes and denied boxes (not \boxed{5}) are skipped.
+    r"""Return the content of the last box, or None. Unclosed and denied boxes ("not \boxed{5}") are skipped.
 
     The content includes a minus sign directly before the box, and an exponent or index directly after it. If boxes are
     nested, the innermost box counts.
@@ -102,8 +102,8 @@ def stated_answer(text: str) -> str | None:
 
     The answer is in the last \boxed{}. Without a box, it follows the last "answer is". If there is no such phrase, it
     is the last formula or, without a formula, the last line. If the answer is prose, the result is its only number, or
-    its words if it has no number. The result is also None if the number or formula is only a part of the answer ("10 or
-    20", "not 20", "20 times x").
+    its words if it has no number. There is no answer if the number or formula is denied or is only a part of the answer
+    ("not 20", "10 or 20", "20 times x").
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')
@@ -132,7 +132,8 @@ def stated_answer(text: str) -> str | None:
 def spelled(latex: str) -> str | None:
     r"""Convert LaTeX to a canonical spelling: the exact value of a number, lower-case words, or simplified LaTeX.
 
-    The result is None if the text is empty, is too long, denies its value, or contains several numbers.
+    The result is None if the text is empty or too long, if it denies its own value ("5 is wrong"), or if it contains
+    several numbers.
 
     >>> spelled(r"\left( 3, \dfrac{\pi}2 \right)"), spelled(r"0.50\text{ cm}^2"), spelled(r"\text{ Evelyn}")
     ('(3,\\frac{\\pi}{2})', '1/2', 'evelyn')

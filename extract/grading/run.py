@@ -30,7 +30,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     if by_other_rule:
         folder = str(store.grades.file(name, by_other_rule[0]).parent)
         if not missing and not grader.may_decide_later:
-            say(f"grade: all answers are graded by {name}, but by another rule; delete {folder!r} to grade them again")
+            say(f"grade: {name} graded all answers, but with a different rule; delete {folder!r} to grade them again")
             return
         option = ", or pass another --judge.name" if name.startswith("judge-") else ""
         raise InputError(
@@ -73,12 +73,12 @@ def _check_references(store: Store) -> None:
     if len(lacking):
         raise InputError(
             f"Expected every question in {str(store.path)!r} to have references, but {len(lacking)} of {len(table)} "
-            f"have none, such as {lacking[0].as_py()!r}. Use the scores that were imported with the answers."
+            f"have none, for example {lacking[0].as_py()!r}. Use the scores that were imported with the answers."
         )
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
-    """In a range of samples, count the undecided answers that should be graded again."""
+    """Count the undecided answers in `samples` that should be graded again."""
     if not grader.may_decide_later:
         return 0
     n_unknown = int(store.grades.read(grader.name, samples)["right"].null_count)
@@ -91,7 +91,7 @@ def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
 def _grade_range(
     store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade_all: Callable[..., list[Grade]]
 ) -> list[str]:
-    """In a range, grade the answers without a known grade in `old`. Write all grades, and return the new verdicts."""
+    """Grade the answers in a range that have no known grade in `old`. Write all grades, and return the new verdicts."""
     rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()

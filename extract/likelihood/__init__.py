@@ -1,1 +1,1 @@
-"""Log-probabilities of given texts: options of a question, next tokens of a prompt, and perplexity of documents."""
+"""Log-probabilities of given texts: the options of a question, the next token after a prompt, or whole documents."""

@@ -36,13 +36,13 @@ def likelihood(
     device: str = "auto",
     device_map: str | None = None,
 ) -> None:
-    """Compute log-probabilities of the options in a store, the next tokens of a prompt, or whole texts.
+    """Compute the log-probabilities of answer options, of the next token after a prompt, or of whole texts.
 
-    Pass one of `store`, `prompt` and `texts`. The log-probabilities of options are added to the store.
+    Pass one of `store`, `prompt` and `texts`. The log-probabilities of the options are added to the store.
 
     Args:
         store: Folder of a store, or of a temperature grid. Options are scored after the store's prompt.
-        prompt: Plain text whose next tokens are listed.
+        prompt: Plain text. The most likely next tokens are listed.
         texts: File with texts whose perplexity is computed: .txt (one text), or .jsonl, .json, .csv or .parquet with a
             column `text`.
         continuations: For a store, whether to score the letters or the texts of the options of `choice` questions. By
@@ -57,8 +57,8 @@ def likelihood(
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
 
     Raises:
-        InputError: If not exactly one of `store`, `prompt` and `texts` is passed, if this input can't be read or
-            scored, or if an option does not apply to it.
+        InputError: If none or several of `store`, `prompt` and `texts` are passed, if the input can't be read or
+            scored, or if an option does not apply to the input.
     """
     given = [name for name, value in (("store", store), ("prompt", prompt), ("texts", texts)) if value is not None]
     if len(given) != 1:

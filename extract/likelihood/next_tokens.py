@@ -1,4 +1,4 @@
-"""Most likely next tokens of a prompt."""
+"""Most likely next tokens after a prompt."""
 
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ class NextToken(NamedTuple):
 
 @torch.inference_mode()
 def next_tokens(model: Any, tokenizer: Any, prompt: str, top_k: int) -> list[NextToken]:
-    """Return the `top_k` most likely next tokens of a plain-text prompt, the most likely first.
+    """Return the `top_k` most likely next tokens after a plain-text prompt, in descending order of probability.
 
     Raises:
         InputError: If the prompt is empty or too long, or `top_k` is not between 1 and the size of the vocabulary.

@@ -22,8 +22,8 @@ class QuestionSet:
         config: Hub configuration; None if there is only one.
         split: Split that contains the questions.
         revision: Hub commit; None for the newest commit.
-        train: Split from which worked examples are taken. If None, `split` provides the examples, and these questions
-            are not asked.
+        train: Split from which worked examples are taken. If None, they are taken from `split` and excluded from the
+            questions.
         gated: Whether users must accept terms on the Hub. The texts of gated sets are never shown.
         in_csv: Whether the Hub stores the set as CSV.
         columns: Column names of the original CSV file, which has no header.

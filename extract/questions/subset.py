@@ -53,10 +53,10 @@ def subset(
 
 
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
-    """Select worked examples. Returns the questions to ask, and the prompt template with the examples.
+    """Select worked examples. Returns the remaining questions, and the prompt template with the examples.
 
-    Examples are taken from the source's train split. Rows that repeat one of the questions are skipped. Without a train
-    split, examples are taken from the questions themselves. Questions with the same words as an example are not asked.
+    Examples are taken from the source's train split, except rows that repeat one of the questions. Without a train
+    split, examples are taken from the questions themselves. Questions with the same words as an example are removed.
 
     Args:
         prompt: Template that gives the number of examples (`shots`) or already contains the examples.
@@ -69,7 +69,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
     if prompt.shots > len(prompt.examples):
         hidden = next((question for question in questions if question.private or question.messages), None)
         if hidden is not None:
-            is_chat = f"Question {hidden.id!r} is a chat, and chats are asked unchanged"
+            is_chat = f"Question {hidden.id!r} is a chat, and examples cannot be added to chats"
             reason = "The authors of this set ask users not to show its questions" if hidden.private else is_chat
             raise InputError(
                 f"Expected no `prompt.shots` with {source.dataset!r}, but got {prompt.shots}. {reason}. "
@@ -85,12 +85,12 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
             if len(chosen) == prompt.shots:
                 break
         if train is None:
-            say(f"questions: {len(chosen)} questions of {source.dataset!r} are used as worked examples and not asked")
+            say(f"questions: {len(chosen)} questions of {source.dataset!r} are used only as worked examples")
         if len(chosen) < prompt.shots or (train is None and len(questions) <= prompt.shots):
             raise InputError(
                 f"Expected {source.dataset!r} to have enough questions for {prompt.shots} worked examples, but found "
-                f"only {len(questions) if train is None else len(chosen)}. Questions used as examples are not asked. "
-                "Reduce --policy.prompt.shots."
+                f"only {len(questions) if train is None else len(chosen)}. A question cannot be both an example "
+                "and part of the store. Reduce --policy.prompt.shots."
             )
         shown = ((str(one.prompt), str(one.meta.get("worked") or one.references[0])) for one in chosen.values())
         prompt = replace(prompt, examples=tuple(shown))

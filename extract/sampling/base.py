@@ -54,7 +54,7 @@ class Sampler(Protocol):
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy as far as it is known before `prepare`, to compare it with the policy of an existing store.
+        """Return the policy that is known before `prepare`. It is compared with the policy of an existing store.
 
         Args:
             decoding: Decoding options with one temperature.

@@ -36,9 +36,9 @@ Draw = Callable[
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
     """Move the answers of finished ranges back to answer logs, if this run may add answers to these ranges.
 
-    Without a stopping rule, only ranges with skipped samples are reopened. With a rule, every range that was sampled
-    with any stopping rule is reopened, unless its block is finished at all temperatures with the settings of this run.
-    Damaged ranges and ranges that begin after the first k samples are not changed.
+    If this run has no stopping rule, only ranges with skipped samples are reopened. Otherwise, all ranges that earlier
+    runs sampled with a stopping rule are reopened, except in blocks that are finished at all temperatures with the
+    settings of this run. Damaged ranges and ranges that begin after the first k samples are not changed.
     """
     recorded, undecided = list[tuple[Store, SampleRange, dict[str, Any]]](), set[int]()
     settings = None if stopping is None else stopping.record(stores, k)

@@ -45,10 +45,10 @@ class Answers:
 
 
 class Decision(NamedTuple):
-    """Decision of a rule, given the answers to a question so far.
+    """Decision of a rule, based on the answers to a question so far.
 
     Attributes:
-        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None to continue.
+        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None to go on.
         leader: Class of the leading answer.
         n_answers: Number of answers on which the decision is based. Later answers are ignored.
         evidence: Evidence of the rule after these answers.
@@ -199,7 +199,8 @@ STOPPING_RULES = Registry(
     {
         "two_stage": StoppingRule(
             "two-stage voting",
-            "all temperatures have the same most frequent answer, and its frequency at each is at least {threshold}",
+            "all temperatures have the same most frequent answer, and its frequency at each temperature is at least "
+            "{threshold}",
             two_stage,
             (0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
             threshold=0.8,
@@ -208,7 +209,7 @@ STOPPING_RULES = Registry(
         ),
         "adaptive_consistency": StoppingRule(
             "Adaptive-Consistency",
-            "the posterior probability that the leading answer is more likely than the second is at least {threshold}",
+            "the leading answer is more likely than the second, with a posterior probability of at least {threshold}",
             adaptive_consistency,
             (*(0.7, 0.75, 0.8, 0.84, 0.87, 0.88, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.999),),
             threshold=0.95,
@@ -216,7 +217,7 @@ STOPPING_RULES = Registry(
         ),
         "early_stopping": StoppingRule(
             "early-stopping self-consistency",
-            "all answers in a window of {threshold} are equal",
+            "all answers in a window are equal, where {threshold} is the length of the window",
             run_length,
             (2, 3, 4, 5, 6, 8, 10),
             threshold=5,

@@ -65,10 +65,11 @@ def hidden(batch: Pass) -> dict[str, Tensor]:
 
 
 def hidden_tokens(batch: Pass) -> dict[str, Tensor]:
-    """Return the residual streams at all content tokens of the answers, as a dict from ``layer/answer_tokens``.
+    """Return the residual streams at all content tokens of the answers.
 
-    The tensors have shape [row, token, d_model] and are padded with NaN. The state of the last token equals the signal
-    `hidden` at the position `last_answer`, and the mean of the states equals `hidden` at `mean_answer`.
+    The result is a dict from ``layer/answer_tokens`` to tensors [row, token, d_model], padded with NaN. The state of
+    the last token equals the signal `hidden` at the position `last_answer`, and the mean of the states equals `hidden`
+    at `mean_answer`.
     """
     return {f"{layer}/{ANSWER_TOKENS}": batch.pad(states.float()) for layer, states in batch.token_states.items()}
 

@@ -201,7 +201,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
 
 def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log(1 + count), fraction, mean and maximum of each row's tokens in the mask `chosen` [row, token]."""
+    """Return log(1 + count), fraction, mean and maximum [row] of the tokens in the mask `chosen` [row, token]."""
     count = chosen.sum(-1)
     high = rows.u.masked_fill(~chosen, 0.0)
     return count.double().log1p(), count / rows.n, high.sum(-1) / count.clamp_min(1), high.amax(-1)

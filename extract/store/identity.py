@@ -33,7 +33,7 @@ _LARGEST = 2**20  # bytes
 def member_stores(folder: Path) -> list[Path]:
     """Return the stores in the folder of a temperature grid, sorted by name. For other folders, the list is empty.
 
-    Hidden folders are left out, because they can be unfinished stores from imports that were killed.
+    Hidden folders are left out, because a killed import leaves its unfinished store in a hidden folder.
     """
     if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # Path.is_file raises for overlong names
         return []

@@ -41,7 +41,7 @@ class GradeCounts:
 
     @property
     def n_known(self) -> Counts:
-        """Number of answers graded right or wrong, [question] int64."""
+        """Number of answers with a known grade, [question] int64."""
         return self.right + self.wrong
 
     @property

@@ -23,7 +23,7 @@ SOURCES: Registry[Callable[[Path, Kind | None], Log]] = Registry(
 
 @fill_names(sources=SOURCES)
 def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> Store:
-    """Make a store from answers and scores in the log of lm-evaluation-harness or Inspect, or in a JSON Lines file.
+    """Make a store from the answers and scores in a log of lm-evaluation-harness or Inspect, or in a JSON Lines file.
 
     Scores become grades: 1 means right, 0 means wrong, and all other values mean unknown. Scores with different
     names are stored as the grades of different graders. If the log contains references, you can also use `grade`.

@@ -76,7 +76,7 @@ def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     if member.compress_type != _ZSTD:
         return archive.read(member)
     assert archive.fp is not None
-    archive.fp.seek(member.header_offset + 26)  # to the lengths of the file name and of the extra field
+    archive.fp.seek(member.header_offset + 26)  # seek to the lengths of the file name and the extra field
     archive.fp.seek(sum(struct.unpack("<HH", archive.fp.read(4))), 1)
     with pa.CompressedInputStream(pa.BufferReader(archive.fp.read(member.compress_size)), "zstd") as stream:
         content = bytes(stream.read())

@@ -100,7 +100,7 @@ def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
 
 
 def safe_name(name: object) -> str:
-    r"""Return the name of a model or a task, without its folders and without options, which can contain API keys.
+    r"""Return the name of a model or a task. Folders and options are removed, because options can contain API keys.
 
     Only the last part of a path is kept, and only the text before the first comma or line break.
 
@@ -116,7 +116,7 @@ def safe_name(name: object) -> str:
 
 
 def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Path) -> list[Question]:
-    """Check the questions of a log. Unlike other questions, they may have no references.
+    """Check the questions of a log. Unlike the questions of other sources, they may lack references.
 
     Args:
         questions: Questions.

@@ -59,7 +59,7 @@ class Failure(Exception):
 
 
 class Endpoint:
-    """One server address with several connection pools. After repeated failures, it rests for increasing periods.
+    """One server address with several connection pools. After repeated failures, it rests for ever longer periods.
 
     Its errors never contain the API key, which `line` removes from the server's texts.
 

@@ -159,7 +159,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
     if reply.completion_tokens is None or reply.prompt_tokens is None:
         notice("the server reports no token counts, so tokens and cost are upper estimates")
     if any(choice.cut for choice in reply.choices):
-        notice("the server leaves stop strings in answers. Such answers are cut there, and their tokens are not stored")
+        notice("the server leaves stop strings in answers. These answers are cut, and their tokens are not stored")
     if request.temperature > 0 and not varies:
         why = "`server.extra_body` constrains them" if _is_constrained(request) else "the server returned no text"
         notice(f"could not test whether answers vary: {why}")
@@ -177,7 +177,7 @@ async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str
         was_up: Whether the server replied before the first request.
 
     Returns:
-        What the server did, or None if the error has another reason.
+        What the server did, or None if the error has another cause.
     """
     if request.seed is None or client.given_up is None or not client.given_up.crashed:
         return None

@@ -114,7 +114,7 @@ class Run:
                     self._stop(error)
 
     async def _ask(self, opened: OpenRange, question: Question, samples: list[int]) -> bool:
-        """Request and log answers to a question. Returns True if all arrived or the server rejected the question."""
+        """Request and log answers to a question. Returns True if all answers arrived or the question was rejected."""
         while samples and question.id not in self._rejected:
             try:
                 request = request_for(question, samples, self.decoding, self.server)

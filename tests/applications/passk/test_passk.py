@@ -215,7 +215,7 @@ def test_more_answers_than_known_grades_are_refused(make: Make) -> None:
 
 
 def test_a_store_without_known_grades_gives_a_one_line_error(make: Make) -> None:
-    with pytest.raises(InputError, match="a question with a known grade, but none of the 2 questions has one"):
+    with pytest.raises(InputError, match="one question with a known grade, but none of the 2 questions has one"):
         record_of(make([[None, None], [None, None]]))
 
 

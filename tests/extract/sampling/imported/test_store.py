@@ -120,7 +120,7 @@ def test_answers_without_references_can_only_use_the_scores_of_the_log(tmp_path:
     rows = [{name: value for name, value in row.items() if name != "references"} for row in answers_to(3, 2)]
     store = import_log(str(tmp_path / "store"), str(write_lines(tmp_path / "a.jsonl", rows)), "jsonl")
     assert store.grades.names() == ["score"]
-    with pytest.raises(InputError, match="to have references, but 3 of 3 have none, such as 'q0'"):
+    with pytest.raises(InputError, match="to have references, but 3 of 3 have none, for example 'q0'"):
         grade(str(store.path), "short")
 
 

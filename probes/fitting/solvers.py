@@ -43,7 +43,7 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
     Raises:
         InputError: If a penalty is not positive.
     """
-    share = _check(target, penalties)
+    share = check_fit(target, penalties)
     root, mean_target = share.sqrt(), share @ target.double()
     centred = (root * (target.double() - mean_target))[:, None]
 
@@ -83,7 +83,7 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     Raises:
         InputError: If a penalty is not positive or is too small for convergence, or if the targets are all 0 or all 1.
     """
-    share = _check(target, penalties, both=True)
+    share = check_fit(target, penalties, both=True)
     l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
 
     def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,7 +104,7 @@ def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tenso
     Raises:
         InputError: If the targets are all 0 or all 1.
     """
-    share = _check(target, both=True)
+    share = check_fit(target, both=True)
     mass = torch.stack([share * target.double(), share * (1 - target.double())])
     mass = mass / mass.sum(1, keepdim=True)
 
@@ -115,7 +115,7 @@ def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tenso
     return _solve_centred(features, share, solve)
 
 
-def _check(target: Tensor, penalties: Sequence[float] = (), both: bool = False) -> Tensor:
+def check_fit(target: Tensor, penalties: Sequence[float] = (), both: bool = False) -> Tensor:
     """Check the arguments and return equal row weights, [row] float64 with sum 1.
 
     If `both` is true, the targets must not be all 0 or all 1.

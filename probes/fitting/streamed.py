@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from datamodules.streamed_features import StreamedFeatures
-from probes.fitting.solvers import _check
+from probes.fitting.solvers import check_fit
 from probes.fitting.sums import Column, Statistics, outside_folds
 
 
@@ -56,7 +56,7 @@ def fit_statistics(
 
 def ridge(statistics: Statistics, penalties: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Fit ridge regression. See `solvers.ridge`."""
-    _check(statistics.target[None], penalties)
+    check_fit(statistics.target[None], penalties)
     matrix, weights, added = statistics.covariance, [], 0.0
     for penalty in penalties:  # the diagonal is changed in place, without a copy per penalty
         matrix.diagonal().add_(penalty - added)

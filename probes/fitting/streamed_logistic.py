@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 from extract.errors import InputError
-from probes.fitting.solvers import _check
+from probes.fitting.solvers import check_fit
 from probes.fitting.streamed import Fits, targets_vary
 from probes.fitting.sums import Column, outside_folds
 
@@ -37,7 +37,7 @@ def logistic(column: Column, target: Tensor, fold: Tensor, penalties: Sequence[f
     Raises:
         InputError: If a penalty is not positive or is too small for convergence.
     """
-    _check(target, penalties)
+    check_fit(target, penalties)
     l2, moments = torch.tensor(list(penalties), dtype=torch.float64, device=target.device), []
     for statistics in outside_folds(column, target, fold, products=True):
         moments.append(statistics[:5])

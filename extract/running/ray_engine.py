@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from extract.errors import InputError
-from extract.running.progress import Count, Progress, quiet_loggers, say
+from extract.running.progress import Count, Progress, quiet_loggers
 from extract.running.worker import Item, Result, Start, Worker
 
 Engine = Literal["local", "ray"]
@@ -57,30 +57,46 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
 class RayWorker(Worker):
     """The only worker of a job. It hands out the blocks to actors, which write the files.
 
+    The cluster is used as soon as there is work. Then these errors are raised.
+
     Raises:
-        InputError: If Ray is not installed, the cluster can't be reached, or it is too small for the actors.
+        InputError: If Ray is not installed, the cluster can't be reached or disappears, or it is too small for the
+            actors.
     """
 
     def __init__(self, actors: int | None = None) -> None:
         super().__init__()
-        self._ray = connect()
+        self._given = actors
+
+    @cached_property
+    def _ray(self) -> Any:
+        return connect()
+
+    @cached_property
+    def _resources(self) -> tuple[int, dict[str, int]]:
+        """Number of actors, and the resources of each."""
         total = self._ray.cluster_resources()
-        self._resource = "num_gpus" if total.get("GPU") else "num_cpus"
-        n_units, unit = int(total.get("GPU") or total.get("CPU", 0)), self._resource[4:-1].upper()
-        if actors is not None and not 0 < actors <= n_units:
+        unit = "GPU" if total.get("GPU") else "CPU"
+        n_units = int(total.get(unit, 0))
+        if self._given is not None and not 0 < self._given <= n_units:
             raise InputError(
                 f"Expected `actors` to be from 1 to {n_units}, because each actor needs a {unit} and the cluster has "
-                f"{n_units}, but got {actors}. Pass a smaller --actors, or leave it out for one actor per {unit}."
+                f"{n_units}, but got {self._given}. Pass a smaller --actors, or leave it out for one actor per {unit}."
             )
-        self._n_actors, self._unit = actors or n_units, unit
+        return self._given or n_units, {f"num_{unit.lower()}s": 1}
 
     def once(self, function: Callable[[], Result]) -> Result:
         """Call a function in a process of the cluster, which has the resources of an actor."""
-        task = self._ray.remote(max_retries=RETRIES, **{self._resource: 1})(_call).remote(function, os.getcwd())
-        return self._results([task])[0]
+        task = self._ray.remote(max_retries=RETRIES, **self._resources[1])(_call).remote(function, os.getcwd())
+        self._wait([task])
+        return self._result(task)
 
     def run(
-        self, start: Start[Item, Result], items: Sequence[Item], n_rows: Callable[[Item], int], progress: Progress
+        self,
+        start: Start[Item, Result],
+        items: Sequence[Item],
+        n_rows: Callable[[Item], int],
+        bar: Callable[[], Progress],
     ) -> Iterator[Result]:
         """Process the items of one block after another in actors. See `Worker.run`.
 
@@ -89,20 +105,18 @@ class RayWorker(Worker):
         blocks: dict[int, list[Item]] = defaultdict(list)
         for item in items:
             blocks[item.block].append(item)
-        todo, running, n_actors = list(reversed(blocks.values())), dict[Any, Any](), min(self._n_actors, len(blocks))
-        say(f"ray: {n_actors} actors with one {self._unit} each")
-        options = {self._resource: 1, "max_restarts": -1, "max_task_retries": RETRIES}
-        actors = [self._ray.remote(**options)(_Actor).remote(start, os.getcwd()) for _ in range(n_actors)]
+        todo, running, (n_actors, resources) = iter(blocks.values()), dict[Any, Any](), self._resources
+        actor_class = self._ray.remote(max_restarts=-1, max_task_retries=RETRIES, **resources)(_Actor)
+        actors = [actor_class.remote(start, os.getcwd()) for _ in range(min(n_actors, len(blocks)))]
         try:
-            for actor in actors:
-                block = todo.pop()
-                running[actor.process.remote(block)] = actor, block
-            while running:
-                for finished in self._wait(list(running)):
+            with bar() as progress:
+                for actor, block in zip(actors, todo, strict=False):
+                    running[actor.process.remote(block)] = actor, block
+                while running:
+                    finished = self._wait(list(running))
+                    result, tokens = self._result(finished)
                     actor, block = running.pop(finished)
-                    result, tokens = self._results([finished])[0]
-                    if todo:
-                        following = todo.pop()
+                    for following in islice(todo, 1):
                         running[actor.process.remote(following)] = actor, following
                     progress(sum(map(n_rows, block)), tokens)
                     yield result
@@ -110,46 +124,41 @@ class RayWorker(Worker):
             for actor in actors:
                 self._ray.kill(actor)
 
-    def _wait(self, tasks: list[Any]) -> list[Any]:
-        """Return a list with a finished task, or an empty list if none has finished for a while."""
-        finished: list[Any] = self._ray.wait(tasks, timeout=CHECK_SECONDS)[0]
-        if not finished:
-            self._check_cluster()
-        return finished
-
-    def _check_cluster(self) -> None:
-        host = urlsplit(f"//{self._address}")
-        try:
-            socket.create_connection((host.hostname, host.port), timeout=CHECK_SECONDS).close()
-        except OSError as error:
-            raise self._gone(error) from None
+    def _wait(self, tasks: list[Any]) -> Any:
+        """Wait until a task has finished, and return it. Every few seconds, check that the cluster still exists."""
+        while True:
+            finished, _ = self._ray.wait(tasks, timeout=CHECK_SECONDS)
+            if finished:
+                return finished[0]
+            try:
+                socket.create_connection(self._address, timeout=CHECK_SECONDS).close()
+            except OSError as error:
+                raise _gone(error) from None
 
     @cached_property
-    def _address(self) -> str:
-        return str(self._ray.get_runtime_context().gcs_address)
+    def _address(self) -> tuple[str, int]:
+        host, _, port = self._ray.get_runtime_context().gcs_address.rpartition(":")
+        return host.strip("[]"), int(port)
 
-    def _results(self, tasks: list[Any]) -> list[Any]:
-        """Return the results of tasks, or raise the error of one of them."""
-        while len(self._ray.wait(tasks, num_returns=len(tasks), timeout=CHECK_SECONDS)[0]) < len(tasks):
-            self._check_cluster()
+    def _result(self, task: Any) -> Any:
+        """Return the result of a finished task, or raise its error."""
         try:
-            results = self._ray.get(tasks)
-        except self._ray.exceptions.RayTaskError:
+            result = self._ray.get(task)
+        except self._ray.exceptions.RayTaskError:  # a bug, which keeps its traceback
             raise
         except self._ray.exceptions.RayError as error:
-            raise self._gone(error) from None
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-        return results
+            raise _gone(error) from None
+        if isinstance(result, Exception):
+            raise result
+        return result
 
-    @staticmethod
-    def _gone(error: Exception) -> InputError:
-        line = str(error).strip().splitlines()[0]
-        return InputError(
-            f"Expected the Ray cluster to finish the job, but got: {type(error).__name__}: {line} Finished blocks are "
-            "kept. Run the same command again to continue, with more memory per actor if a block needs it."
-        )
+
+def _gone(error: Exception) -> InputError:
+    line = str(error).strip().splitlines()[0]
+    return InputError(
+        f"Expected the Ray cluster to finish the job, but got {type(error).__name__}: {line.rstrip('.')}. Finished "
+        "blocks are kept. Run the same command again to continue, with more memory per actor if a block needs it."
+    )
 
 
 def connect() -> Any:
@@ -159,7 +168,6 @@ def connect() -> Any:
         InputError: If Ray is not installed, or the cluster at RAY_ADDRESS can't be reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         import ray
     except ImportError:

@@ -66,7 +66,11 @@ class Worker:
         return function()
 
     def run(
-        self, start: Start[Item, Result], items: Sequence[Item], n_rows: Callable[[Item], int], progress: Progress
+        self,
+        start: Start[Item, Result],
+        items: Sequence[Item],
+        n_rows: Callable[[Item], int],
+        bar: Callable[[], Progress],
     ) -> Iterator[Result]:
         """Process items in this process, all together.
 
@@ -75,12 +79,12 @@ class Worker:
                 pickles it and processes the items of each block separately.
             items: Items in this worker's blocks.
             n_rows: Function that returns the number of rows in an item, for the progress bar.
-            progress: Progress bar.
+            bar: Function that returns the progress bar. It is called after `start`, so that the rate is not too low.
 
         Yields:
             The results of the function.
         """
-        with start() as process:
+        with start() as process, bar() as progress:
             yield process(items, progress)
 
     @property

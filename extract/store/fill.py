@@ -60,9 +60,8 @@ def fill(
             and an item can be processed twice, so existing files should be skipped.
         worker: The worker. Its number is added to the label.
     """
-    with Progress(f"{label}{worker.label}", sum(map(n_rows, items)), unit) as progress:
-        results = worker.run(partial(_one_by_one, start), items, n_rows, progress)
-        return [result for of_items in results for result in of_items]
+    bar = partial(Progress, f"{label}{worker.label}", sum(map(n_rows, items)), unit)
+    return [result for results in worker.run(partial(_one_by_one, start), items, n_rows, bar) for result in results]
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Write the answers and grades of a log to a store."""
 
 import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,10 @@ def _fill(folder: Path, log: Log, identity: Identity) -> None:
             store.samples.write(part, [_sample(store, log, *key) for key in _keys(store, part)])
             progress(n_rows(part), 0)
 
+        @contextmanager
+        def grading(name: str) -> Iterator[Callable[[SampleRange, Progress], None]]:
+            yield partial(write_grades, name)
+
         def write_grades(name: str, samples: SampleRange, progress: Progress) -> None:
             rows = [_grade(log, name, *key) for key in _keys(store, samples)]
             store.grades.write(name, samples, rows, log.rules[name])
@@ -85,8 +89,7 @@ def _fill(folder: Path, log: Log, identity: Identity) -> None:
         for name in log.rules:
             file, check = partial(store.grades.file, name), partial(store.grades.read, name)
             if missing := missing_shards(store, ranges, worker, file, check):
-                start = partial(nullcontext[Callable[[SampleRange, Progress], None]], partial(write_grades, name))
-                fill(f"import {name}", "grades", missing, n_rows, start, worker)
+                fill(f"import {name}", "grades", missing, n_rows, partial(grading, name), worker)
         write_manifest(store)
 
 

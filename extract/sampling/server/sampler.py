@@ -99,10 +99,10 @@ class ServerSampler(Sampler):
         asks = first_asks(store, ranges, server.n, TRIES * len(server.urls))
         preflight = self._preflight(temperature, asks)
         missing = {s: n for s in ranges if (n := n_missing(store, s))}
-        with Progress(f"sample{worker.label}", sum(missing.values()), "answers") as progress:
-            start = partial(_asking, store, decoding, server, preflight, worker.count)
-            for _ in worker.run(start, ranges, lambda s: missing.get(s, 0), progress):
-                pass
+        bar = partial(Progress, f"sample{worker.label}", sum(missing.values()), "answers")
+        start = partial(_asking, store, decoding, server, preflight, worker.count)
+        for _ in worker.run(start, ranges, lambda s: missing.get(s, 0), bar):
+            pass
         if temperature:
             answers = defaultdict(list)
             for samples in (samples for samples in store.samples.ranges() if samples.block == ranges[0].block):

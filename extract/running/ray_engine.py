@@ -39,7 +39,7 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
             others. None means that an option is not set.
 
     Raises:
-        InputError: If such an option is set, `actors` is passed without Ray, Ray is not installed, or the cluster can't be used.
+        InputError: If such an option is set, or `actors` is passed without Ray.
     """
     if engine == "ray":
         for option, value in per_process.items():

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
+from extract import Decoding, StoreRecipe, grade, read, sample_family
 from extract.__main__ import COMMANDS
+from extract.commands import ask
 from extract.errors import InputError
+from extract.grading import GRADERS, Judge, load_grader
 from extract.running import ray_engine
 from extract.running.cli import run
 from extract.running.ray_engine import RayWorker, worker_for
+from extract.running.worker import Result, Worker
+from extract.sampling.server.policy import Server
 from tests.helpers.killing import Commands, changed, content, finished
 from tests.helpers.ray_cluster import kill_actor, small_cluster
 from tests.helpers.serving_stub import MODEL, stub
@@ -60,43 +70,85 @@ class Killer(threading.Thread):
             time.sleep(0.01)
 
 
+class TwicePickled(Worker):
+    """Worker that sends the blocks through pickles, as to an actor, and does each block twice, as after a death."""
+
+    def once(self, function: Callable[[], Result]) -> Result:
+        return through_pickle(through_pickle(function)())
+
+    def run(self, start: Any, items: Sequence[Any], n_rows: Any, bar: Any) -> Iterator[Any]:
+        for _, of_block in groupby(items, lambda item: item.block):
+            part = through_pickle(list(of_block))
+            with through_pickle(start)() as process, bar() as progress:
+                yield through_pickle(process(part, progress))
+            with through_pickle(start)() as process:
+                process(part, lambda rows, tokens: pytest.fail("a block is done again"))
+
+
+def through_pickle(value: Any) -> Any:
+    from ray import cloudpickle
+
+    return cloudpickle.loads(cloudpickle.dumps(value))
+
+
+def test_commands_can_be_pickled_and_do_no_block_twice(commands: Commands, tmp_path: Path) -> None:
+    model = str(commands.folder / "model")
+    questions = str(commands.folder / "questions.jsonl")
+    decoding = Decoding(temperature="0:1:1", max_new_tokens=8)
+    recipe = StoreRecipe(questions=questions, model=model, k=3, block_size=16, policy=decoding)
+    for folder, worker in ((tmp_path / "local", Worker()), (tmp_path / "twice", TwicePickled())):
+        store = str(sample_family(str(folder), recipe, worker)[1].path)
+        sample_family(str(folder), replace(recipe, k=4), worker)  # two ranges in each block
+        grade(store, worker=worker)
+        read(store, model=model, worker=worker)
+        read(store, ["hidden", "early_exit"], "sample", model=model, worker=worker)
+        ask(store, ["verbalized"], model, worker=worker)
+    assert content(tmp_path / "twice") == content(tmp_path / "local")
+
+
+def test_requests_to_a_server_can_be_pickled_and_are_sent_once(commands: Commands, tmp_path: Path) -> None:
+    """One of two addresses crashes during the run, so the requests go to the other one."""
+    decoding, stores = Decoding(temperature=1.0, max_new_tokens=8), []
+    recipe = StoreRecipe(
+        questions=str(commands.folder / "questions.jsonl"), model=MODEL, sampler="server", k=2, policy=decoding
+    )
+    for worker in (Worker(), TwicePickled()):
+        with stub() as stable, stub(on_seed="exit", n_seeds=20) as dying:
+            server = Server(url=[dying.url, stable.url], attempts=5)
+            folder = str(tmp_path / type(worker).__name__)
+            stores += sample_family(folder, replace(recipe, server=server, block_size=16), worker)
+            asked = Counter((request["seed"], str(request["prompt"])) for request in stable.answered())
+        assert max(asked.values()) == 1
+    assert content(stores[1].path) == content(stores[0].path)
+
+
+@pytest.mark.parametrize("name", GRADERS)
+def test_graders_can_be_pickled(name: str) -> None:
+    grader = through_pickle(load_grader(name, Judge(model="a model")))
+    assert grader.rule == load_grader(name, Judge(model="a model")).rule
+
+
 @pytest.mark.usefixtures("cluster")
-def test_a_job_whose_actors_are_killed_finishes_with_the_bytes_of_a_local_run(commands: Commands) -> None:
+@pytest.mark.parametrize("command", ["sample", "read"])
+def test_a_job_whose_actor_is_killed_finishes_with_the_bytes_of_a_local_run(commands: Commands, command: str) -> None:
     local, on_ray = commands.folder / "local", commands.folder / "on_ray"
-    ask = ["ask", "--baselines", "[verbalized]", "--model", str(commands.folder / "model")]
-    for name, line in {"sample": None, "grade": ["grade"], "read": None, "ask": ask}.items():
-        for store, engine in ((local, []), (on_ray, ON_RAY)):
-            options = commands.line(name, store)[2:] if line is None else [*line, "--store", str(store)]
-            killer = Killer(on_ray)
-            if store == on_ray and name in ("sample", "read"):
-                killer.start()
-            assert finish(*options, *engine) == 0
-            killer.is_over = True
-            if killer.ident is not None:
-                killer.join()
-                assert killer.has_killed
-                assert changed(killer.kept, finished(on_ray)) == 0
-        assert content(on_ray) == content(local), name
-
-
-@pytest.mark.usefixtures("cluster")
-def test_actors_send_requests_to_servers_and_skip_addresses_that_fail(commands: Commands, tmp_path: Path) -> None:
-    with stub() as server, socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        line = ["sample", "--sampler", "server", "--model", MODEL, "--k", "2", "--block_size", "8"]
-        line += ["--questions", str(commands.folder / "questions.jsonl"), "--policy.temperature", "1"]
-        urls = f"[{server.url},http://127.0.0.1:{closed.getsockname()[1]}/v1]"
-        assert finish(*line, "--store", str(tmp_path / "local"), "--server.url", server.url) == 0
-        assert finish(*line, "--store", str(tmp_path / "ray"), "--server.url", urls, *ON_RAY) == 0
-    assert content(tmp_path / "ray") == content(tmp_path / "local")
+    assert finish(*commands.line(command, local)[2:]) == 0
+    killer = Killer(on_ray)
+    killer.start()
+    assert finish(*commands.line(command, on_ray)[2:], *ON_RAY) == 0
+    killer.is_over = True
+    killer.join()
+    assert killer.has_killed
+    assert changed(killer.kept, finished(on_ray)) == 0
+    assert content(on_ray) == content(local)
 
 
 @pytest.mark.usefixtures("cluster")
 def test_an_actor_that_cannot_write_ends_the_job_with_one_line_and_the_next_run_continues(
     commands: Commands, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    store = commands.folder / "blocked"
-    assert finish(*commands.line("sample", store)[2:]) == 0
+    store = commands.folder / "on_ray"
+    shutil.rmtree(store / "signals")
     (store / "signals").touch()
     capfd.readouterr()
     assert finish(*commands.line("read", store)[2:], *ON_RAY) == 2
@@ -118,8 +170,6 @@ def test_more_actors_than_the_cluster_has_cpus_are_refused(actors: int) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_block_that_kills_every_actor_ends_the_job_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     monkeypatch.setattr(ray_engine, "RETRIES", 0)
     with pytest.raises(InputError, match=r"^Expected the Ray cluster to finish the job, but got [^\n]* are kept\."):
         RayWorker(1).once(lambda: os._exit(1))
@@ -136,7 +186,7 @@ def test_a_cluster_that_disappears_is_reported(monkeypatch: pytest.MonkeyPatch) 
             worker.once(lambda: time.sleep(2))
 
 
-def test_a_second_job_on_a_store_waits(commands: Commands, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_job_on_a_store_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FileLock(tmp_path / ".writer-0-of-1.lock"):
         thread = threading.Thread(target=lambda: _enter(tmp_path))
         thread.start()

@@ -27,6 +27,7 @@ from extract.sampling.server.policy import Server
 from extract.sampling.server.sampler import ServerSampler
 from extract.store.questions import Questions
 from extract.store.shards import Block, Scope
+from extract.store.verify import verify
 from extract.viewing.inspection import describe
 from extract.viewing.show import show
 from probes import load_probe

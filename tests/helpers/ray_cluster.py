@@ -32,19 +32,28 @@ def small_cluster(cpus: int = 2) -> Iterator[None]:
             ray.shutdown()
 
 
-def processes(title: str) -> list[int]:
-    """Return the ids of the running processes of this user whose command line begins with a text."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+def children(parent: int) -> list[int]:
+    """Return the ids of the child processes of a process."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{parent}/task").glob("*"):
         with suppress(OSError):  # it has ended
-            if folder.stat().st_uid == os.getuid() and (folder / "cmdline").read_bytes().startswith(title.encode()):
-                found.append(int(folder.name))
+            found += map(int, (thread / "children").read_text().split())
     return found
 
 
-def kill_actor(choose: int = 0) -> bool:
-    """Kill an actor that processes a block. Returns whether there was one."""
-    actors = sorted(processes("ray::_Actor.process"))
-    if actors:
-        os.kill(actors[choose % len(actors)], signal.SIGKILL)
-    return bool(actors)
+def actors_of(driver: int) -> list[int]:
+    """Return the ids of the actors of a driver that has started its own cluster. They are its grandchildren."""
+    found = []
+    for process in (process for child in children(driver) for process in children(child)):
+        with suppress(OSError):  # it has ended
+            if Path(f"/proc/{process}/cmdline").read_bytes().startswith(b"ray::_Actor"):
+                found.append(process)
+    return found
+
+
+def kill_an_actor() -> bool:
+    """Kill an actor of this process. Returns whether there was one."""
+    for actor in actors_of(os.getpid())[:1]:
+        os.kill(actor, signal.SIGKILL)
+        return True
+    return False

@@ -29,7 +29,7 @@ from extract.running.ray_engine import RayWorker, worker_for
 from extract.running.worker import Result, Worker
 from extract.sampling.server.policy import Server
 from tests.helpers.killing import Commands, changed, content, finished
-from tests.helpers.ray_cluster import kill_actor, small_cluster
+from tests.helpers.ray_cluster import kill_an_actor, small_cluster
 from tests.helpers.serving_stub import MODEL, stub
 from tests.helpers.tiny import save_model, tiny_model
 
@@ -66,7 +66,7 @@ class Killer(threading.Thread):
         while not (self.has_killed or self.is_over):
             self.kept = finished(self.store)
             if len(self.kept) > self.n_before:
-                self.has_killed = kill_actor()
+                self.has_killed = kill_an_actor()
             time.sleep(0.01)
 
 

@@ -10,9 +10,10 @@ import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -84,6 +85,13 @@ class RayWorker(Worker):
                 f"{n_units}, but got {self._given}. Pass a smaller --actors, or leave it out for one actor per {unit}."
             )
         return self._given or n_units, {f"num_{unit.lower()}s": 1}
+
+    @contextmanager
+    def writing(self, store: Path) -> Iterator[None]:
+        """Lock the store, and at the end delete the unfinished files of actors that died. See `Worker.writing`."""
+        with super().writing(store):
+            yield
+            self._delete_unfinished(store)
 
     def once(self, function: Callable[[], Result]) -> Result:
         """Call a function in a process of the cluster, which has the resources of an actor."""

@@ -102,11 +102,15 @@ class Worker:
         store.mkdir(parents=True, exist_ok=True)
         with self._lock(store):
             with alone(store):
-                for path in store.rglob(".*.tmp"):
-                    block = re.match(r"\.([0-9]{5,9})\.", path.name)
-                    if self.has(int(block[1])) if block else self.rank == 0:
-                        path.unlink(missing_ok=True)
+                self._delete_unfinished(store)
             yield
+
+    def _delete_unfinished(self, store: Path) -> None:
+        """Delete the temporary files of killed processes in this worker's blocks."""
+        for path in store.rglob(".*.tmp"):
+            block = re.match(r"\.([0-9]{5,9})\.", path.name)
+            if self.has(int(block[1])) if block else self.rank == 0:
+                path.unlink(missing_ok=True)
 
     def _lock(self, store: Path) -> AcquireReturnProxy:
         waits = False

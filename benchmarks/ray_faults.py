@@ -46,7 +46,7 @@ def kill_actors(commands: Commands, command: str, store: Path, kills: int, sprea
             after = finished(store)
             n_changed += changed(before, after)
             before = after
-        time.sleep(0.005)
+        time.sleep(0.05)
     said = job.communicate()[1]
     n_changed += changed(before, finished(store))
     lines = [line for line in said.splitlines() if "Traceback" in line or line.startswith("error:")]
@@ -101,7 +101,7 @@ def main() -> None:
     """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--questions", type=int, default=2000)
+    parser.add_argument("--questions", type=int, default=600)
     parser.add_argument("--spread", type=float, default=0.5, help="maximum delay of a kill in seconds")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

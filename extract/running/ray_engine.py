@@ -23,7 +23,7 @@ from extract.running.worker import Item, Result, Start, Worker
 
 Engine = Literal["local", "ray"]
 #: Number of times that Ray repeats a block whose actor died. A block that needs too much memory would kill every actor.
-RETRIES = 3
+RETRIES = 10
 #: Interval between two checks that the cluster still exists, in seconds.
 CHECK_SECONDS = 5.0
 _NONE: Mapping[str, object] = MappingProxyType({})

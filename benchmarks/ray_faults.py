@@ -59,7 +59,7 @@ def lose_cluster(commands: Commands, store: Path) -> dict[str, Any]:
     while job.poll() is None and not finished(store):
         time.sleep(0.01)
     lost = time.perf_counter()
-    for process in children(job.pid):
+    for process in [*children(job.pid), *actors_of(job.pid)]:
         os.kill(process, signal.SIGKILL)
     said = job.communicate()[1]
     seconds, kept = time.perf_counter() - lost, finished(store)
@@ -67,7 +67,7 @@ def lose_cluster(commands: Commands, store: Path) -> dict[str, Any]:
     again.communicate()
     return {
         "status": job.returncode,
-        "lines": [line for line in said.splitlines() if "error" in line.lower() or "Traceback" in line],
+        "lines": [line for line in said.splitlines() if line.startswith("error:") or "Traceback" in line],
         "seconds": round(seconds, 1),
         "finished files": len(kept),
         "goes on": again.returncode == 0 and not changed(kept, finished(store)),

@@ -46,7 +46,10 @@ def main() -> None:
     ratio = statistics.median(a[1] / b[1] for a, b in zip(on_ray, local, strict=True))
     names = ("start-up", "work", "total")
     sides = {
-        side: {name: round(statistics.median(column), 1) for name, column in zip(names, zip(*runs, strict=True), strict=True)}
+        side: {
+            name: round(statistics.median(column), 1)
+            for name, column in zip(names, zip(*runs, strict=True), strict=True)
+        }
         for side, runs in (("ray", on_ray), ("local", local))
     }
     report(

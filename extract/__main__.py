@@ -11,6 +11,8 @@ from extract.running.exit import end_process
 from extract.sampling.imported.command import import_log
 from extract.sampling.temperature_grid import each_store
 from extract.store.merge import merge
+from extract.store.verify import verify
+from extract.viewing.inspection import inspect
 from extract.viewing.show import show
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -21,10 +23,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "read": each_store(commands.read),
     "ask": each_store(commands.ask),
     "likelihood": likelihood,
-    "inspect": commands.inspect,
+    "inspect": inspect,
     "show": each_store(show),
     "merge": merge,
-    "verify": each_store(commands.verify),
+    "verify": each_store(verify),
 }
 
 if __name__ == "__main__":

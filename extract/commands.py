@@ -1,7 +1,7 @@
 """The commands of ``python -m extract`` as plain functions."""
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,19 +14,18 @@ from extract.models.embedded import EMBEDDED_ENCODER
 from extract.models.store_model import load_store_model
 from extract.recipe import StoreRecipe
 from extract.registry import fill_names
-from extract.running.worker import Worker
+from extract.running.ray_engine import Engine, worker_for
+from extract.running.worker import Lazy, Worker
 from extract.samplers import SAMPLERS
 from extract.sampling.base import sample_stores
 from extract.sampling.stopping import STOPPING_RULES
 from extract.sampling.stopping_settings import load_stopping
-from extract.sampling.temperature_grid import each_store, grid_folders
+from extract.sampling.temperature_grid import grid_folders
 from extract.signals.registry import descriptions, load_signal
 from extract.signals.run import fill_signals
 from extract.store.fill import extended
-from extract.store.identity import member_stores
 from extract.store.shards import Scope
 from extract.store.store import Store
-from extract.store.verify import find_problems, write_manifest
 
 #: Default judge, used only by the grader `judge`.
 NO_JUDGE = Judge()
@@ -56,6 +55,8 @@ def sample_family(
     priors: str | None = None,
     grader: str | None = None,
     per_round: int = 2,
+    engine: Engine = "local",
+    actors: int | None = None,
 ) -> list[Store]:
     """Sample k answers to each question and store them. Repeat the command to continue an interrupted run.
 
@@ -76,6 +77,10 @@ def sample_family(
             the questions.
         per_round: Number of answers that a round adds to each question, at each temperature. It does not affect the
             decisions of the rule.
+        engine: Whether this process samples (local) or the actors of a Ray cluster (ray). The answers are the same. The
+            environment variable RAY_ADDRESS selects an existing cluster. Otherwise, Ray starts on this machine.
+        actors: Number of actors of the Ray engine. By default, one per GPU of the cluster, or one per CPU if it has no
+            GPU.
 
     Returns:
         One store for each temperature.
@@ -84,7 +89,8 @@ def sample_family(
         InputError: If an option is invalid, the questions or the model cannot be loaded, or the existing store has a
             different identity.
     """
-    worker, folders = worker or Worker.from_environment(), grid_folders(Path(store), recipe.policy)
+    worker = worker or worker_for(engine, actors, {"stop": stop, **recipe.server.budgets})
+    folders = grid_folders(Path(store), recipe.policy)
     questions, decoding = recipe.load()
     stopping = None
     if stop is not None:
@@ -136,7 +142,14 @@ def make_store(
 
 
 @fill_names(graders=GRADERS)
-def grade(store: str, grader: str | None = None, worker: Worker | None = None, judge: Judge = NO_JUDGE) -> Store:
+def grade(
+    store: str,
+    grader: str | None = None,
+    worker: Worker | None = None,
+    judge: Judge = NO_JUDGE,
+    engine: Engine = "local",
+    actors: int | None = None,
+) -> Store:
     """Grade answers that have no grade yet or whose grade is unknown.
 
     Args:
@@ -144,6 +157,8 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
         grader: One of {graders}. The default depends on the kind of the questions.
         worker: See `sample_family`.
         judge: Options of the grader `judge`.
+        engine: Whether this process (local) or the actors of a Ray cluster (ray) do the work. See `sample`.
+        actors: Number of actors of the Ray engine. By default, one per GPU, or one per CPU if there is no GPU.
 
     Returns:
         The store.
@@ -151,7 +166,7 @@ def grade(store: str, grader: str | None = None, worker: Worker | None = None, j
     Raises:
         InputError: If the grader is unknown or unsuitable, there is no store, or the judge cannot be reached.
     """
-    with extended(store, worker) as (opened, worker):
+    with extended(store, worker or worker_for(engine, actors, judge.server.budgets)) as (opened, worker):
         name = grader or grader_of_kinds(question.kind for question in opened.questions)
         fill_grades(opened, load_grader(name, judge), worker)
     return opened
@@ -168,6 +183,8 @@ def read(
     device_map: str | None = None,
     worker: Worker | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
+    engine: Engine = "local",
+    actors: int | None = None,
 ) -> Store:
     """Run the model on a store's questions or answers to read missing signals.
 
@@ -184,6 +201,8 @@ def read(
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         worker: See `sample_family`.
         dtype: Data type in which hidden_tokens is stored. bfloat16 halves the size and has about 3 significant digits.
+        engine: Whether this process (local) or the actors of a Ray cluster (ray) do the work. See `sample`.
+        actors: Number of actors of the Ray engine. By default, one per GPU, or one per CPU if there is no GPU.
 
     Returns:
         The store.
@@ -191,10 +210,9 @@ def read(
     Raises:
         InputError: If a signal is unknown, there is no store, or the model or the layers do not match the store.
     """
-    with extended(store, worker) as (opened, worker):
-        fill_signals(
-            opened, signals, lambda: load_store_model(opened, model, device, device_map), worker, scope, layers, dtype
-        )
+    with extended(store, worker or worker_for(engine, actors)) as (opened, worker):
+        load = Lazy(partial(load_store_model, opened, model, device, device_map))
+        fill_signals(opened, signals, load, worker, scope, layers, dtype)
     return opened
 
 
@@ -210,6 +228,8 @@ def ask(
     grader: str | None = None,
     max_new_tokens: int = 48,
     worker: Worker | None = None,
+    engine: Engine = "local",
+    actors: int | None = None,
 ) -> Store:
     """Compute missing baselines by asking models about a store's questions and answers.
 
@@ -225,6 +245,8 @@ def ask(
         grader: For entailment, the grader that provides the normalised answers. By default, the store's only grader.
         max_new_tokens: For verbalized, the maximum length of a reply in tokens. Reasoning models need a higher value.
         worker: See `sample_family`.
+        engine: Whether this process (local) or the actors of a Ray cluster (ray) do the work. See `sample`.
+        actors: Number of actors of the Ray engine. By default, one per GPU, or one per CPU if there is no GPU.
 
     Returns:
         The store.
@@ -236,50 +258,12 @@ def ask(
     if max_new_tokens < 1:
         raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Pass 48, for example.")
     entries = {name: ASKED[name] for name in baselines}
-    with extended(store, worker) as (opened, worker):
+    with extended(store, worker or worker_for(engine, actors)) as (opened, worker):
         if any("sample" in entry.scopes for entry in entries.values()) and not opened.samples.ranges():
             raise InputError(
                 f"Expected the store {store!r} to contain answers, but it has none. Run `python -m extract sample`."
             )
-        load = cache(partial(load_store_model, opened, model, device, device_map))
+        load = Lazy(partial(load_store_model, opened, model, device, device_map))
         context = AskContext(load, device, embedding_model, nli_model, grader, max_new_tokens)
         fill_asked(opened, [entry.load()(name, opened, context) for name, entry in entries.items()], worker)
     return opened
-
-
-def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
-    """Summarise a store: policy, counts, accuracy by grader and group (with intervals), and example answers.
-
-    Args:
-        store: Folder of a store, or of a temperature grid. The stores of a grid are shown one by one and then compared.
-        grader: Grader for the detailed tables. By default, the default grader for the kind of the questions. If it has
-            no grades in the store, the first grader with grades.
-        answers: Number of example answers, divided among right, wrong and unknown answers.
-    """
-    from extract.viewing.inspection import compared, describe
-
-    each_store(lambda store: print(describe(Store.open(store), grader, answers)))(store=store)
-    if members := member_stores(Path(store)):
-        print(f"\n== {store}, by temperature\n{compared([Store.open(member) for member in members], grader)}")
-
-
-def verify(store: str) -> None:
-    """Check every file of a store against its recorded size and checksum, and rebuild the manifest.
-
-    Args:
-        store: Folder of the store.
-
-    Raises:
-        InputError: If any files are damaged or unfinished. The message lists all of them.
-    """
-    opened = Store.open(store)
-    if problems := list(find_problems(opened)):
-        raise InputError(
-            f"Expected the files of {store!r} to be intact, but {len(problems)} are not: {'; '.join(problems)}. Rerun "
-            "the commands that wrote them (sample, grade, read or ask), and delete files that no command wrote."
-        )
-    n_files = len(write_manifest(opened)["files"])
-    print(
-        f"{store}: {n_files} files intact, identity {opened.sha256[:12]}, {len(opened.questions)} questions in "
-        f"{opened.questions.n_blocks} blocks"
-    )

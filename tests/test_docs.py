@@ -87,7 +87,8 @@ def accept(command: str) -> None:
     Raises:
         AssertionError: If the command does not exist.
     """
-    program, *rest = shlex.split(command, comments=True)
+    without_variables = re.sub(r"^(\w+=\S+\s+)+", "", command)
+    program, *rest = shlex.split(without_variables, comments=True)
     match (Path(program).name, *rest):
         case ("make", *targets):
             assert set(targets) <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -103,6 +104,8 @@ def accept(command: str) -> None:
             given = torchrun_parser().parse_args(options)
             assert (given.module, given.training_script) == (True, "extract")
             assert status(partial(run, PARSED_ONLY, "extract"), given.training_script_args) == 0
+        case ("srun", *_, "bash", "-c", script):
+            accept(script)
         case ("python", "-c", code):
             exec(compile(code, command, "exec"), {})
         case ("python", "-m", module, *_) if module.startswith("benchmarks."):

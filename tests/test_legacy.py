@@ -28,7 +28,7 @@ def open_store(path: Path) -> Any:
 
 
 def verify(path: Path) -> None:
-    from extract.commands import verify
+    from extract.store.verify import verify
 
     verify(str(path))
 

@@ -1,10 +1,11 @@
 """Base classes for model-based baselines, their prompt template, and the loop that fills a store with their values."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from extract.asking.registry import ASKED
 from extract.grading.base import without_reasoning
@@ -14,9 +15,9 @@ from extract.likelihood.options import Continuations
 from extract.models.embedded import EMBEDDED_ENCODER
 from extract.prompts import PromptTemplate
 from extract.running.progress import say
-from extract.running.worker import Worker
+from extract.running.worker import Lazy, Worker
 from extract.store.asked import Asked
-from extract.store.fill import fill, missing_shards
+from extract.store.fill import fill, is_written, missing_shards
 from extract.store.shards import SampleRange, Scope, Shard
 from extract.store.signals import Signals
 from extract.store.store import Store
@@ -30,7 +31,7 @@ class AskContext:
     """Models and options of the model-based baselines.
 
     Attributes:
-        load: Function that returns the store's model and tokenizer. The first call loads them.
+        load: Function that returns the store's model and tokenizer. The first call in a process loads them.
         device: Device of the sentence encoder and the entailment classifier: auto, cpu, cuda or cuda:N.
         embedding_model: Name of the embedded sentence encoder, or the Hub id or folder of another encoder.
         nli_model: Hub id or folder of an entailment classifier. None if no baseline uses it.
@@ -39,7 +40,7 @@ class AskContext:
         continuations: Whether the baseline `likelihood` scores the letters or the texts of options.
     """
 
-    load: Callable[[], tuple[Any, Any]]
+    load: Lazy[tuple[Any, Any]]
     device: str = "auto"
     embedding_model: str = EMBEDDED_ENCODER
     nli_model: str | None = None
@@ -55,10 +56,13 @@ class AskedBaseline(ABC):
         self.name, self.store, self.context = name, store, context
         self.scopes = ASKED[name].scopes
 
+    def __reduce__(self) -> tuple[type[Self], tuple[str, Store, AskContext]]:
+        return type(self), (self.name, self.store, self.context)  # without models
+
     @property
     def model(self) -> dict[str, Any]:
         """Identity of the store's model, or of a served model's local copy. The copy is loaded if necessary."""
-        if not self.store.samples.provides.weights and self.store.reader is None:
+        if self.store.model_is_unknown:
             self.context.load()
         return self.store.model
 
@@ -144,10 +148,20 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
         if not shards:
             say(f"ask: {baseline.name} already exists for every {' and '.join(baseline.scopes)}")
             continue
-        baseline.prepare()
         n_rows = store.questions.n_rows
-        n_unusable = sum(fill(f"ask {baseline.name}", "asked", shards, n_rows, baseline.fill, worker))
+        n_unusable = sum(fill(f"ask {baseline.name}", "asked", shards, n_rows, partial(_asking, baseline), worker))
         say(f"ask: computed {sum(map(n_rows, shards))} values of {baseline.name}, {n_unusable} of them unusable")
+
+
+@contextmanager
+def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
+    """Load the models of a baseline, and yield a function that writes the file of a shard unless it exists."""
+    baseline.prepare()
+
+    def fill(shard: Shard, progress: Done) -> int:
+        return 0 if is_written(lambda: baseline.check_file(shard)) else baseline.fill(shard, progress)
+
+    yield fill
 
 
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:

@@ -1,17 +1,18 @@
 """Grade a store's ungraded answers, and retry undecided answers."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import pyarrow.compute as pc
 
-from extract.errors import InputError
+from extract.errors import Damaged, InputError
 from extract.grading.base import Grade, Grader, Known
 from extract.running.progress import Progress, say
 from extract.running.worker import Worker
-from extract.store.fill import fill, missing_shards
+from extract.store.fill import fill, is_written, missing_shards
 from extract.store.samples import MISSING, REJECTED, SKIPPED, WITHOUT_ANSWER
 from extract.store.shards import SampleRange
 from extract.store.store import Store
@@ -42,28 +43,41 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
         say(f"grade: all answers are graded by {name}")
         return
     _check_references(store)
-    verdicts: Counter[str] = Counter()
-    known: dict[int, Known] = {}  # keyed by block; only the current block is kept
-    with grader.running() as grade_all:
-
-        def make(samples: SampleRange, progress: Progress) -> None:
-            if samples.block not in known:
-                known.clear()
-                known[samples.block] = _decided(store, grader, graded, samples.block)
-            old = store.grades.read(name, samples).to_pylist() if samples in undecided else []
-            of_block = known[samples.block]
-            new = _grade_range(store, grader, samples, old, lambda answers: grade_all(answers, of_block, progress))
-            progress(sum(map(new.count, WITHOUT_ANSWER)), 0)
-            verdicts.update(verdict for verdict in new if verdict not in (SKIPPED, MISSING))
-
-        to_grade = sorted((*missing, *undecided))
-        fill("grade", "answers", to_grade, lambda x: undecided.get(x) or store.questions.n_rows(x), make, worker)
+    to_grade = sorted((*missing, *undecided))
+    start = partial(_grading, store, grader)
+    verdicts = sum(
+        fill("grade", "answers", to_grade, lambda x: undecided.get(x) or store.questions.n_rows(x), start, worker),
+        Counter[str](),
+    )
     n_unknown, n_rejected = verdicts["unknown"] + verdicts[REJECTED], verdicts[REJECTED]
     say(
         f"grade: {verdicts.total()} answers graded by {name}, {verdicts['right']} right, {n_unknown} unknown"
         f"{f' ({n_rejected} rejected by the server)' if n_rejected else ''}, "
         f"{verdicts['unread']} without a readable answer (counted as wrong)"
     )
+
+
+@contextmanager
+def _grading(store: Store, grader: Grader) -> Iterator[Callable[[SampleRange, Progress], Counter[str]]]:
+    """Start the grader, and yield a function that grades the answers in a range that have no known grade."""
+    known: dict[int, Known] = {}  # keyed by block; only the current block is kept
+    with grader.running() as grade_all:
+
+        def grade(samples: SampleRange, progress: Progress) -> Counter[str]:
+            old = []
+            if is_written(lambda: store.grades.read(grader.name, samples)):
+                if not _n_undecided(store, grader, samples):
+                    return Counter()
+                old = store.grades.read(grader.name, samples).to_pylist()
+            if samples.block not in known:
+                known.clear()
+                known[samples.block] = _decided(store, grader, samples.block)
+            of_block = known[samples.block]
+            new = _grade_range(store, grader, samples, old, lambda answers: grade_all(answers, of_block, progress))
+            progress(sum(map(new.count, WITHOUT_ANSWER)), 0)
+            return Counter(verdict for verdict in new if verdict not in (SKIPPED, MISSING))
+
+        yield grade
 
 
 def _check_references(store: Store) -> None:
@@ -115,12 +129,13 @@ def _verdict(grade: Grade) -> str:
     return "unread" if grade.answer is None else "right" if grade.right else "wrong"
 
 
-def _decided(store: Store, grader: Grader, graded: Sequence[SampleRange], block: int) -> Known:
+def _decided(store: Store, grader: Grader, block: int) -> Known:
     """Load earlier decisions about the answers in a block, for a grader that was built by `from_decisions`."""
-    graded = [samples for samples in graded if samples.block == block and grader.may_decide_later]
-    rows = (row for samples in graded for row in store.grades.read(grader.name, samples).to_pylist())
-    return {
-        (row["question_id"], row["answer"]): Grade(row["right"], row["answer"])
-        for row in rows
-        if row["right"] is not None and row["answer"] is not None
-    }
+    known: Known = {}
+    for samples in store.samples.ranges() if grader.may_decide_later else ():
+        if samples.block == block:
+            with suppress(Damaged):  # not graded yet
+                for row in store.grades.read(grader.name, samples).to_pylist():
+                    if row["right"] is not None and row["answer"] is not None:
+                        known[row["question_id"], row["answer"]] = Grade(row["right"], row["answer"])
+    return known

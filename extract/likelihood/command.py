@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from pyarrow import parquet
@@ -17,7 +17,7 @@ from extract.likelihood.report import describe_options, describe_texts, describe
 from extract.models.embedded import EMBEDDED_MODEL
 from extract.models.loading import load_model
 from extract.models.store_model import load_store_model
-from extract.running.worker import Worker
+from extract.running.worker import Lazy, Worker
 from extract.sampling.temperature_grid import each_store
 from extract.store.fill import extended
 from extract.store.store import Store
@@ -121,7 +121,7 @@ def score_store(
     with extended(store, worker) as (opened, worker):
         for question in opened.questions:  # raises an InputError before the model is loaded
             continuations_of(question, continuations)
-        load = cache(partial(load_store_model, opened, model, device, device_map))
+        load = Lazy(partial(load_store_model, opened, model, device, device_map))
         baseline = ASKED["likelihood"].load()("likelihood", opened, AskContext(load, continuations=continuations))
         fill_asked(opened, [baseline], worker)
     if not opened.asked.missing("likelihood"):  # other workers may still be running

@@ -3,15 +3,30 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Generic, Protocol, Self, TypeVar
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from extract.errors import InputError
+from extract.running.progress import Progress
+
+
+class InBlock(Protocol):
+    """Unit of work in a block, for example a shard."""
+
+    @property
+    def block(self) -> int:
+        """Number of the block."""
+
+
+Item = TypeVar("Item", bound=InBlock)
+Result = TypeVar("Result")
+#: Function that prepares a process, for example by loading a model, and yields a function that processes items.
+Start = Callable[[], AbstractContextManager[Callable[[Sequence[Item], Progress], Result]]]
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,32 @@ class Worker:
         """Whether this worker processes a block."""
         return block % self.count == self.rank
 
+    def once(self, function: Callable[[], Result]) -> Result:
+        """Call a function in a process that can load the model."""
+        return function()
+
+    def run(
+        self,
+        start: Start[Item, Result],
+        items: Sequence[Item],
+        n_rows: Callable[[Item], int],
+        bar: Callable[[], Progress],
+    ) -> Iterator[Result]:
+        """Process items in this process, all together.
+
+        Args:
+            start: Function that prepares a process and yields a function that processes items. The Ray engine
+                pickles it and processes the items of each block separately.
+            items: Items in this worker's blocks.
+            n_rows: Function that returns the number of rows in an item, for the progress bar.
+            bar: Function that returns the progress bar. It is called after `start`, so that the rate is not too low.
+
+        Yields:
+            The results of the function.
+        """
+        with start() as process, bar() as progress:
+            yield process(items, progress)
+
     @property
     def label(self) -> str:
         """Suffix for labels, such as `` 1/4``. It is empty for a single worker."""
@@ -61,11 +102,15 @@ class Worker:
         store.mkdir(parents=True, exist_ok=True)
         with self._lock(store):
             with alone(store):
-                for path in store.rglob(".*.tmp"):
-                    block = re.match(r"\.([0-9]{5,9})\.", path.name)
-                    if self.has(int(block[1])) if block else self.rank == 0:
-                        path.unlink(missing_ok=True)
+                self._delete_unfinished(store)
             yield
+
+    def _delete_unfinished(self, store: Path) -> None:
+        """Delete the temporary files of killed processes in this worker's blocks."""
+        for path in store.rglob(".*.tmp"):
+            block = re.match(r"\.([0-9]{5,9})\.", path.name)
+            if self.has(int(block[1])) if block else self.rank == 0:
+                path.unlink(missing_ok=True)
 
     def _lock(self, store: Path) -> AcquireReturnProxy:
         waits = False
@@ -100,3 +145,19 @@ def alone(store: Path) -> Iterator[None]:
     """Lock the whole store during a short task, so that only one process at a time performs it."""
     with FileLock(store / ".index.lock"):
         yield
+
+
+class Lazy(Generic[Result]):
+    """Value that each process builds at the first call, such as a loaded model. It is pickled without the value."""
+
+    def __init__(self, build: Callable[[], Result]) -> None:
+        self._build, self._built = build, list[Result]()
+
+    def __call__(self) -> Result:
+        """Return the value."""
+        if not self._built:
+            self._built.append(self._build())
+        return self._built[0]
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Callable[[], Result]]]:
+        return type(self), (self._build,)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from extract.signals.reading import content_tokens, drawn_tokens, read_answers, 
 from extract.signals.registry import SIGNALS, load_signal
 from extract.signals.shared_prompt import SharedPrompt, read_prefix
 from extract.store.files import is_finished
-from extract.store.fill import fill, missing_shards
+from extract.store.fill import fill, is_written, missing_shards
 from extract.store.grid import copy_known
 from extract.store.ragged import Ragged
 from extract.store.shards import Block, SampleRange, Scope, Shard
@@ -28,6 +28,8 @@ from extract.store.store import Store
 
 #: Maximum number of tokens in a batch. Batches shrink if memory runs out.
 BATCH_TOKENS = 2048
+#: Keys for counts of answers whose tokens are unknown, and of answers without token ids, whose texts are tokenized.
+_UNKNOWN, _RETOKENIZED = "answers of unknown tokens", "tokenized texts"
 
 
 def fill_signals(
@@ -80,15 +82,37 @@ def fill_signals(
         missing = copy_known(store, missing, layers_of, settings)
     if not missing:
         return
-    reader = _ShardReader(store, *load(), layers_of, settings)
-    fill("read", unit, list(missing), store.questions.n_rows, lambda s, bar: reader.read(s, missing[s], bar), worker)
-    if reader.n_unknown:
-        say(f"read: {reader.n_unknown} answers with reasoning have no values, because their token ids are unknown")
-    if reader.n_retokenized:
-        say(f"read: tokenized the texts of {reader.n_retokenized} answers, because their token ids are unknown")
-    for name, n_nan in reader.n_nan.items():
-        if n_nan:
-            say(f"read: {n_nan} {unit} have non-finite values of {name}, which are stored as NaN")
+    if store.model_is_unknown:
+        worker.once(partial(_load, load))  # records the model, so that actors only compare theirs
+    start = partial(_reading, store, load, layers_of, settings)
+    counts = sum(fill("read", unit, list(missing), store.questions.n_rows, start, worker), Counter[str]())
+    if n_unknown := counts.pop(_UNKNOWN, 0):
+        say(f"read: {n_unknown} answers with reasoning have no values, because their token ids are unknown")
+    if n_retokenized := counts.pop(_RETOKENIZED, 0):
+        say(f"read: tokenized the texts of {n_retokenized} answers, because their token ids are unknown")
+    for name, n_nan in (+counts).items():
+        say(f"read: {n_nan} {unit} have non-finite values of {name}, which are stored as NaN")
+
+
+def _load(load: Callable[[], object]) -> None:
+    load()
+
+
+@contextlib.contextmanager
+def _reading(
+    store: Store,
+    load: Callable[[], tuple[Any, Any]],
+    layers: dict[str, list[int] | None],
+    settings: dict[str, dict[str, Any]],
+) -> Iterator[Callable[[Shard, Progress], Counter[str]]]:
+    """Load the model, and yield a function that reads the missing signals of a shard."""
+    reader = _ShardReader(store, *load(), layers, settings)
+
+    def read(shard: Shard, progress: Progress) -> Counter[str]:
+        missing = [name for name in settings if not is_written(partial(store.signals.shard_layout, name, shard))]
+        return reader.read(shard, missing, progress) if missing else Counter()
+
+    yield read
 
 
 def _settings(name: str, dtype: str) -> dict[str, Any]:
@@ -120,9 +144,7 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
 class _ShardReader:
     """Reads the signals of shards and writes their files.
 
-    `layers` maps each signal to the layers to keep, or to None for its default layers. `n_nan` counts each signal's
-    rows with non-finite values. `n_unknown` counts the answers whose tokens are unknown. `n_retokenized` counts the
-    answers without token ids, whose texts were tokenized instead.
+    `layers` maps each signal to the layers to keep, or to None for its default layers.
     """
 
     def __init__(
@@ -138,22 +160,26 @@ class _ShardReader:
             name: SIGNALS[name].default_layers(n_layers(model)) if chosen is None else chosen
             for name, chosen in layers.items()
         }
-        self.n_nan, self.n_unknown, self.n_retokenized = Counter[str](), 0, 0
         # for a served model, the first samples of each block contain prompt lengths to compare with
         by_name = not store.samples.provides.weights
         self._first = {part.block: part for part in reversed(store.samples.ranges())} if by_name else {}
         self._prefix: SharedPrompt | None = None  # of the last shard; usually, all blocks have the same prefix
 
-    def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> None:
-        """Read signals of a shard and write them to the store. Batches shrink if memory runs out."""
+    def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> Counter[str]:
+        """Read signals of a shard and write them to the store. Batches shrink if memory runs out.
+
+        Returns:
+            The number of rows with non-finite values of each signal, and the counts `_UNKNOWN` and `_RETOKENIZED`.
+        """
         compute: Callable[..., dict[str, Any]]
+        counts = Counter[str]()
         if isinstance(shard, Block):
             first = self._first.get(shard.block)
             samples = [] if first is None else self._store.samples.read(first).to_pylist()
             prompts = list(encode_prompts(self._store, self._tokenizer, shard, samples).values())
             compute, has_numbers = partial(read_questions, self._model, prompts), [True] * len(prompts)
         else:
-            answers = self._answers(shard)
+            answers = self._answers(shard, counts)
             prompts = [list(answer.prompt) for answer in answers]
             compute, has_numbers = partial(read_answers, self._model, answers), [bool(a.content) for a in answers]
         check_prompts(self._model, prompts)
@@ -165,20 +191,22 @@ class _ShardReader:
         for name, tensors in signals.items():
             columns = [values.rows() if isinstance(values, Ragged) else values for values in tensors.values()]
             is_nan = [any(bool(row.isnan().any()) for row in rows) for rows in zip(*columns, strict=True)]
-            self.n_nan[name] += sum(nan and numbers for nan, numbers in zip(is_nan, has_numbers, strict=True))
+            counts[name] += sum(nan and numbers for nan, numbers in zip(is_nan, has_numbers, strict=True))
             dtype = self._settings[name].get("dtype")
             stored = {key: values.to(getattr(torch, dtype)) for key, values in tensors.items()} if dtype else tensors
             self._store.signals.write(name, shard, stored, batch_tokens, self._settings[name])
 
-    def _answers(self, part: SampleRange) -> list[Answer]:
+        return counts
+
+    def _answers(self, part: SampleRange, counts: Counter[str]) -> list[Answer]:
         """Return the answers of a range of samples, in the order of their rows in the store."""
         samples = self._store.samples.read(part).to_pylist()
         prompts = encode_prompts(self._store, self._tokenizer, part, samples)
         end, answers = end_tokens(self._model, self._tokenizer), []
         for sample in samples:
             drawn = drawn_tokens(self._tokenizer, sample)
-            self.n_unknown += not drawn and bool(sample["text"])
-            self.n_retokenized += bool(drawn) and sample["token_ids"] is None
+            counts[_UNKNOWN] += not drawn and bool(sample["text"])
+            counts[_RETOKENIZED] += bool(drawn) and sample["token_ids"] is None
             content = content_tokens(self._tokenizer, end, drawn, sample["text"])
             answers.append(Answer(tuple(prompts[sample["question_id"]]), tuple(content)))
         return answers

@@ -1,20 +1,19 @@
 """Find shards with missing or damaged files, write these files, and update the manifest."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from extract.errors import Damaged
 from extract.running.progress import Progress, say
-from extract.running.worker import Worker, alone
+from extract.running.worker import Item, Result, Worker, alone
 from extract.store.files import check_file, is_finished
 from extract.store.shards import Shard
 from extract.store.store import Store
 from extract.store.verify import write_manifest
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 AnyShard = TypeVar("AnyShard", bound=Shard)
 
 
@@ -46,21 +45,39 @@ def fill(
     unit: str,
     items: Sequence[Item],
     n_rows: Callable[[Item], int],
-    make: Callable[[Item, Progress], Result],
+    start: Callable[[], AbstractContextManager[Callable[[Item, Progress], Result]]],
     worker: Worker,
 ) -> list[Result]:
-    """Call `make` for each item, show a progress bar, and return the results.
+    """Call a function for each item, show a progress bar, and return the results.
 
     Args:
         label: Label of the progress bar.
         unit: Unit of the rows, for example ``"answers"``.
         items: Items to process, for example shards.
         n_rows: Function that returns the number of rows in an item.
-        make: Function that writes the file of an item, and reports rows and tokens to the progress bar.
+        start: Function that prepares a process, for example by loading a model. It yields a function that writes the
+            file of an item, and reports rows and tokens to the progress bar. With the Ray engine, `start` is pickled,
+            and an item can be processed twice, so existing files should be skipped.
         worker: The worker. Its number is added to the label.
     """
-    with Progress(f"{label}{worker.label}", sum(map(n_rows, items)), unit) as progress:
-        return [make(item, progress) for item in items]
+    bar = partial(Progress, f"{label}{worker.label}", sum(map(n_rows, items)), unit)
+    return [result for results in worker.run(partial(_one_by_one, start), items, n_rows, bar) for result in results]
+
+
+@contextmanager
+def _one_by_one(
+    start: Callable[[], AbstractContextManager[Callable[[Item, Progress], Result]]],
+) -> Iterator[Callable[[Sequence[Item], Progress], list[Result]]]:
+    with start() as make:
+        yield lambda items, progress: [make(item, progress) for item in items]
+
+
+def is_written(check: Callable[[], object]) -> bool:
+    """Whether a file is intact. `check` raises `Damaged` if not, or if the file does not exist."""
+    with suppress(Damaged):
+        check()
+        return True
+    return False
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:

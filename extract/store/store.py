@@ -41,6 +41,9 @@ class Store:
         self.signals = Signals(self._folder)
         self.asked = Asked(self._folder)
 
+    def __reduce__(self) -> tuple[type[Self], tuple[Path, dict[str, Any]]]:
+        return type(self), (self.path, self.identity)  # without the questions, which can be large
+
     @classmethod
     def create(cls, path: str | Path, identity: Identity, questions: Iterable[Question]) -> Self:
         """Create a store at `path`, or open the existing store if it has the same identity.
@@ -110,6 +113,11 @@ class Store:
             InputError: If reader.json is damaged.
         """
         return None if self.samples.provides.weights else read_reader(self.path, self.sha256)
+
+    @property
+    def model_is_unknown(self) -> bool:
+        """Whether the model is served and no local copy has been used yet."""
+        return not self.samples.provides.weights and self.reader is None
 
     @property
     def model(self) -> dict[str, Any]:

@@ -97,3 +97,25 @@ def write_manifest(store: Store) -> dict[str, Any]:
     manifest = {"identity": store.sha256, **sizes, "files": files}
     replace_file(store.path / "manifest.json", json.dumps(manifest, indent=1, sort_keys=True).encode())
     return manifest
+
+
+def verify(store: str) -> None:
+    """Check every file of a store against its recorded size and checksum, and rebuild the manifest.
+
+    Args:
+        store: Folder of the store.
+
+    Raises:
+        InputError: If any files are damaged or unfinished. The message lists all of them.
+    """
+    opened = Store.open(store)
+    if problems := list(find_problems(opened)):
+        raise InputError(
+            f"Expected the files of {store!r} to be intact, but {len(problems)} are not: {'; '.join(problems)}. Rerun "
+            "the commands that wrote them (sample, grade, read or ask), and delete files that no command wrote."
+        )
+    n_files = len(write_manifest(opened)["files"])
+    print(
+        f"{store}: {n_files} files intact, identity {opened.sha256[:12]}, {len(opened.questions)} questions in "
+        f"{opened.questions.n_blocks} blocks"
+    )

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from extract.grading import GRADER_OF_KIND
 from extract.models.store_model import prompt_of
+from extract.sampling.temperature_grid import each_store
+from extract.store.identity import member_stores
 from extract.store.samples import MISSING, REJECTED
 from extract.store.shards import Scope
 from extract.store.store import Store
@@ -217,3 +219,17 @@ def _asked(store: Store) -> list[str]:
         half = _MOST_LINES // 2
         lines[half:-half] = [f"  … {len(lines) - _MOST_LINES} lines …"]
     return lines
+
+
+def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
+    """Summarise a store: policy, counts, accuracy by grader and group (with intervals), and example answers.
+
+    Args:
+        store: Folder of a store, or of a temperature grid. The stores of a grid are shown one by one and then compared.
+        grader: Grader for the detailed tables. By default, the default grader for the kind of the questions. If it has
+            no grades in the store, the first grader with grades.
+        answers: Number of example answers, divided among right, wrong and unknown answers.
+    """
+    each_store(lambda store: print(describe(Store.open(store), grader, answers)))(store=store)
+    if members := member_stores(Path(store)):
+        print(f"\n== {store}, by temperature\n{compared([Store.open(member) for member in members], grader)}")

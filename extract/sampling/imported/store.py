@@ -1,6 +1,8 @@
 """Write the answers and grades of a log to a store."""
 
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,8 +69,11 @@ def _fill(folder: Path, log: Log, identity: Identity) -> None:
             store.samples.write(part, [_sample(store, log, *key) for key in _keys(store, part)])
             progress(n_rows(part), 0)
 
-        def write_grades(part: tuple[str, SampleRange], progress: Progress) -> None:
-            name, samples = part
+        @contextmanager
+        def grading(name: str) -> Iterator[Callable[[SampleRange, Progress], None]]:
+            yield partial(write_grades, name)
+
+        def write_grades(name: str, samples: SampleRange, progress: Progress) -> None:
             rows = [_grade(log, name, *key) for key in _keys(store, samples)]
             store.grades.write(name, samples, rows, log.rules[name])
             progress(n_rows(samples), 0)
@@ -78,18 +83,13 @@ def _fill(folder: Path, log: Log, identity: Identity) -> None:
             "answers",
             missing_shards(store, ranges, worker, store.samples.file),
             n_rows,
-            write_samples,
+            lambda: nullcontext(write_samples),
             worker,
         )
-        missing = [
-            (name, part)
-            for name in log.rules
-            for part in missing_shards(
-                store, ranges, worker, partial(store.grades.file, name), partial(store.grades.read, name)
-            )
-        ]
-        if missing:
-            fill("import", "grades", missing, lambda part: n_rows(part[1]), write_grades, worker)
+        for name in log.rules:
+            file, check = partial(store.grades.file, name), partial(store.grades.read, name)
+            if missing := missing_shards(store, ranges, worker, file, check):
+                fill(f"import {name}", "grades", missing, n_rows, partial(grading, name), worker)
         write_manifest(store)
 
 

@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from extract.models.store_model import encode_questions
 from extract.policy import Decoding, ModelIdentity, Policy
 from extract.questions.question import Question
 from extract.running.progress import Count, Progress, say
-from extract.running.worker import Worker
+from extract.running.worker import Lazy, Worker
 from extract.sampling.base import Sampler, SamplingOptions
 from extract.sampling.rounds import StoreRange
 from extract.store.answer_log import AnswerLog, Row, read_log, unfinished_ranges
+from extract.store.files import is_whole
 from extract.store.fill import fill, missing_shards
 from extract.store.questions import Questions
 from extract.store.shards import SampleRange
 from extract.store.store import Store
 
 if TYPE_CHECKING:
-    from extract.sampling.local.token_sampler import Sample, TokenSampler
+    from extract.sampling.local.token_sampler import Sample
+
+
+class GridRange(NamedTuple):
+    """A range of samples, and the temperatures at which it is missing."""
+
+    samples: SampleRange
+    temperatures: tuple[float, ...]
+
+    @property
+    def block(self) -> int:
+        """Number of the block."""
+        return self.samples.block
 
 
 class LocalSampler(Sampler):
-    """Draws answers with a model in this process. See `Sampler` for the interface."""
+    """Draws answers with a model in this process or in actors. See `Sampler` for the interface."""
 
-    _sampler: TokenSampler
     _model: ModelIdentity
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
         self.options, self.decoding, self.worker = options, decoding, worker
+        self._drawer = Lazy(partial(_Drawer, options, decoding))
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
         """Return a policy with the store's `model`, but with the name, dtype and commit requested by this run."""
@@ -48,15 +62,7 @@ class LocalSampler(Sampler):
 
     def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
         """Load the model."""
-        from extract.models.loading import load_model, model_identity
-        from extract.sampling.local.token_sampler import TokenSampler
-
-        options = self.options
-        model, tokenizer = load_model(
-            options.model, options.revision, options.dtype, options.device, options.device_map
-        )
-        self._model = model_identity(model, tokenizer)
-        self._sampler = TokenSampler(model, tokenizer, self.decoding, options.max_rows)
+        self._model = self.worker.once(partial(_identity, self._drawer))
 
     def policy(self, decoding: Decoding) -> Policy:
         """Return the policy of the loaded model."""
@@ -64,35 +70,65 @@ class LocalSampler(Sampler):
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
         """Draw the missing samples. Each range is drawn in one pass for all temperatures at which it is missing."""
-        lacking: dict[SampleRange, dict[float, Store]] = defaultdict(dict)
+        lacking: dict[SampleRange, list[float]] = defaultdict(list)
         for temperature, store in stores.items():
             damaged = missing_shards(store, store.samples.ranges(), self.worker, store.samples.file)
             for samples in unfinished_ranges(store, k, damaged, self.worker):
-                lacking[samples][temperature] = store
+                lacking[samples].append(temperature)
         if not lacking:
             say(f"sample: all {k} answers to each question already exist")
             return
-
-        def n_rows(samples: SampleRange) -> int:
-            return sum(store.questions.n_rows(samples) for store in lacking[samples].values())
-
-        def complete(samples: SampleRange, progress: Progress) -> None:
-            self._complete(lacking[samples], samples, progress)
-
-        fill("sample", "answers", sorted(lacking), n_rows, complete, self.worker)
+        n_rows = next(iter(stores.values())).questions.n_rows
+        items = [GridRange(samples, tuple(lacking[samples])) for samples in sorted(lacking)]
+        start = partial(_completing, self._drawer, dict(stores))
+        fill("sample", "answers", items, lambda it: n_rows(it.samples) * len(it.temperatures), start, self.worker)
 
     def draw(
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
         """Draw the given samples at all temperatures in one pass. See `Sampler.draw`."""
         store, part = next(iter(ranges.values()))
-        rows = self._draw(store.questions.block(part), question_ids, samples, list(ranges), progress, keep=True)
+        rows = self._drawer().draw(
+            store.questions.block(part), question_ids, samples, list(ranges), progress, keep=True
+        )
         for temperature, (store, part) in ranges.items():
             with closing(AnswerLog(store, part)) as log:
                 log.append(rows[temperature])
         return rows
 
-    def _complete(self, stores: Mapping[float, Store], samples: SampleRange, progress: Progress) -> None:
+
+@contextmanager
+def _completing(
+    drawer: Lazy[_Drawer], stores: Mapping[float, Store]
+) -> Iterator[Callable[[GridRange, Progress], None]]:
+    """Load the model, and yield a function that writes the missing files of a range. Whole files are kept."""
+
+    def complete(item: GridRange, progress: Progress) -> None:
+        missing = {temperature: stores[temperature] for temperature in item.temperatures}
+        if not all(is_whole(store.samples.file(item.samples), store.path) for store in missing.values()):
+            drawer().complete(missing, item.samples, progress)
+
+    yield complete
+
+
+def _identity(drawer: Lazy[_Drawer]) -> ModelIdentity:
+    return drawer().identity
+
+
+class _Drawer:
+    """Loaded model that draws the answers to blocks of questions."""
+
+    def __init__(self, options: SamplingOptions, decoding: Decoding) -> None:
+        from extract.models.loading import load_model, model_identity
+        from extract.sampling.local.token_sampler import TokenSampler
+
+        model, tokenizer = load_model(
+            options.model, options.revision, options.dtype, options.device, options.device_map
+        )
+        self.identity, self.decoding = model_identity(model, tokenizer), decoding
+        self._sampler = TokenSampler(model, tokenizer, decoding, options.max_rows)
+
+    def complete(self, stores: Mapping[float, Store], samples: SampleRange, progress: Progress) -> None:
         """Write a range of samples at all temperatures. Answers logged by a run with early stopping are kept."""
         questions, rows = next(iter(stores.values())).questions.block(samples), dict[tuple[float, str, int], Row]()
         for temperature, store in stores.items():
@@ -107,7 +143,7 @@ class LocalSampler(Sampler):
             progress(len(stores) * len(group) * (first - samples.start), 0)
             if first < samples.stop:
                 left = range(first, samples.stop)
-                drawn = self._draw(questions, group, left, list(stores), progress, keep=len(by_first) > 1)
+                drawn = self.draw(questions, group, left, list(stores), progress, keep=len(by_first) > 1)
                 for temperature, new in drawn.items():
                     rows |= {(temperature, row["question_id"], row["sample"]): row for row in new}
         keys = [(question.id, j) for question in questions for j in range(samples.start, samples.stop)]
@@ -115,7 +151,7 @@ class LocalSampler(Sampler):
             store.samples.write(samples, [rows[temperature, *key] for key in keys], self._sampler.max_rows)
             store.samples.log_file(samples).unlink(missing_ok=True)
 
-    def _draw(
+    def draw(
         self,
         block: Sequence[Question],
         question_ids: Collection[str],

@@ -88,6 +88,11 @@ class Server:
         given = [self.url] if isinstance(self.url, str) else list(self.url)
         return [url.rstrip("/") for url in given]
 
+    @property
+    def budgets(self) -> dict[str, int | None]:
+        """Budgets of a run, by option."""
+        return {"server.budget_requests": self.budget_requests, "server.budget_tokens": self.budget_tokens}
+
     def _check_extra_body(self) -> None:
         key = os.environ.get(self.api_key_env, "").strip()
         secret = next(filter(_SECRET.search, _field_names(self.extra_body)), None)

@@ -8,7 +8,6 @@ from extract.errors import InputError
 from extract.policy import Decoding
 from extract.questions.question import Question
 from extract.running.progress import Progress, say, spent
-from extract.running.worker import Worker
 from extract.sampling.server.client import BudgetSpent, Client, Unanswered
 from extract.sampling.server.endpoint import RejectedRequest
 from extract.sampling.server.policy import Server, request_for
@@ -154,11 +153,12 @@ class Run:
             except OSError as error:
                 return self._stop(error)
 
-    def conclude(self, n_missing: int, worker: Worker) -> None:
+    def conclude(self, n_missing: int, n_workers: int) -> None:
         """Finish the run: record rejected questions, or raise an error if answers are missing.
 
         Args:
             n_missing: Number of answers that were missing in the worker's blocks before the run.
+            n_workers: Number of workers of the command.
 
         Raises:
             InputError: If answers are missing.
@@ -166,11 +166,11 @@ class Run:
         """
         if isinstance(self._stopped, OSError):
             raise self._stopped
-        state = self._state(n_missing, worker)
+        state = self._state(n_missing, n_workers)
         if isinstance(self._stopped, InputError):
             raise InputError(f"{self._stopped} {state}")
         if self._stopped is not None:
-            scope = f" (each of the {worker.count} workers has its own budget)" if worker.count > 1 else ""
+            scope = f" (each of the {n_workers} workers has its own budget)" if n_workers > 1 else ""
             raise InputError(f"Expected the budget to suffice for all answers{scope}, but {self._stopped} {state}")
         store, n = self.store, self.server.n
         unfinished = [samples for samples in self.ranges if not is_finished(store.samples.file(samples))]
@@ -185,12 +185,12 @@ class Run:
         if self._rejected:
             say(f"sample: {state} The missing answers are recorded as rejected and graded as unknown.")
 
-    def _state(self, n_missing: int, worker: Worker) -> str:
+    def _state(self, n_missing: int, n_workers: int) -> str:
         """Describe the state of the run: the numbers of received answers and rejected questions."""
         line = f"{len(self.rows):,} of {n_missing:,} answers arrived in this run and are kept"
         unfinished = [samples.start for samples in self.ranges if samples not in self._completed]
         if unfinished and self.wanted is None:
-            others, own = "other " if self._rejected else "", " of this worker" if worker.count > 1 else ""
+            others, own = "other " if self._rejected else "", " of this worker" if n_workers > 1 else ""
             line += f". All {others}questions{own} have at least {min(unfinished)} answers"
         if n := len(self._rejected):
             names = ", ".join(map(repr, list(self._rejected)[:10])) + (", …" if n > 10 else "")

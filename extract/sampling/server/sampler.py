@@ -1,7 +1,9 @@
 """Server sampler: requests answers from an OpenAI-compatible server and saves them as they arrive."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from extract.errors import InputError
@@ -12,12 +14,15 @@ from extract.running.worker import Worker
 from extract.sampling.base import Sampler, SamplingOptions
 from extract.sampling.rounds import StoreRange
 from extract.sampling.server.endpoint import allow_open_files
+from extract.sampling.server.policy import Server
 from extract.sampling.server.preflight import TRIES, Preflight, run_preflight
 from extract.sampling.server.queue import Ask, first_asks, ranges_to_ask
 from extract.sampling.server.run import Run
 from extract.store.answer_log import Row, read_log
+from extract.store.files import is_whole
 from extract.store.fill import missing_shards
 from extract.store.questions import Questions
+from extract.store.shards import SampleRange
 from extract.store.store import Store
 
 #: Minimum number of questions for `check_variation`. With fewer questions, the answers of a confident model often do
@@ -71,7 +76,7 @@ class ServerSampler(Sampler):
             wanted = dict.fromkeys(question_ids, samples)
             run = Run(store, [part], self.decoding.at(temperature), self.server, preflight, progress, wanted)
             run_async(run.ask_all())
-            run.conclude(len(question_ids) * len(samples), self.worker)
+            run.conclude(len(question_ids) * len(samples), self.worker.count)
             rows[temperature] = run.rows
             if temperature and temperature not in self._checked:
                 answers = self._answers[temperature]
@@ -89,17 +94,15 @@ class ServerSampler(Sampler):
         if not ranges:
             say(f"sample: all {k} answers to each question already exist")
             return
-        allow_open_files(server.max_concurrency * len(server.urls) + min(2 * server.max_concurrency, len(ranges)))
         if not temperature:
             say(f"sample: at temperature 0, the {k} answers to a question are mostly identical, but each costs tokens")
         asks = first_asks(store, ranges, server.n, TRIES * len(server.urls))
         preflight = self._preflight(temperature, asks)
-        logged = sum(len(read_log(store, s)) for s in ranges if store.samples.log_file(s).is_file())
-        n_missing = sum(map(store.questions.n_rows, ranges)) - logged
-        with Progress(f"sample{worker.label}", n_missing, "answers") as progress:
-            run = Run(store, ranges, decoding, server, preflight, progress)
-            run_async(run.ask_all())
-        run.conclude(n_missing, worker)
+        missing = {s: n for s in ranges if (n := n_missing(store, s))}
+        bar = partial(Progress, f"sample{worker.label}", sum(missing.values()), "answers")
+        start = partial(_asking, store, decoding, server, preflight, worker.count)
+        for _ in worker.run(start, ranges, lambda s: missing.get(s, 0), bar):
+            pass
         if temperature:
             answers = defaultdict(list)
             for samples in (samples for samples in store.samples.ranges() if samples.block == ranges[0].block):
@@ -114,6 +117,29 @@ class ServerSampler(Sampler):
             decoding = self.decoding.at(temperature)
             self._preflights[temperature] = run_preflight(asks, self.options.model, decoding, self.server)
         return self._preflights[temperature]
+
+
+@contextmanager
+def _asking(
+    store: Store, decoding: Decoding, server: Server, preflight: Preflight, n_workers: int
+) -> Iterator[Callable[[Sequence[SampleRange], Progress], None]]:
+    """Yield a function that requests the missing answers in some ranges. Finished ranges are skipped."""
+
+    def ask(ranges: Sequence[SampleRange], progress: Progress) -> None:
+        ranges = [samples for samples in ranges if not is_whole(store.samples.file(samples), store.path)]
+        allow_open_files(server.max_concurrency * len(server.urls) + min(2 * server.max_concurrency, len(ranges)))
+        n_answers = sum(n_missing(store, samples) for samples in ranges)
+        run = Run(store, ranges, decoding, server, preflight, progress)
+        run_async(run.ask_all())
+        run.conclude(n_answers, n_workers)
+
+    yield ask
+
+
+def n_missing(store: Store, samples: SampleRange) -> int:
+    """Return the number of answers in an unfinished range that have not been logged."""
+    logged = len(read_log(store, samples)) if store.samples.log_file(samples).is_file() else 0
+    return store.questions.n_rows(samples) - logged
 
 
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:

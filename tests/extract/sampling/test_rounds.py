@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from datamodules.table import load_table
-from extract.commands import grade, inspect, make_store, sample_family
+from extract.commands import grade, make_store, sample_family
 from extract.errors import InputError
 from extract.grading import load_grader
 from extract.grading.classes import AnswerClasses
@@ -30,6 +30,7 @@ from extract.sampling.stopping_settings import turns
 from extract.store.answer_log import logged_ranges
 from extract.store.samples import REJECTED, SKIPPED
 from extract.store.store import Store
+from extract.viewing.inspection import inspect
 from extract.viewing.stopping import describe_stopping
 from tests.helpers.serving_stub import MODEL, Running, stub
 from tests.helpers.tiny import write_questions

@@ -25,7 +25,6 @@ import pytest
 
 from datamodules.table import load_table
 from extract import Decoding, InputError, Store, StoreRecipe, grade, read, sample
-from extract.commands import verify
 from extract.policy import ModelIdentity
 from extract.questions.source import find_source
 from extract.running.worker import Worker
@@ -38,6 +37,7 @@ from extract.store.answer_log import AnswerLog
 from extract.store.parquet import SAMPLES_SCHEMA, write_table
 from extract.store.samples import REJECTED, Samples
 from extract.store.shards import SampleRange
+from extract.store.verify import verify
 from extract.viewing.inspection import describe
 from tests.helpers.forking import Forked
 from tests.helpers.killing import ENVIRONMENT

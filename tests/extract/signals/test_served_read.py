@@ -16,7 +16,7 @@ import torch
 import train
 from datamodules import load_table
 from extract import Decoding, InputError, PromptTemplate, Store, StoreRecipe, load_model, load_questions, read
-from extract.commands import ask, make_store, verify
+from extract.commands import ask, make_store
 from extract.likelihood.command import score_store
 from extract.models.loading import model_identity
 from extract.policy import Identity
@@ -27,6 +27,7 @@ from extract.sampling.server.policy import Server
 from extract.sampling.server.sampler import ServerSampler
 from extract.store.questions import Questions
 from extract.store.shards import Block, Scope
+from extract.store.verify import verify
 from extract.viewing.inspection import describe
 from extract.viewing.show import show
 from probes import load_probe

@@ -23,12 +23,12 @@ import torch
 from datamodules import FeatureDataModule, load_table
 from extract import InputError, Store
 from extract.__main__ import COMMANDS
-from extract.commands import verify
 from extract.running.cli import run
 from extract.store import files
 from extract.store.answer_log import AnswerLog, read_log
 from extract.store.files import write_file
 from extract.store.shards import Block, SampleRange
+from extract.store.verify import verify
 from extract.viewing.inspection import describe
 from tests.helpers import altered_stores
 from tests.helpers.altered_stores import ALTERATIONS, FORGED, Alteration, forge_table, forge_value

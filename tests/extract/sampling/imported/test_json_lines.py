@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from datamodules.table import load_table
-from extract.commands import inspect
 from extract.errors import InputError
 from extract.sampling.imported.command import import_log
 from extract.store.samples import MISSING
 from extract.store.store import Store
+from extract.viewing.inspection import inspect
 from tests.helpers.logs import write_lines
 
 LINE: dict[str, Any] = {"id": "a", "text": "1 + 1?", "answer": "2"}

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from datamodules.table import load_table
-from extract.commands import grade, inspect, verify
+from extract.commands import grade
 from extract.errors import InputError
 from extract.sampling.imported.command import import_log
 from extract.sampling.imported.lm_eval import read_lm_eval
 from extract.sampling.imported.log import Answer, grade_of, safe_name
 from extract.store.store import Store
+from extract.store.verify import verify
+from extract.viewing.inspection import inspect
 from tests.helpers.logs import INSPECT, LM_EVAL, LM_EVAL_RESULTS, altered_inspect, altered_lm_eval, as_archive, lines_of
 
 

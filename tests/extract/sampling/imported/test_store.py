@@ -14,7 +14,7 @@ from applications.models.command import models
 from applications.passk.command import passk
 from applications.voting.command import vote
 from extract.__main__ import COMMANDS
-from extract.commands import grade, read, sample, verify
+from extract.commands import grade, read, sample
 from extract.errors import InputError
 from extract.recipe import StoreRecipe
 from extract.running.cli import run
@@ -22,6 +22,7 @@ from extract.sampling.imported.command import import_log
 from extract.store.grades import Grades
 from extract.store.identity import member_stores
 from extract.store.store import Store
+from extract.store.verify import verify
 from probes import load_probe
 from tests.helpers.logs import INSPECT, LM_EVAL, write_lines
 

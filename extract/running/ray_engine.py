@@ -1,0 +1,242 @@
+"""The Ray engine: actors on one or several machines process the blocks of a store, and Ray restarts those that die.
+
+Ray's own options apply: the environment variable RAY_ADDRESS selects an existing cluster. Otherwise, Ray starts on this
+machine and ends with this process.
+"""
+
+import os
+import signal
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from extract.errors import InputError
+from extract.running.progress import Count, Progress, quiet_loggers
+from extract.running.worker import Item, Result, Start, Worker
+
+Engine = Literal["local", "ray"]
+#: Number of times that Ray repeats a block whose actor died. A block that needs too much memory would kill every actor.
+RETRIES = 10
+#: Interval between two checks that the cluster still exists, in seconds.
+CHECK_SECONDS = 5.0
+_NONE: Mapping[str, object] = MappingProxyType({})
+
+
+def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[str, object] = _NONE) -> Worker:
+    """Create the worker of a command: a process that `torchrun` may have started, or the driver of a Ray job.
+
+    Args:
+        engine: ``"local"`` or ``"ray"``.
+        actors: Number of actors of the Ray engine. By default, one per GPU of the cluster, or one per CPU if it has no
+            GPU.
+        per_process: Options of the command that Ray doesn't support, because an actor doesn't see the answers of the
+            others. None means that an option is not set.
+
+    Raises:
+        InputError: If such an option is set, or `actors` is passed without Ray.
+    """
+    if engine == "ray":
+        for option, value in per_process.items():
+            if value is not None:
+                raise InputError(
+                    f"Expected `{option}` to be left out with the engine ray, because an actor does not see the "
+                    f"answers of the others, but got {value!r}. Pass --engine local, or leave out --{option}."
+                )
+        return RayWorker(actors)
+    if actors is not None:
+        raise InputError(f"Expected `actors` only for the engine ray, but got {actors}. Pass --engine ray.")
+    return Worker.from_environment()
+
+
+class RayWorker(Worker):
+    """The only worker of a job. It hands out the blocks to actors, which write the files.
+
+    The cluster is used as soon as there is work. Then these errors are raised.
+
+    Raises:
+        InputError: If Ray is not installed, the cluster can't be reached or disappears, or it is too small for the
+            actors.
+    """
+
+    def __init__(self, actors: int | None = None) -> None:
+        super().__init__()
+        self._given = actors
+
+    @cached_property
+    def _ray(self) -> Any:
+        return connect()
+
+    @cached_property
+    def _resources(self) -> tuple[int, dict[str, int]]:
+        """Number of actors, and the resources of each."""
+        total = self._ray.cluster_resources()
+        unit = "GPU" if total.get("GPU") else "CPU"
+        n_units = int(total.get(unit, 0))
+        if self._given is not None and not 0 < self._given <= n_units:
+            raise InputError(
+                f"Expected `actors` to be from 1 to {n_units}, because each actor needs a {unit} and the cluster has "
+                f"{n_units}, but got {self._given}. Pass a smaller --actors, or leave it out for one actor per {unit}."
+            )
+        return self._given or n_units, {f"num_{unit.lower()}s": 1}
+
+    @contextmanager
+    def writing(self, store: Path) -> Iterator[None]:
+        """Lock the store, and at the end delete the unfinished files of actors that died. See `Worker.writing`."""
+        with super().writing(store):
+            yield
+            self._delete_unfinished(store)
+
+    def once(self, function: Callable[[], Result]) -> Result:
+        """Call a function in a process of the cluster, which has the resources of an actor."""
+        task = self._ray.remote(max_retries=RETRIES, **self._resources[1])(_call).remote(function, os.getcwd())
+        self._wait([task])
+        return self._result(task)
+
+    def run(
+        self,
+        start: Start[Item, Result],
+        items: Sequence[Item],
+        n_rows: Callable[[Item], int],
+        bar: Callable[[], Progress],
+    ) -> Iterator[Result]:
+        """Process the items of one block after another in actors. See `Worker.run`.
+
+        If an actor dies, Ray starts it again and repeats its block, so `start` must skip the files that exist.
+        """
+        blocks: dict[int, list[Item]] = defaultdict(list)
+        for item in items:
+            blocks[item.block].append(item)
+        todo, running, (n_actors, resources) = iter(blocks.values()), dict[Any, Any](), self._resources
+        actor_class = self._ray.remote(max_restarts=-1, max_task_retries=RETRIES, **resources)(_Actor)
+        actors = [actor_class.remote(start, os.getcwd()) for _ in range(min(n_actors, len(blocks)))]
+        try:
+            with bar() as progress:
+                for actor, block in zip(actors, todo, strict=False):
+                    running[actor.process.remote(block)] = actor, block
+                while running:
+                    finished = self._wait(list(running))
+                    result, tokens = self._result(finished)
+                    actor, block = running.pop(finished)
+                    for following in islice(todo, 1):
+                        running[actor.process.remote(following)] = actor, following
+                    progress(sum(map(n_rows, block)), tokens)
+                    yield result
+        finally:
+            for actor in actors:
+                self._ray.kill(actor)
+
+    def _wait(self, tasks: list[Any]) -> Any:
+        """Wait until a task has finished, and return it. Every few seconds, check that the cluster still exists."""
+        while True:
+            finished, _ = self._ray.wait(tasks, timeout=CHECK_SECONDS)
+            if finished:
+                return finished[0]
+            try:
+                socket.create_connection(self._address, timeout=CHECK_SECONDS).close()
+            except OSError as error:
+                raise _gone(error) from None
+
+    @cached_property
+    def _address(self) -> tuple[str, int]:
+        host, _, port = self._ray.get_runtime_context().gcs_address.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def _result(self, task: Any) -> Any:
+        """Return the result of a finished task, or raise its error."""
+        try:
+            result = self._ray.get(task)
+        except self._ray.exceptions.RayTaskError:  # a bug, which keeps its traceback
+            raise
+        except self._ray.exceptions.RayError as error:
+            raise _gone(error) from None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def _gone(error: Exception) -> InputError:
+    line = str(error).strip().splitlines()[0]
+    return InputError(
+        f"Expected the Ray cluster to finish the job, but got {type(error).__name__}: {line.rstrip('.')}. Finished "
+        "blocks are kept. Run the same command again to continue, with more memory per actor if a block needs it."
+    )
+
+
+def connect() -> Any:
+    """Connect this process to a Ray cluster, unless it is already connected. Returns the module `ray`.
+
+    Raises:
+        InputError: If Ray is not installed, or the cluster at RAY_ADDRESS can't be reached.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise InputError(
+            "Expected the package ray to be installed for the engine ray, but it is not. Run `pip install "
+            "'confidence-probes[ray]'`, or use --engine local."
+        ) from None
+    if ray.is_initialized():
+        return ray
+    address = os.environ.get("RAY_ADDRESS")
+    before = signal.getsignal(signal.SIGTERM)
+    options: dict[str, Any] = {} if address else {"include_dashboard": False}
+    try:
+        with quiet_loggers("ray"):
+            ray.init(address or "local", log_to_driver=False, configure_logging=False, **options)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise InputError(
+            f"Expected a Ray cluster{f' at RAY_ADDRESS={address!r}' if address else ''}, but got: "
+            f"{str(error).strip().splitlines()[0]} Start it with `ray start --head`, or unset RAY_ADDRESS."
+        ) from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray ends the process without a message
+    return ray
+
+
+class _Tokens:
+    """Progress of an actor, which counts only tokens, because the driver knows the rows of a block."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self, items: int, tokens: int) -> None:
+        self.n += tokens
+
+    def note(self, text: str) -> None:
+        """Ignore the text at the end of the bar."""
+
+
+class _Actor:
+    """Process that loads a model once and then processes blocks."""
+
+    def __init__(self, start: Callable[[], Any], folder: str) -> None:
+        self._start, self._folder, self._stack = start, folder, ExitStack()
+
+    @cached_property
+    def _process(self) -> Callable[[Sequence[Any], Count], Any]:
+        return self._stack.enter_context(self._start())
+
+    def process(self, block: Sequence[Any]) -> Any:
+        """Process the items of a block. Return the result and the number of tokens, or the error."""
+        tokens = _Tokens()
+        return _call(lambda: (self._process(block, tokens), tokens.n), self._folder)
+
+
+def _call(function: Callable[[], Any], folder: str) -> Any:
+    """Call a function in the driver's folder, so that relative paths have the same meaning. Errors are returned."""
+    try:
+        os.chdir(folder)
+        return function()
+    except InputError as error:  # as a plain InputError, because subclasses have other arguments
+        return InputError(f"{error} (in an actor on {socket.gethostname()})")
+    except OSError as error:
+        return error

@@ -1,0 +1,240 @@
+"""Tests of the Ray engine: the bytes of a local run, actors that die, and errors of one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from extract import Decoding, StoreRecipe, grade, read, sample_family
+from extract.__main__ import COMMANDS
+from extract.commands import ask
+from extract.errors import InputError
+from extract.grading import GRADERS, Judge, load_grader
+from extract.running import ray_engine
+from extract.running.cli import run
+from extract.running.ray_engine import RayWorker, worker_for
+from extract.running.worker import Result, Worker
+from extract.sampling.server.policy import Server
+from tests.helpers.killing import Commands, changed, content, finished
+from tests.helpers.ray_cluster import kill_an_actor, small_cluster
+from tests.helpers.serving_stub import MODEL, stub
+from tests.helpers.tiny import save_model, tiny_model
+
+pytestmark = pytest.mark.slow
+ON_RAY = ["--engine", "ray", "--actors", "2"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with small_cluster():
+        yield
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
+    made = Commands(tmp_path_factory.mktemp("commands"), n_questions=48)
+    save_model(tiny_model(max_position_embeddings=1024), made.folder / "model")  # for the prompt of `verbalized`
+    return made
+
+
+def finish(*line: str) -> int:
+    return run(COMMANDS, "extract", list(line))
+
+
+class Killer(threading.Thread):
+    """Kills one actor as soon as a store has more finished files, and records the finished files before the kill."""
+
+    def __init__(self, store: Path) -> None:
+        super().__init__()
+        self.store, self.kept, self.has_killed, self.is_over = store, dict[str, Any](), False, False
+        self.n_before = len(finished(store))
+
+    def run(self) -> None:
+        while not (self.has_killed or self.is_over):
+            self.kept = finished(self.store)
+            if len(self.kept) > self.n_before:
+                self.has_killed = kill_an_actor()
+            time.sleep(0.01)
+
+
+class TwicePickled(Worker):
+    """Worker that sends the blocks through pickles, as to an actor, and does each block twice, as after a death."""
+
+    def once(self, function: Callable[[], Result]) -> Result:
+        return through_pickle(through_pickle(function)())
+
+    def run(self, start: Any, items: Sequence[Any], n_rows: Any, bar: Any) -> Iterator[Any]:
+        for _, of_block in groupby(items, lambda item: item.block):
+            part = through_pickle(list(of_block))
+            with through_pickle(start)() as process, bar() as progress:
+                yield through_pickle(process(part, progress))
+            with through_pickle(start)() as process:
+                process(part, lambda rows, tokens: pytest.fail("a block is done again"))
+
+
+def through_pickle(value: Any) -> Any:
+    from ray import cloudpickle
+
+    return cloudpickle.loads(cloudpickle.dumps(value))
+
+
+def test_commands_can_be_pickled_and_do_no_block_twice(commands: Commands, tmp_path: Path) -> None:
+    model = str(commands.folder / "model")
+    questions = str(commands.folder / "questions.jsonl")
+    decoding = Decoding(temperature="0:1:1", max_new_tokens=8)
+    recipe = StoreRecipe(questions=questions, model=model, k=3, block_size=16, policy=decoding)
+    for folder, worker in ((tmp_path / "local", Worker()), (tmp_path / "twice", TwicePickled())):
+        store = str(sample_family(str(folder), recipe, worker)[1].path)
+        sample_family(str(folder), replace(recipe, k=4), worker)  # two ranges in each block
+        grade(store, worker=worker)
+        read(store, model=model, worker=worker)
+        read(store, ["hidden", "early_exit"], "sample", model=model, worker=worker)
+        ask(store, ["verbalized"], model, worker=worker)
+    assert content(tmp_path / "twice") == content(tmp_path / "local")
+
+
+def test_requests_to_a_server_can_be_pickled_and_are_sent_once(commands: Commands, tmp_path: Path) -> None:
+    """One of two addresses crashes during the run, so the requests go to the other one."""
+    decoding, stores = Decoding(temperature=1.0, max_new_tokens=8), []
+    recipe = StoreRecipe(
+        questions=str(commands.folder / "questions.jsonl"), model=MODEL, sampler="server", k=2, policy=decoding
+    )
+    for worker in (Worker(), TwicePickled()):
+        with stub() as stable, stub(on_seed="exit", n_seeds=20) as dying:
+            server = Server(url=[dying.url, stable.url], attempts=5)
+            folder = str(tmp_path / type(worker).__name__)
+            stores += sample_family(folder, replace(recipe, server=server, block_size=16), worker)
+            asked = Counter((request["seed"], str(request["prompt"])) for request in stable.answered())
+        assert max(asked.values()) == 1
+    assert content(stores[1].path) == content(stores[0].path)
+
+
+@pytest.mark.parametrize("name", GRADERS)
+def test_graders_can_be_pickled(name: str) -> None:
+    grader = through_pickle(load_grader(name, Judge(model="a model")))
+    assert grader.rule == load_grader(name, Judge(model="a model")).rule
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("command", ["sample", "read"])
+def test_a_job_whose_actor_is_killed_finishes_with_the_bytes_of_a_local_run(commands: Commands, command: str) -> None:
+    local, on_ray = commands.folder / "local", commands.folder / "on_ray"
+    assert finish(*commands.line(command, local)[2:]) == 0
+    killer = Killer(on_ray)
+    killer.start()
+    assert finish(*commands.line(command, on_ray)[2:], *ON_RAY) == 0
+    killer.is_over = True
+    killer.join()
+    assert killer.has_killed
+    assert changed(killer.kept, finished(on_ray)) == 0
+    assert content(on_ray) == content(local)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_actor_that_cannot_write_ends_the_job_with_one_line_and_the_next_run_continues(
+    commands: Commands, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = commands.folder / "on_ray"
+    shutil.rmtree(store / "signals")
+    (store / "signals").touch()
+    capfd.readouterr()
+    assert finish(*commands.line("read", store)[2:], *ON_RAY) == 2
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    assert len([line for line in said.splitlines() if line.startswith("error: ")]) == 1
+    assert "Not a directory. Finished work is kept." in said
+    (store / "signals").unlink()
+    assert finish(*commands.line("read", store)[2:], *ON_RAY) == 0
+    assert finish("verify", "--store", str(store)) == 0
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("actors", [0, 3])
+def test_more_actors_than_the_cluster_has_cpus_are_refused(actors: int) -> None:
+    with pytest.raises(InputError, match=rf"`actors` to be from 1 to 2, .* the cluster has 2, but got {actors}\. Pass"):
+        RayWorker(actors).once(dict)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_block_that_kills_every_actor_ends_the_job_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine, "RETRIES", 0)
+    with pytest.raises(InputError, match=r"^Expected the Ray cluster to finish the job, but got [^\n]* are kept\."):
+        RayWorker(1).once(lambda: os._exit(1))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_that_disappears_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        worker = RayWorker(1)
+        monkeypatch.setattr(ray_engine, "CHECK_SECONDS", 0.2)
+        monkeypatch.setattr(RayWorker, "_address", closed.getsockname())
+        with pytest.raises(InputError, match="Expected the Ray cluster to finish the job, but got ConnectionRefused"):
+            worker.once(lambda: time.sleep(2))
+
+
+def test_a_second_job_on_a_store_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with FileLock(tmp_path / ".writer-0-of-1.lock"):
+        thread = threading.Thread(target=lambda: _enter(tmp_path))
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert "waiting: another run is writing" in capsys.readouterr().err
+
+
+def _enter(store: Path) -> None:
+    with RayWorker().writing(store):
+        pass
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"pip install 'confidence-probes\[ray\]'"):
+        RayWorker().once(dict)
+
+
+def test_an_unreachable_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere:x")
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(InputError, match=r"^Expected a Ray cluster at RAY_ADDRESS='nowhere:x', but got: [^\n]*$"):
+        ray_engine.connect()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--stop", "adaptive_consistency", *ON_RAY], "Expected `stop` to be left out with the engine ray"),
+        (
+            ["--server.budget_tokens", "9", *ON_RAY],
+            "Expected `server.budget_tokens` to be left out with the engine ray",
+        ),
+        (["--actors", "2"], "Expected `actors` only for the engine ray, but got 2. Pass --engine ray."),
+    ],
+)
+def test_options_of_the_other_engine_are_refused(
+    options: Sequence[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert finish("sample", "--store", str(tmp_path / "store"), *options) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_default_engine_is_this_process_or_a_worker_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert worker_for("local").label == " 2/2"

@@ -17,11 +17,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from extract.sampling.local.cache import AnswerCache
+from extract.sampling.local.shared_cache import SharedCache
 
 #: Name of `attend` in transformers' attention registry.
 NAME = "shared_prompt"
 
-_active: ContextVar[AnswerCache | None] = ContextVar("answer_cache", default=None)
+_active: ContextVar[AnswerCache | SharedCache | None] = ContextVar("answer_cache", default=None)
 _lock = threading.Lock()
 _users: Counter[int] = Counter()  # number of samplers that use a model, by the model's id()
 
@@ -85,7 +86,7 @@ def attend(
         Attention output [row, token, head, d_head], and None in place of the attention weights.
     """
     cache = _active.get()
-    if cache is None or not cache.shares_prompts:
+    if not isinstance(cache, SharedCache):
         if cache is not None:
             cache.note_call(module.layer_idx, key, value, kwargs)
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
@@ -93,7 +94,11 @@ def attend(
     n_rows, n_heads, _, d_head = query.shape
     n_queries = n_heads // key.shape[1]
     queries = query.reshape(n_rows, key.shape[1], n_queries, d_head)  # [row, key head, queries of that head, d_head]
-    parts = [attend_to(queries, key, value, scaling)]
+    of_groups = [
+        attend_to(queries[group.rows], *(states[:, :, : group.width] for states in pair), scaling, None if group.bias is None else group.bias[..., : group.width])
+        for group, pair in zip(cache.groups, layer.answers, strict=True)
+    ]
+    parts = [Part(*map(torch.cat, zip(*of_groups, strict=True)))]
     # all answers to a question attend to its prompt together: [question, key head, slot · query, d_head]
     together = queries[slots.flatten()].unflatten(0, slots.shape).transpose(1, 2).flatten(2, 3)
     part = attend_to(together, layer.prompts[0], layer.prompts[1], scaling, cache.prompt_bias)
@@ -130,7 +135,7 @@ def shared_attention(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def using(cache: AnswerCache) -> Iterator[None]:
+def using(cache: AnswerCache | SharedCache) -> Iterator[None]:
     """Make `attend` use `cache` in all forward passes inside the with block."""
     token = _active.set(cache)
     try:

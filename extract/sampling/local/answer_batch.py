@@ -44,7 +44,9 @@ class Rows(NamedTuple):
         """Create rows without tokens."""
         tokens = torch.zeros_like(uniforms, dtype=torch.int64)
         logprobs, lengths = torch.zeros_like(uniforms, dtype=torch.float32), torch.zeros_like(ids)
-        return cls(ids, starts, temperatures, uniforms, tokens, logprobs, lengths, torch.ones_like(ids, dtype=torch.bool))
+        return cls(
+            ids, starts, temperatures, uniforms, tokens, logprobs, lengths, torch.ones_like(ids, dtype=torch.bool)
+        )
 
     def select(self, rows: Tensor) -> Self:
         """Return the rows with the given indices, or those for which a mask is true."""

@@ -95,7 +95,12 @@ def attend(
     n_queries = n_heads // key.shape[1]
     queries = query.reshape(n_rows, key.shape[1], n_queries, d_head)  # [row, key head, queries of that head, d_head]
     of_groups = [
-        attend_to(queries[group.rows], *(states[:, :, : group.width] for states in pair), scaling, None if group.bias is None else group.bias[..., : group.width])
+        attend_to(
+            queries[group.rows],
+            *(states[:, :, : group.width] for states in pair),
+            scaling,
+            None if group.bias is None else group.bias[..., : group.width],
+        )
         for group, pair in zip(cache.groups, layer.answers, strict=True)
     ]
     parts = [Part(*map(torch.cat, zip(*of_groups, strict=True)))]

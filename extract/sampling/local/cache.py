@@ -62,7 +62,9 @@ class AnswerLayer(DynamicLayer):
         """Replace the rows by those with the given `indices` [row]. Answers are appended to these rows."""
         keys, values = (one[indices] for one in self._after_prefix())
         self.prefix = self.handed_out = None
-        self._make_room(keys, values, keys.shape[2] + _FREE_TOKENS if self._buffers is None else self._buffers[0].shape[2])
+        self._make_room(
+            keys, values, keys.shape[2] + _FREE_TOKENS if self._buffers is None else self._buffers[0].shape[2]
+        )
 
     def _after_prefix(self) -> tuple[Tensor, Tensor]:
         if self.prefix is None:

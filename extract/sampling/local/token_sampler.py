@@ -15,6 +15,7 @@ from extract.sampling.local.attention import shared_attention
 from extract.sampling.local.batching import Row, common_prefix, rows_of
 from extract.sampling.local.cache import AnswerCache
 from extract.sampling.local.draws import keyed_uniforms, question_key
+from extract.sampling.local.products import fast_products
 from extract.sampling.local.reading import PromptReader
 
 #: Fraction of rows that must be free before answers join, unless all answers to a question fit into fewer rows.
@@ -101,7 +102,7 @@ class TokenSampler:
         check_prompts(self.model, prompts, self.decoding.max_new_tokens)
         rows = rows_of(temperatures, samples)
         drawn: dict[tuple[int, Row], Sample] = {}
-        with shared_attention(self.model):
+        with shared_attention(self.model), fast_products(self.model):
             for ended in self._draw(question_ids, prompts, rows, block, progress):
                 of_rows = (ended.ids, ended.tokens, ended.logprobs, ended.lengths)
                 for answer, *drawn_row in zip(*(tensor.tolist() for tensor in of_rows), strict=True):
@@ -122,7 +123,7 @@ class TokenSampler:
         block: Sequence[Sequence[int]] | None,
         progress: Callable[[int, int], None],
     ) -> Iterator[Rows]:
-        """Draw `rows` for each question, and yield the answers that have ended. Answer i·len(rows) + j is row j of i."""
+        """Draw `rows` for each question, and yield answers that have ended. Answer i·len(rows) + j is row j of i."""
         temperature = rows[0].temperature if len({row.temperature for row in rows}) == 1 else None
         batch = AnswerBatch(self.model, self.tokenizer, self.decoding, temperature, self._end)
         prefix = common_prefix(block or prompts)

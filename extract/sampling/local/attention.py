@@ -22,6 +22,10 @@ from extract.sampling.local.shared_cache import SharedCache
 #: Name of `attend` in transformers' attention registry.
 NAME = "shared_prompt"
 
+#: On CPUs, torch's fused kernel is used for at least as many queries. It is 3 to 4 times as fast for 30 queries, but
+#: slower than matrix products for the 3 queries per key head of a single answer (SmolLM2-135M).
+_FUSED_QUERIES = 8
+
 _active: ContextVar[AnswerCache | SharedCache | None] = ContextVar("answer_cache", default=None)
 _lock = threading.Lock()
 _users: Counter[int] = Counter()  # number of samplers that use a model, by the model's id()
@@ -32,7 +36,7 @@ class Part(NamedTuple):
 
     Attributes:
         values: [..., query, d_head] sum of the values, weighted by exp(score − top).
-        top: [..., query, 1] largest score.
+        top: [..., query, 1] a reference score, either the largest one or the logarithm of the sum of exp(score).
         total: [..., query, 1] sum of exp(score − top).
     """
 
@@ -50,6 +54,12 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
         scaling: Factor by which the scores are multiplied.
         bias: [..., query, token] float32, added to the scores. −inf hides a token. Each query needs a visible token.
     """
+    if queries.device.type == "cpu" and queries.shape[-2] >= _FUSED_QUERIES:
+        mask = None if bias is None else bias.to(queries.dtype).expand(*bias.shape[:2], queries.shape[-2], -1)
+        values, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            queries, keys, values, attn_mask=mask, scale=scaling
+        )
+        return Part(values.float(), log_total[..., None], torch.ones_like(log_total)[..., None])
     scores = (queries * scaling @ keys.mT).float()
     if bias is not None:
         scores += bias

@@ -65,9 +65,10 @@ def test_prompts_are_shared_with_standard_attention(
     assert bool(joined) == (family not in ("mistral", "gemma2", "gemma3"))  # sliding windows, soft-capping
 
 
-def test_attention_to_parts_is_merged_to_attention_to_all() -> None:
+@pytest.mark.parametrize("n_queries", [4, 20])  # matrix products, and the fused kernel
+def test_attention_to_parts_is_merged_to_attention_to_all(n_queries: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    queries, keys, values = (torch.randn(2, 3, n, 8, generator=generator) for n in (4, 30, 30))
+    queries, keys, values = (torch.randn(2, 3, n, 8, generator=generator) for n in (n_queries, 30, 30))
     bias = torch.zeros(2, 1, 1, 30)
     bias[:, :, :, 3:7] = -torch.inf
     parts = [

@@ -71,6 +71,9 @@ class AnswerBatch:
         self._model, self._tokenizer, self._decoding, self._end = model, tokenizer, decoding, end
         self._temperature = temperature
         self._cache: AnswerCache | SharedCache | None = None
+        self._rows: Rows
+        self._logits: Tensor
+        self._n_running: int
 
     def __len__(self) -> int:
         return 0 if self._cache is None else len(self._rows.ids)

@@ -104,15 +104,10 @@ def attend(
     n_rows, n_heads, _, d_head = query.shape
     n_queries = n_heads // key.shape[1]
     queries = query.reshape(n_rows, key.shape[1], n_queries, d_head)  # [row, key head, queries of that head, d_head]
-    of_groups = [
-        attend_to(
-            queries[group.rows],
-            *(states[:, :, : group.width] for states in pair),
-            scaling,
-            None if group.bias is None else group.bias[..., : group.width],
-        )
-        for group, pair in zip(cache.groups, layer.answers, strict=True)
-    ]
+    of_groups = []
+    for group, (keys, values) in zip(cache.groups, layer.answers, strict=True):
+        columns, bias = slice(group.width), None if group.bias is None else group.bias[..., : group.width]
+        of_groups.append(attend_to(queries[group.rows], keys[:, :, columns], values[:, :, columns], scaling, bias))
     parts = [Part(*map(torch.cat, zip(*of_groups, strict=True)))]
     # all answers to a question attend to its prompt together: [question, key head, slot · query, d_head]
     together = queries[slots.flatten()].unflatten(0, slots.shape).transpose(1, 2).flatten(2, 3)

@@ -90,7 +90,7 @@ class AnswerBatch:
             rows: Rows without tokens.
             read: Cache of prompts.
             logits: [question, vocab] logits after the prompts.
-            questions: [row] int64 indices of each row's question in `read`. Rows of a question follow each other.
+            questions: [row] int64 indices of each row's question in `read`.
         """
         if isinstance(self._cache, SharedCache):
             rows, logits = self._rows.joined(rows), torch.cat([self._logits, logits[questions]])

@@ -127,7 +127,7 @@ class SharedCache(DynamicCache):
         self._questions = torch.empty(0, dtype=torch.int64, device=self._mask.device)
 
     def join(self, read: AnswerCache, questions: Tensor) -> None:
-        """Append empty answers to the questions with the given indices [row] in a cache of prompts, in this order."""
+        """Append empty answers to the questions with the given indices [row] in a cache of prompts."""
         kept, old = self._questions.unique(return_inverse=True)
         added, new = questions.unique(return_inverse=True)
         for layer, source in zip(self.layers, read.layers, strict=True):
@@ -192,14 +192,12 @@ class SharedCache(DynamicCache):
         return Group(rows, longest, capacity, bias)
 
     def _arrange(self) -> None:
-        """Compute `slots`, `places` and `prompt_bias`. Rows must be ordered by question."""
-        counts = self._questions.bincount(minlength=len(self._mask))
-        starts = counts.cumsum(0) - counts
-        n_rows, n_slots = len(self._questions), int(counts.max())
-        rows = torch.arange(n_rows, device=counts.device)
-        steps = torch.arange(n_slots, device=counts.device)
-        self.slots = (starts[:, None] + steps).clamp_max(n_rows - 1)
-        self.places = self._questions * n_slots + rows - starts[self._questions]
+        """Compute `slots`, `places` and `prompt_bias`."""
+        counts, order = self._questions.bincount(minlength=len(self._mask)), self._questions.argsort(stable=True)
+        starts, n_slots = counts.cumsum(0) - counts, int(counts.max())
+        steps = torch.arange(n_slots, device=order.device)
+        self.slots = order[(starts[:, None] + steps).clamp_max(len(order) - 1)]
+        self.places = self._questions * n_slots + order.argsort() - starts[self._questions]
         self.prompt_bias = _bias(self._mask == 0)
 
 

@@ -206,7 +206,7 @@ def main() -> None:
     rates: dict[str, dict[str, float]] = {}
     for dtype in options.dtypes:
         sides = Sides(dtype, options.questions, options.k)
-        actions = {
+        actions: dict[str, Callable[[], int]] = {
             "refilled": sides.sample,
             "batches": partial(sides.sample, MAX_ROWS // options.k),
             "limit": sides.limit(),

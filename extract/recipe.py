@@ -58,7 +58,7 @@ class StoreRecipe:
         max_rows: Maximum number of answers per batch. It is halved when GPU memory runs out. Not part of the store's
             identity.
         block_size: Number of questions per block. Each block is processed by a single worker.
-            Use 32 on a laptop and 1024 for a large set.
+            Use 32 on a laptop, and 256 to 1024 for a large set or if the lengths of the answers differ widely.
     """
 
     questions: str = "facts"

@@ -14,13 +14,12 @@ from torch import Tensor
 from extract.asking.base import AskedTable, Done, asking_prompt
 from extract.errors import InputError
 from extract.models.loading import check_prompts
-from extract.policy import Decoding
 from extract.prompts import PromptTemplate
 from extract.running.memory import retry_with_smaller_batch
 from extract.running.progress import Count
 from extract.sampling.local.attention import shared_attention
 from extract.sampling.local.batching import common_prefix
-from extract.sampling.local.token_sampler import TokenSampler
+from extract.sampling.local.reading import PromptReader
 from extract.signals.reader import by_length
 from extract.store.shards import Scope, Shard
 
@@ -64,10 +63,10 @@ def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[
     return (yes - no).sigmoid(), torch.logaddexp(yes, no).exp()
 
 
-class YesNoReader(TokenSampler):
+class YesNoReader:
     """Reads the temperature-1 distribution of the first token after each prompt, without drawing tokens.
 
-    The common prefix of the prompts is read once, as in `TokenSampler`.
+    The common prefix of the prompts is read once, as in `PromptReader`.
 
     Args:
         model: Causal language model in evaluation mode.
@@ -77,7 +76,7 @@ class YesNoReader(TokenSampler):
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
-        super().__init__(model, tokenizer, Decoding(max_new_tokens=1))
+        self.model, self._prompt_reader = model, PromptReader(model, max_new_tokens=1)
         self._forms = surface_forms(tokenizer, model.get_output_embeddings().weight.shape[0])
         self._batch_tokens = _BATCH_TOKENS
 
@@ -94,9 +93,8 @@ class YesNoReader(TokenSampler):
         def read_with(batch_tokens: int, counted: Count) -> Tensor:
             result = torch.empty(len(prompts), 2)
             for batch in by_length([len(prompt) - len(prefix) for prompt in prompts], batch_tokens):
-                cache, ids, positions = self._prepare([prompts[i] for i in batch], prefix)
                 with shared_attention(self.model):
-                    logits = self._forward(ids, cache.seen(0), positions, cache)
+                    _, logits = self._prompt_reader.read([prompts[i] for i in batch], prefix)
                 result[batch] = torch.stack(yes_against_no(logits, self._forms), -1).cpu()
                 counted(len(batch), sum(len(prompts[i]) for i in batch))
             return result

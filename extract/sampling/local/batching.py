@@ -1,6 +1,6 @@
 """Functions that batch prompts, pad them, and find their common prefix."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -44,13 +44,3 @@ def rows_of(temperatures: Sequence[float], samples: range) -> list[Row]:
     """
     once = len(temperatures) > 1
     return [Row(t, j) for t in temperatures for j in (samples[:1] if once and t == 0 else samples)]
-
-
-def batches(lengths: Sequence[int], n_rows: int, max_rows: int) -> Iterator[list[int]]:
-    """Yield batches of question indices, shortest prompts first.
-
-    With `n_rows` answers per question, a batch has at most `max_rows` answers, but at least one question.
-    """
-    by_length = sorted(range(len(lengths)), key=lambda i: lengths[i])
-    n_questions = max(1, max_rows // n_rows)
-    return (by_length[start : start + n_questions] for start in range(0, len(by_length), n_questions))

@@ -1,4 +1,4 @@
-"""Key/value cache for drawing answers. The common prefix and each prompt are stored once, and answers grow in place."""
+"""Key/value cache for reading prompts after a common prefix, and for answers that can't share their prompts."""
 
 import math
 from copy import copy, deepcopy
@@ -15,7 +15,7 @@ from extract.errors import InputError
 #: of them.
 _SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
 #: Initial capacity for answers, in tokens. The capacity is doubled whenever it is exhausted.
-_FIRST_TOKENS = 32
+_FREE_TOKENS = 32
 
 
 class AnswerLayer(DynamicLayer):
@@ -23,9 +23,8 @@ class AnswerLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        prompts: Keys and values [question, head, token, d_head] of the prompts; None unless answers share them.
         handed_out: Keys and values returned by the last call to `update`. Set only while prompts are being read.
-        keys: Keys [row, head, token, d_head] of the answers. Unless prompts are shared, prompt keys come first.
+        keys: Keys [question, head, token, d_head] of the prompts, or [row, head, token, d_head] of prompts and answers.
         values: Values, with the shape of `keys`.
     """
 
@@ -35,7 +34,6 @@ class AnswerLayer(DynamicLayer):
     def __init__(self, prefix: tuple[Tensor, Tensor] | None = None) -> None:
         super().__init__()
         self.prefix = prefix
-        self.prompts: tuple[Tensor, Tensor] | None = None
         self.handed_out: tuple[Tensor, Tensor] | None = None
         self._buffers: tuple[Tensor, ...] | None = None
 
@@ -57,25 +55,16 @@ class AnswerLayer(DynamicLayer):
 
     def get_seq_length(self) -> int:
         """Number of cached tokens per row, including padding."""
-        parts = (self.prefix, self.prompts, (self.keys, self.values) if self.is_initialized else None)
+        parts = (self.prefix, (self.keys, self.values) if self.is_initialized else None)
         return sum(part[0].shape[2] for part in parts if part is not None and part[0].numel())
 
-    def start_answers(self, n_samples: int, shared: bool) -> None:
-        """Create `n_samples` rows per question, one per answer. If `shared`, these rows use one copy of the prompt."""
-        self.handed_out = None
-        if shared:
-            self.prompts = (self.keys, self.values)
-            n_rows = len(self.keys) * n_samples
-            keys, values = (one.new_empty(n_rows, one.shape[1], 0, one.shape[3]) for one in (self.keys, self.values))
-        else:
-            keys, values = (one.repeat_interleave(n_samples, 0) for one in self._after_prefix())
-            self.prefix = None
-        self._make_room(keys, values, keys.shape[2] + _FIRST_TOKENS)
-
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep only the rows with the given `indices` [row]."""
-        assert self._buffers is not None
-        self._make_room(self.keys[indices], self.values[indices], self._buffers[0].shape[2])
+        """Replace the rows by those with the given `indices` [row]. Answers are appended to these rows."""
+        keys, values = (one[indices] for one in self._after_prefix())
+        self.prefix = self.handed_out = None
+        self._make_room(
+            keys, values, keys.shape[2] + _FREE_TOKENS if self._buffers is None else self._buffers[0].shape[2]
+        )
 
     def _after_prefix(self) -> tuple[Tensor, Tensor]:
         if self.prefix is None:
@@ -92,7 +81,7 @@ class AnswerLayer(DynamicLayer):
 
 
 class AnswerCache(DynamicCache):
-    """Key/value cache for reading a batch of prompts and then drawing several answers to each prompt.
+    """Key/value cache for reading a batch of prompts. If answers can't share the prompts, they are drawn with it, too.
 
     Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window keep their transformers
     class. If a model has such layers, prompts are not shared.
@@ -102,10 +91,8 @@ class AnswerCache(DynamicCache):
         prefix: One-row cache of the common prefix.
 
     Attributes:
-        shares_prompts: Whether all answers to a question attend to one copy of its prompt.
-        slots: [question, slot] row indices of each question's answers, padded with arbitrary rows.
-        places: [row] index of each row in the flattened `slots`.
-        prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
+        mask: [question, token] int64 mask of the prompts, or [row, token] of prompts and answers.
+        n_prefix: Number of tokens in the common prefix.
 
     Raises:
         InputError: If the model caches more than keys and values, or uses chunked attention and the mask has padding.
@@ -133,10 +120,8 @@ class AnswerCache(DynamicCache):
             elif of_prefix is not None:
                 self.layers[i] = deepcopy(of_prefix)
                 self.layers[i].batch_repeat_interleave(len(mask))
-        self.shares_prompts, self._mask = False, mask
+        self.mask, self.n_prefix = mask, 0 if prefix is None else prefix.get_seq_length()
         self._called, self._plain = set[int](), set[int]()
-        self._n_prefix = 0 if prefix is None else prefix.get_seq_length()
-        self._questions = torch.arange(len(mask), device=mask.device)
 
     def note_call(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
         """While prompts are being read, record whether a layer computes plain attention to its own keys and values.
@@ -159,71 +144,38 @@ class AnswerCache(DynamicCache):
         """
         return self._called == set(range(len(self.layers)))
 
-    def copy(self) -> Self:
-        """Shallow copy for drawing further answers to the same prompts. No tensor is copied."""
-        other = copy(self)
-        other.layers = [copy(layer) for layer in self.layers]
-        return other
-
-    def take(self, questions: Tensor) -> Self:
-        """Return a cache for the questions with the given indices [question]. Call this before answers are drawn."""
-        other = self.copy()
-        for layer in other.layers:
-            layer.keys, layer.values = layer.keys[questions], layer.values[questions]
-        other._mask, other._questions = self._mask[questions], torch.arange(len(questions), device=questions.device)
-        return other
-
-    def start_answers(self, n_samples: int) -> None:
-        """Create `n_samples` rows per question, one per answer.
-
-        Prompts are shared if every layer has computed plain attention so far.
-        """
+    def check_read(self) -> None:
+        """Raise an `InputError` unless the model has cached the prompts."""
         if not all(layer.is_initialized for layer in self.layers):
             raise InputError(
                 "Expected a model that caches the keys and values of its prompts, but this one cached none. "
                 "Use another model."
             )
-        shared = self._plain == set(range(len(self.layers)))
-        for layer in self.layers:
-            if isinstance(layer, AnswerLayer):
-                layer.start_answers(n_samples, shared)
-            else:
-                layer.batch_repeat_interleave(n_samples)
-        self._questions, self.shares_prompts = self._questions.repeat_interleave(n_samples), shared
-        if shared:
-            self._arrange()
-        else:
-            self._mask = self._mask.repeat_interleave(n_samples, 0)
 
-    def seen(self, n_answer_tokens: int) -> Tensor | None:
-        """Attention mask [row, token] for prompts and `n_answer_tokens` answer tokens. None if prompts are shared."""
-        return None if self.shares_prompts else torch.nn.functional.pad(self._mask, (0, n_answer_tokens), value=1)
+    @property
+    def can_share(self) -> bool:
+        """Whether all answers to a question can attend to one copy of its prompt.
+
+        This requires that every layer has computed plain attention while the prompts were read.
+        """
+        return self._plain == set(range(len(self.layers)))
+
+    def repeated(self, questions: Tensor) -> Self:
+        """Return a cache for drawing answers, with a copy of the prompt of each row's question [row]."""
+        other = copy(self)
+        other.layers = [copy(layer) for layer in self.layers]
+        other.keep(questions)
+        return other
+
+    def before_pass(self) -> Tensor:
+        """Prepare a pass over one token per row. Returns the attention mask [row, token] int64."""
+        self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
+        return self.mask
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with the given indices, and their prompts."""
+        """Keep only the rows with the given indices [row]."""
         self.batch_select_indices(rows)
-        self._questions = self._questions[rows]
-        if not self.shares_prompts:
-            self._mask = self._mask[rows]
-            return
-        needed, self._questions = self._questions.unique(return_inverse=True)
-        if len(needed) < len(self._mask):
-            for layer in self.layers:
-                layer.prompts = (layer.prompts[0][needed], layer.prompts[1][needed])
-            self._mask = self._mask[needed]
-        self._arrange()
-
-    def _arrange(self) -> None:
-        """Compute `slots`, `places` and `prompt_bias`. Rows must be ordered by question."""
-        counts = self._questions.bincount(minlength=len(self._mask))
-        starts = counts.cumsum(0) - counts
-        n_rows, n_slots = len(self._questions), int(counts.max())
-        rows = torch.arange(n_rows, device=counts.device)
-        steps = torch.arange(n_slots, device=counts.device)
-        self.slots = (starts[:, None] + steps).clamp_max(n_rows - 1)
-        self.places = self._questions * n_slots + rows - starts[self._questions]
-        hidden = self._mask[:, None, None, self._n_prefix :] == 0
-        self.prompt_bias = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+        self.mask = self.mask[rows]
 
 
 def smallest_window(model: Any) -> float:

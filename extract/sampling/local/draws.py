@@ -68,22 +68,34 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: f
     """
     each = temperature.split(_ROWS) if isinstance(temperature, Tensor) else repeat(temperature)
     chunks = zip(logits.split(_ROWS), uniforms.split(_ROWS), each, strict=False)
-    drawn = [_draw_rows(*chunk, top_p, top_k) for chunk in chunks]
+    # new memory for each chunk would take longer than the computation
+    shifted, weights = logits.new_empty(2, min(len(logits), _ROWS), logits.shape[1], dtype=torch.float32)
+    drawn = [_draw_rows(*chunk, top_p, top_k, shifted[: len(chunk[0])], weights[: len(chunk[0])]) for chunk in chunks]
     return Drawn(*map(torch.cat, zip(*drawn, strict=True)))
 
 
-def _draw_rows(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: float, top_k: int) -> Drawn:
-    logits = logits.float()
+def _draw_rows(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: float | Tensor,
+    top_p: float,
+    top_k: int,
+    shifted: Tensor,
+    weights: Tensor,
+) -> Drawn:
+    """Draw from a chunk of rows. The buffers `shifted` and `weights` [row, vocab] float32 are overwritten."""
+    torch.sub(logits, logits.amax(-1, keepdim=True).float(), out=shifted)
+    log_total = torch.exp(shifted, out=weights).sum(-1).log()
     if isinstance(temperature, Tensor):
         positive = temperature > 0
-        scaled = logits / temperature.where(positive, 1.0).clamp_min(_LEAST_TEMPERATURE)[:, None]
-        tokens = inverse_cdf(truncate(scaled, top_p, top_k), uniforms).where(positive, logits.argmax(-1))
+        torch.div(shifted, temperature.where(positive, 1.0).clamp_min(_LEAST_TEMPERATURE)[:, None], out=weights)
+        tokens = inverse_cdf(truncate(weights, top_p, top_k).exp_(), uniforms).where(positive, shifted.argmax(-1))
     elif temperature == 0:
-        tokens = logits.argmax(-1)
+        tokens = shifted.argmax(-1)
     else:
-        tokens = inverse_cdf(truncate(logits / max(temperature, _LEAST_TEMPERATURE), top_p, top_k), uniforms)
-    chosen = logits.gather(-1, tokens[:, None])[:, 0]
-    return Drawn(tokens, chosen - logits.logsumexp(-1))
+        torch.div(shifted, max(temperature, _LEAST_TEMPERATURE), out=weights)
+        tokens = inverse_cdf(truncate(weights, top_p, top_k).exp_(), uniforms)
+    return Drawn(tokens, shifted.gather(-1, tokens[:, None])[:, 0] - log_total)
 
 
 def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
@@ -100,14 +112,15 @@ def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
     return logits
 
 
-def inverse_cdf(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """Find the first token [row] at which the cumulative softmax of `logits` [row, vocab] exceeds `uniforms` [row].
+def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Find the first token [row] at which the cumulative share of `weights` [row, vocab] exceeds `uniforms` [row].
 
     The vocabulary is divided into chunks. The sums of the chunks show which chunk contains the token, and only that
-    chunk is summed token by token. Tokens with probability 0 are never drawn.
+    chunk is summed token by token. Tokens with weight 0 are never drawn.
     """
-    weights = (logits - logits.amax(-1, keepdim=True)).exp_()
-    weights = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % _CHUNK)).unflatten(-1, (-1, _CHUNK))
+    if n_missing := -weights.shape[-1] % _CHUNK:
+        weights = torch.nn.functional.pad(weights, (0, n_missing))
+    weights = weights.unflatten(-1, (-1, _CHUNK))
     chunk_ends = weights.sum(-1, dtype=torch.float32).double().cumsum(-1)
     targets = uniforms[:, None] * chunk_ends[:, -1:]
     chunk = _first_above(chunk_ends, targets)

@@ -17,7 +17,7 @@ from extract.commands import sample_family
 from extract.policy import grid
 from extract.running.cli import run
 from extract.running.worker import Worker
-from extract.sampling.local.batching import batches, rows_of
+from extract.sampling.local.batching import rows_of
 from extract.sampling.local.draws import draw
 from extract.sampling.local.token_sampler import TokenSampler
 from extract.sampling.server.policy import Server
@@ -139,7 +139,6 @@ def test_the_common_prefix_is_read_once_for_all_temperatures(tokenizer: Any, mon
 def test_greedy_answers_of_a_grid_are_drawn_once(tokenizer: Any) -> None:
     assert len(rows_of([0.0, 0.5], range(3))) == 4
     assert len(rows_of([0.0], range(3))) == 3  # as they always were
-    assert list(batches([5, 1, 3], n_rows=4, max_rows=8)) == [[1, 2], [0]]
     seen: list[tuple[int, int]] = []
     sampler = TokenSampler(tiny_model(), tokenizer, Decoding("0:1:0.5", max_new_tokens=5))
     drawn = sampler.sample_grid(IDS, encoded(tokenizer), range(3), GRID, lambda a, t: seen.append((a, t)))

@@ -12,7 +12,7 @@ from extract.errors import InputError
 from extract.policy import Decoding
 from extract.sampling.local.attention import attend_to, merge
 from extract.sampling.local.batching import common_prefix
-from extract.sampling.local.cache import AnswerCache
+from extract.sampling.local.shared_cache import SharedCache
 from extract.sampling.local.token_sampler import TokenSampler
 from tests.helpers.planted import read_hidden
 from tests.helpers.tiny import byte_tokenizer, tiny_model
@@ -58,21 +58,17 @@ def test_greedy_answers_equal_those_of_generate(
 def test_prompts_are_shared_with_standard_attention(
     family: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = []
-    start = AnswerCache.start_answers
-
-    def spy(self: AnswerCache, n_samples: int) -> None:
-        start(self, n_samples)
-        shared.append(self.shares_prompts)
-
-    monkeypatch.setattr(AnswerCache, "start_answers", spy)
+    joined = []
+    join = SharedCache.join
+    monkeypatch.setattr(SharedCache, "join", lambda *arguments: (joined.append(True), join(*arguments)))
     TokenSampler(tiny_model(family), tokenizer, Decoding()).sample(["a"], encoded(tokenizer)[:1], range(2))
-    assert shared == [family not in ("mistral", "gemma2", "gemma3")]  # sliding windows, soft-capping
+    assert bool(joined) == (family not in ("mistral", "gemma2", "gemma3"))  # sliding windows, soft-capping
 
 
-def test_attention_to_parts_is_merged_to_attention_to_all() -> None:
+@pytest.mark.parametrize("n_queries", [4, 20])  # matrix products, and the fused kernel
+def test_attention_to_parts_is_merged_to_attention_to_all(n_queries: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    queries, keys, values = (torch.randn(2, 3, n, 8, generator=generator) for n in (4, 30, 30))
+    queries, keys, values = (torch.randn(2, 3, n, 8, generator=generator) for n in (n_queries, 30, 30))
     bias = torch.zeros(2, 1, 1, 30)
     bias[:, :, :, 3:7] = -torch.inf
     parts = [

@@ -1,0 +1,245 @@
+"""Measure the speed of sampling if the lengths of the answers differ, and the speed in bfloat16.
+
+The length of each answer is 8 plus a geometric number with mean 32, and at most 256. It depends only on the question
+and the sample, so all sides generate the same number of tokens. Ended answers are replaced by answers to the next
+questions. This is compared with sampling one batch of questions after the other, with `generate`, with `generate_batch`
+(continuous batching) and with vLLM.
+
+The limit is the time of the products of all linear layers alone, with torch and in the same dtype, for the same numbers
+of rows as in the passes of the sampler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.result import report
+from benchmarks.vllm import vllm_serve
+from extract.models.embedded import embedded_model_folder
+from extract.models.loading import end_tokens, load_model
+from extract.policy import Decoding
+from extract.prompts import PromptTemplate
+from extract.questions import load_questions
+from extract.sampling.local.batching import left_padded
+from extract.sampling.local.draws import Drawn, draw, keyed_uniforms, question_key
+from extract.sampling.local.token_sampler import TokenSampler
+
+LONGEST, SHORTEST, MEAN = 256, 8, 32
+#: Settings of all sides.
+TEMPERATURE, MAX_ROWS = 0.7, 320
+
+
+def answer_lengths(ids: Sequence[str], k: int) -> list[list[int]]:
+    """Return the length of each answer in tokens, [question][sample]."""
+    keys = np.array([question_key(1, id_) for id_ in ids], dtype=np.uint64)
+    uniforms = keyed_uniforms(np.repeat(keys, k), np.tile(np.arange(k, dtype=np.uint64), len(ids)), 1)
+    numbers = np.log1p(-uniforms) / math.log(1 - 1 / (MEAN + 1))
+    return np.minimum(SHORTEST + numbers.astype(int), LONGEST).reshape(len(ids), k).tolist()
+
+
+class Sides:
+    """The functions that are timed. Each returns the number of answer tokens."""
+
+    def __init__(self, dtype: str, n_questions: int, k: int) -> None:
+        self.model, self.tokenizer = load_model(dtype=dtype)
+        questions = load_questions("facts")[:n_questions]
+        template = PromptTemplate("{question} Answer briefly.")
+        self.ids = [question.id for question in questions]
+        self.prompts = [template.encode(self.tokenizer, question.text or "") for question in questions]
+        self.k, self.lengths = k, answer_lengths(self.ids, k)
+        self.n_tokens = sum(map(sum, self.lengths))
+        self.end = end_tokens(self.model, self.tokenizer)
+        self.decoding = Decoding(temperature=TEMPERATURE, max_new_tokens=LONGEST)
+
+    @contextmanager
+    def scheduled(self) -> Iterator[None]:
+        """Make the sampler end each answer at its length. The last step has the uniform number 2 instead of < 1."""
+        lengths = {
+            (question_key(self.decoding.seed, id_), j): length
+            for id_, of_question in zip(self.ids, self.lengths, strict=True)
+            for j, length in enumerate(of_question)
+        }
+
+        def uniforms(keys: Any, samples: Any, n_steps: int) -> Any:
+            numbers = keyed_uniforms(keys, samples, n_steps)
+            for row, key, sample in zip(numbers, keys.tolist(), samples.tolist(), strict=True):
+                row[lengths[key, sample] - 1] = 2
+            return numbers
+
+        end = torch.tensor(self.end)
+
+        def forced(logits: Tensor, numbers: Tensor, *settings: Any) -> Drawn:
+            drawn, last = draw(logits, numbers.clamp_max(0.5), *settings), numbers == 2
+            tokens = drawn.tokens.masked_fill(torch.isin(drawn.tokens, end), 100)
+            return Drawn(tokens.masked_fill(last, self.end[0]), drawn.logprobs)
+
+        local = "extract.sampling.local"
+        with patch(f"{local}.token_sampler.keyed_uniforms", uniforms), patch(f"{local}.answer_batch.draw", forced):
+            yield
+
+    def sample(self, n_questions: int | None = None) -> int:
+        """Use the local sampler for all questions, or for `n_questions` at a time."""
+        sampler = TokenSampler(self.model, self.tokenizer, self.decoding, MAX_ROWS)
+        step, n_tokens = n_questions or len(self.ids), 0
+        with self.scheduled():
+            for start in range(0, len(self.ids), step):
+                some = slice(start, start + step)
+                answers = sampler.sample(self.ids[some], self.prompts[some], range(self.k))
+                n_tokens += sum(len(answer.token_ids) for answer in answers)
+        return n_tokens
+
+    @torch.inference_mode()
+    def generate(self) -> int:
+        """Use `generate`, with as many rows in a batch as the sampler has."""
+        step = MAX_ROWS // self.k
+        for start in range(0, len(self.ids), step):
+            ids, mask = left_padded(self.prompts[start : start + step], pad=0, device=self.model.device)
+            lengths = torch.tensor(self.lengths[start : start + step]).flatten()
+
+            def force(
+                tokens: Tensor, scores: Tensor, n_prompt: int = ids.shape[1], lengths: Tensor = lengths
+            ) -> Tensor:
+                ends = tokens.shape[1] - n_prompt == lengths - 1
+                scores[:, self.end] = -torch.inf
+                scores[ends] = -torch.inf
+                scores[ends, self.end[0]] = 0
+                return scores
+
+            self.model.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=True,
+                temperature=TEMPERATURE,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=LONGEST,
+                num_return_sequences=self.k,
+                pad_token_id=0,
+                logits_processor=[force],
+            )
+        return self.n_tokens
+
+    def generate_batch(self) -> int:
+        """Use continuous batching, with one request per answer."""
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        config = GenerationConfig(do_sample=True, temperature=TEMPERATURE, top_k=0, top_p=1.0, max_new_tokens=LONGEST)
+        batching = ContinuousBatchingConfig(max_batch_tokens=MAX_ROWS)
+        n_tokens = 0
+        with self.model.continuous_batching_context_manager(config, continuous_batching_config=batching) as manager:
+            for prompt, lengths in zip(self.prompts, self.lengths, strict=True):
+                for length in lengths:
+                    manager.add_request(prompt, max_new_tokens=length, eos_token_id=-1)
+            for _ in range(len(self.ids) * self.k):
+                n_tokens += len(manager.get_result().generated_tokens)
+        return n_tokens
+
+    def vllm(self, url: str) -> int:
+        """Use a running vLLM server, with one request per answer and as many open requests as the sampler has rows."""
+
+        def request(prompt: list[int], length: int) -> int:
+            body = {"model": embedded_model_folder().name, "prompt": prompt, "max_tokens": length}
+            body |= {"temperature": TEMPERATURE, "ignore_eos": True}
+            data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+            with urllib.request.urlopen(urllib.request.Request(f"{url}/completions", data, headers)) as reply:
+                return json.load(reply)["usage"]["completion_tokens"]
+
+        pairs = [(prompt, n) for prompt, lengths in zip(self.prompts, self.lengths, strict=True) for n in lengths]
+        with ThreadPoolExecutor(MAX_ROWS) as pool:
+            return sum(pool.map(request, *zip(*pairs, strict=True)))
+
+    def limit(self) -> Callable[[], int]:
+        """Return a function that computes the products of the linear layers alone, for the passes of the sampler."""
+        passes: Counter[tuple[int, int]] = Counter()
+        hook = self.model.model.layers[0].register_forward_pre_hook(
+            lambda layer, inputs: passes.update([inputs[0].shape[:2]])
+        )
+        self.sample()
+        hook.remove()
+        layers = [layer for layer in self.model.modules() if isinstance(layer, nn.Linear)]
+        inner = [layer for layer in layers if layer is not self.model.lm_head]
+
+        @torch.inference_mode()
+        def products() -> int:
+            for (n_rows, n_tokens), times in passes.items():
+                inputs = {n: torch.ones(n_rows, n_tokens, n, dtype=self.model.dtype) for n in (576, 1536)}
+                for _ in range(times):
+                    for layer in inner:
+                        nn.functional.linear(inputs[layer.in_features], layer.weight)
+                    nn.functional.linear(inputs[self.model.lm_head.in_features][:, -1], self.model.lm_head.weight)
+            return self.n_tokens
+
+        return products
+
+
+def tokens_per_second(action: Callable[[], int]) -> float:
+    """Return the number of tokens that a function returns, divided by its time."""
+    start = time.perf_counter()
+    return action() / (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Print the tokens per second of each side, and the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--questions", type=int, default=256)
+    parser.add_argument("--k", type=int, default=10)
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--others", nargs="*", default=["generate", "generate_batch", "vllm"])
+    options = parser.parse_args()
+    rates: dict[str, dict[str, float]] = {}
+    for dtype in options.dtypes:
+        sides = Sides(dtype, options.questions, options.k)
+        actions: dict[str, Callable[[], int]] = {
+            "refilled": sides.sample,
+            "batches": partial(sides.sample, MAX_ROWS // options.k),
+            "limit": sides.limit(),
+        }
+        measured: dict[str, list[float]] = {name: [] for name in actions}
+        for _ in range(options.pairs):
+            for name, action in actions.items():
+                measured[name].append(tokens_per_second(action))
+        rates[dtype] = {name: statistics.median(values) for name, values in measured.items()}
+        for name in options.others:
+            if name == "vllm":
+                with vllm_serve(embedded_model_folder(), dtype) as url:
+                    tokens_per_second(partial(sides.vllm, url)) if options.pairs > 1 else None  # warm-up
+                    rates[dtype][name] = tokens_per_second(partial(sides.vllm, url))
+            else:
+                rates[dtype][name] = tokens_per_second(getattr(sides, name))
+    ratios = {
+        dtype: {name: of_dtype["refilled"] / rate for name, rate in of_dtype.items() if name != "refilled"}
+        for dtype, of_dtype in rates.items()
+    }
+    bars = {"float32": {"batches": 1.5, "generate": 4, "vllm": 2}, "bfloat16": {"limit": 0.65, "vllm": 3}}
+    report(
+        "refill",
+        {"ratio": ratios, "tokens per second": rates},
+        "ratio of tokens per second: float32 ≥ 1.5 to batches, ≥ 4 to generate, ≥ 2 to vLLM; bfloat16 ≥ 0.65 of the limit, ≥ 3 to vLLM",
+        all(ratios[dtype].get(name, math.inf) >= bar for dtype in rates for name, bar in bars[dtype].items()),
+        questions=options.questions,
+        k=options.k,
+        tokens=sides.n_tokens,
+        pairs=options.pairs,
+        threads=torch.get_num_threads(),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Tests of batches whose rows join and leave: their tokens, the cache, and the number of passes."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from extract.models.loading import load_model
+from extract.policy import Decoding
+from extract.prompts import PromptTemplate
+from extract.questions import load_questions
+from extract.sampling.local.attention import attend, using
+from extract.sampling.local.cache import AnswerCache
+from extract.sampling.local.shared_cache import SharedCache
+from extract.sampling.local.token_sampler import Sample, TokenSampler
+from tests.helpers.tiny import tiny_model
+
+pytestmark = pytest.mark.slow
+
+PREFIX = "Examples that every prompt begins with, as a set of few-shot prompts has. "
+WORDS = [
+    "Say",
+    "Say a longer thing",
+    "What?",
+    "A",
+    "Something of another length altogether",
+    "Why not",
+    "Go",
+    "Stop it",
+]
+
+
+def assert_same(answers: list[Sample], others: list[Sample]) -> None:
+    for a, b in zip(answers, others, strict=True):
+        assert (a.question_id, a.sample, a.token_ids, a.text) == (b.question_id, b.sample, b.token_ids, b.text)
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("max_rows", [3, 7, 11])
+@pytest.mark.parametrize("before", ["", PREFIX], ids=["alone", "after a shared prefix"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
+def test_tokens_do_not_depend_on_which_answers_share_a_batch(
+    family: str, before: str, max_rows: int, tokenizer: Any
+) -> None:
+    model, ids = tiny_model(family, seed=2), [str(i) for i in range(len(WORDS))]
+    prompts = [tokenizer(before + word)["input_ids"] for word in WORDS]
+    decoding = Decoding(temperature=1.2, max_new_tokens=80)
+    whole = TokenSampler(model, tokenizer, decoding).sample(ids, prompts, range(4))
+    assert len({len(answer.token_ids) for answer in whole}) > 5
+    assert_same(TokenSampler(model, tokenizer, decoding, max_rows).sample(ids, prompts, range(4)), whole)
+
+
+def test_tokens_of_the_embedded_model_do_not_depend_on_refilling() -> None:
+    model, tokenizer = load_model(dtype="float32")
+    questions = load_questions("facts")[:4]
+    prompts = [PromptTemplate("{question}").encode(tokenizer, question.text or "") for question in questions]
+    # without top-p, a draw can hit the many tokens with probabilities as small as the rounding errors
+    ids, decoding = [question.id for question in questions], Decoding(temperature=0.7, top_p=0.95, max_new_tokens=12)
+    whole = TokenSampler(model, tokenizer, decoding).sample(ids, prompts, range(3))
+    assert_same(TokenSampler(model, tokenizer, decoding, max_rows=5).sample(ids, prompts, range(3)), whole)
+
+
+def test_a_batch_stays_full_until_all_questions_have_been_read(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shapes = tiny_model(seed=2), list[tuple[int, int]]()
+    forward = model.forward
+
+    def counting(**given: Any) -> Any:
+        shapes.append(tuple(given["input_ids"].shape))
+        return forward(**given)
+
+    monkeypatch.setattr(model, "forward", counting)
+    prompts, n = [tokenizer(word)["input_ids"] for word in WORDS * 4], 4 * len(WORDS)
+    sampler = TokenSampler(model, tokenizer, Decoding(temperature=1.2, max_new_tokens=80), max_rows=20)
+    sampler.sample([str(i) for i in range(n)], prompts, range(2))
+    is_read = [n_tokens > 1 for _, n_tokens in shapes]
+    last = max(i for i, read in enumerate(is_read) if read)
+    # in the pass before prompts are read, the rows of ended answers are free
+    n_rows = [shapes[i][0] for i in range(last) if not is_read[i] and not is_read[i + 1]]
+    assert len(n_rows) > 100
+    assert min(n_rows) >= 0.8 * 20
+    assert max(n_rows) == 20
+
+
+def random_prompts(
+    model: Any, lengths: list[int], n_prefix: int
+) -> tuple[AnswerCache, list[list[tuple[Tensor, Tensor]]]]:
+    """Return a cache of padded prompts after a prefix, and the keys and values of each prompt [layer][key head, …]."""
+    mask = torch.ones(1, n_prefix, dtype=torch.int64)
+    prefix = AnswerCache(model, mask)
+    generator = torch.Generator().manual_seed(5)  # the same prefix each time
+    for i in range(len(prefix.layers)):
+        prefix.update(*(torch.randn(1, 2, n_prefix, 8, generator=generator) for _ in range(2)), i)
+    longest = max(lengths)
+    mask = torch.tensor([[1] * n_prefix + [0] * (longest - n) + [1] * n for n in lengths])
+    read = AnswerCache(model, mask, prefix)
+    rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in lengths]
+    for i, layer in enumerate(read.layers):
+        new = torch.randn(2, len(lengths), 2, longest, 8)
+        read.update(new[0], new[1], i)
+        for row, n in zip(range(len(lengths)), lengths, strict=True):
+            states = (torch.cat([layer.prefix[part][0], new[part][row, :, longest - n :]], 1) for part in (0, 1))
+            rows[row].append(tuple(states))  # type: ignore[arg-type]
+    return read, rows
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_attention_equals_a_float64_computation_while_rows_join_and_leave(seed: int) -> None:
+    torch.manual_seed(seed)
+    draws, model = random.Random(seed), tiny_model()
+    cache: SharedCache | None = None
+    rows: list[list[tuple[Tensor, Tensor]]] = []
+    for _ in range(80):
+        if cache is None or (draws.random() < 0.2 and len(rows) < 30):
+            read, prompts = random_prompts(model, [draws.choice([1, 4, 9, 20]) for _ in range(draws.randint(1, 3))], 5)
+            questions = draws.choices(range(len(prompts)), k=draws.randint(1, 9))
+            cache = cache or SharedCache(read)
+            cache.join(read, torch.tensor(questions))
+            rows += [list(prompts[i]) for i in questions]
+        elif draws.random() < 0.3 and len(rows) > 1:
+            kept = sorted(draws.sample(range(len(rows)), draws.randint(1, len(rows))))
+            cache.keep(torch.tensor(kept))
+            rows = [rows[i] for i in kept]
+        cache.before_pass()
+        for i in range(len(cache.layers)):
+            query, keys, values = torch.randn(len(rows), 4, 1, 8), *torch.randn(2, len(rows), 2, 1, 8)
+            cache.update(keys, values, i)
+            for row, k, v in zip(rows, keys, values, strict=True):
+                row[i] = (torch.cat([row[i][0], k], 1), torch.cat([row[i][1], v], 1))
+            with using(cache):
+                found, _ = attend(SimpleNamespace(layer_idx=i), query, keys, values, None, scaling=0.5)
+            for row, q, of_row in zip(rows, query.double(), found, strict=True):
+                k, v = (states.double().repeat_interleave(2, 0) for states in row[i])  # two heads share a key head
+                expected = (q @ k.mT * 0.5).softmax(-1) @ v
+                torch.testing.assert_close(of_row[0].double(), expected[:, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_answers_of_similar_length_are_padded_together() -> None:
+    model = tiny_model()
+    read, _ = random_prompts(model, [3], 2)
+    cache = SharedCache(read)
+    for n_steps in (100, 40, 5):
+        cache.join(read, torch.zeros(2, dtype=torch.int64))
+        for _ in range(n_steps):
+            cache.before_pass()
+            for i in range(len(cache.layers)):
+                n = cache.groups[-1].rows.stop
+                cache.update(torch.zeros(n, 2, 1, 8), torch.zeros(n, 2, 1, 8), i)
+    cache.keep(torch.arange(6))
+    assert [(group.rows, group.width) for group in cache.groups] == [
+        (slice(0, 2), 145),
+        (slice(2, 4), 45),
+        (slice(4, 6), 5),
+    ]
+    assert all(group.bias is None for group in cache.groups)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from datamodules.streamed_features import StreamedFeatures
 
-#: Rows are shuffled in buffers of this size in bytes, as they must fit into memory if features are streamed. A buffer
-#: consists of `RUNS` random runs of consecutive rows. Fewer rows are shuffled all together.
+#: Rows are shuffled in buffers of this size in bytes, because the rows of a buffer are read into memory if features are
+#: streamed. A buffer consists of `RUNS` random runs of consecutive rows. If all rows fit into one
+#: buffer, they are shuffled together.
 BUFFER_BYTES, RUNS = 2**28, 64
 
 
@@ -59,7 +60,7 @@ class Batches:
         batch: All rows, on the training device.
         batch_size: Maximum number of rows in a slice.
         shuffle: Whether to shuffle the rows in each pass, using torch's global random generator.
-        read: Whether to read streamed features.
+        read: Whether to read the streamed features of each slice into a tensor.
     """
 
     def __init__(self, batch: Batch, batch_size: int, shuffle: bool = False, read: bool = False) -> None:

@@ -49,8 +49,8 @@ def seu(embeddings: NDArray[np.floating]) -> float:
 
     .. math:: 1 - \frac{\lVert \sum_m e_m \rVert^2 - M}{M (M-1)}
 
-    The value is 0 for identical answers, and at most M/(M−1), if the embeddings sum to 0. It is NaN for fewer than two
-    answers.
+    The value is 0 for identical answers, and reaches its maximum M/(M−1) if the embeddings sum to 0. It is NaN for
+    fewer than two answers.
 
     Args:
         embeddings: [sample, d] embeddings e_m of the M answers, with norm 1. NaN rows (empty answers) are ignored.

@@ -17,7 +17,7 @@ from extract.store.signals import Signals
 
 #: Maximum size in bytes of a chunk of float32 features.
 CHUNK_BYTES = 2**24
-#: Rows that are not needed are read together with their neighbours, unless there are more of them in a row.
+#: Maximum difference between the indices of neighbouring rows in a chunk. Rows in between are read, but not used.
 LARGEST_GAP = 64
 CPU = torch.device("cpu")
 
@@ -61,7 +61,7 @@ class FeatureFiles:
 
 @dataclass(frozen=True)
 class StreamedFeatures:
-    """Features of some rows of a store. Selecting rows copies indices. Selecting features reads them.
+    """Features of some rows of a store. Selecting rows only copies indices. Selecting features reads the features.
 
     Attributes:
         files: The files with the features.
@@ -104,7 +104,7 @@ class StreamedFeatures:
         return self[:, list(range(len(self.files.keys)))]
 
     def finite(self) -> Tensor:
-        """Read all features, and return whether those of a row are finite, [row] bool."""
+        """Read all features, and return whether all features of each row are finite, [row] bool."""
         finite = torch.ones(len(self.rows), dtype=torch.bool)
         with Progress("check", len(self.files.keys), "features") as progress:
             for feature in range(len(self.files.keys)):
@@ -133,8 +133,9 @@ class StreamedFeatures:
 
         Args:
             features: Indices of the features.
-            function: Function from places [row] int64, the indices of a chunk's rows, and the float32 features [row,
-                feature, d_model] of these rows to any result. It is called in threads and without gradients.
+            function: Function that gets the places of a chunk's rows, which are [row] int64 indices into `rows`, and
+                the features of these rows, [row, feature, d_model] float32. It can return any result. It is called in
+                threads and without gradients.
 
         Yields:
             The places and the result of each chunk.
@@ -145,7 +146,7 @@ class StreamedFeatures:
         sizes = torch.cat([starts.new_ones(1), starts]).nonzero()[:, 0]
         parts = order.tensor_split(sizes[1:])
 
-        @torch.no_grad()  # the mode belongs to a thread
+        @torch.no_grad()  # gradient mode is set per thread
         def read(places: Tensor) -> tuple[Tensor, Any]:
             own = self.rows[places]
             first = int(own[0])

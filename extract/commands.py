@@ -77,8 +77,9 @@ def sample_family(
             the questions.
         per_round: Number of answers that a round adds to each question, at each temperature. It does not affect the
             decisions of the rule.
-        engine: Whether this process samples (local) or the actors of a Ray cluster (ray). The answers are the same. The
-            environment variable RAY_ADDRESS selects an existing cluster. Otherwise, Ray starts on this machine.
+        engine: Where answers are sampled: in this process (local) or in the actors of a Ray cluster (ray). The answers
+            are the same. The environment variable RAY_ADDRESS selects an existing cluster. If it is not set, a cluster
+            is started on this machine.
         actors: Number of actors of the Ray engine. By default, one per GPU of the cluster, or one per CPU if it has no
             GPU.
 
@@ -157,7 +158,7 @@ def grade(
         grader: One of {graders}. The default depends on the kind of the questions.
         worker: See `sample_family`.
         judge: Options of the grader `judge`.
-        engine: Whether this process (local) or the actors of a Ray cluster (ray) do the work. See `sample`.
+        engine: Where the work is done: in this process (local) or in the actors of a Ray cluster (ray). See `sample`.
         actors: Number of actors of the Ray engine. By default, one per GPU, or one per CPU if there is no GPU.
 
     Returns:
@@ -201,7 +202,7 @@ def read(
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         worker: See `sample_family`.
         dtype: Data type in which hidden_tokens is stored. bfloat16 halves the size and has about 3 significant digits.
-        engine: Whether this process (local) or the actors of a Ray cluster (ray) do the work. See `sample`.
+        engine: Where the work is done: in this process (local) or in the actors of a Ray cluster (ray). See `sample`.
         actors: Number of actors of the Ray engine. By default, one per GPU, or one per CPU if there is no GPU.
 
     Returns:
@@ -245,7 +246,7 @@ def ask(
         grader: For entailment, the grader that provides the normalised answers. By default, the store's only grader.
         max_new_tokens: For verbalized, the maximum length of a reply in tokens. Reasoning models need a higher value.
         worker: See `sample_family`.
-        engine: Whether this process (local) or the actors of a Ray cluster (ray) do the work. See `sample`.
+        engine: Where the work is done: in this process (local) or in the actors of a Ray cluster (ray). See `sample`.
         actors: Number of actors of the Ray engine. By default, one per GPU, or one per CPU if there is no GPU.
 
     Returns:

@@ -39,8 +39,8 @@ class Cell:
         ks_temperature: [resample] temperatures from `ks_temperatures`.
         ks_distance: [temperature] Kolmogorov–Smirnov distances.
         ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests.
-        outside: ``above`` if the tested system varies more than the reference at its highest temperature, ``below`` if
-            it varies less than the reference at its lowest temperature, else empty.
+        outside: ``above`` if the tested system varies more than the reference does at the highest temperature,
+            ``below`` if it varies less than the reference does at the lowest temperature, else empty.
     """
 
     means: Array

@@ -120,10 +120,12 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
 def _interval(values: Tensor) -> Interval | None:
     """Return the first value, with a 95 % percentile interval of the other values, which come from resamples.
 
-    The result is None if the first value is not finite, or if more than a tenth of the other values are not finite. In
-    a resample, copies of a question have the same gains. This makes the allocation slightly worse, and the resampled
-    values too small. The bias correction of BCa intervals would double this bias. With 40 questions, BCa intervals
-    cover the expected difference in 83–88 % of simulations, and percentile intervals in 92–96 %.
+    The result is None if the first value is not finite, or if more than a tenth of the other values are not finite.
+
+    Copies of a question have the same gains, so the allocation in a resample can distinguish fewer questions than the
+    original allocation. The allocation is therefore slightly worse, and the resampled values are too small. The bias
+    correction of BCa intervals would double this bias. With 40 questions, BCa intervals cover the expected difference
+    in 83–88 % of simulations, and percentile intervals in 92–96 %.
     """
     resampled = values[1:][values[1:].isfinite()]
     if not values[0].isfinite() or len(resampled) < 0.9 * (len(values) - 1):

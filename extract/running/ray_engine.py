@@ -1,7 +1,7 @@
 """The Ray engine: actors on one or several machines process the blocks of a store, and Ray restarts those that die.
 
-Ray's own options apply: the environment variable RAY_ADDRESS selects an existing cluster. Otherwise, Ray starts on this
-machine and ends with this process.
+The environment variable RAY_ADDRESS selects an existing cluster. If it is not set, a cluster is started on this
+machine. This cluster ends with the process that started it.
 """
 
 import os
@@ -22,7 +22,8 @@ from extract.running.progress import Count, Progress, quiet_loggers
 from extract.running.worker import Item, Result, Start, Worker
 
 Engine = Literal["local", "ray"]
-#: Number of times that Ray repeats a block whose actor died. A block that needs too much memory would kill every actor.
+#: Maximum number of times that Ray repeats a block whose actor has died. Without a limit, a block that needs too much
+#: memory would kill one actor after another.
 RETRIES = 10
 #: Interval between two checks that the cluster still exists, in seconds.
 CHECK_SECONDS = 5.0
@@ -30,17 +31,17 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 
 
 def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[str, object] = _NONE) -> Worker:
-    """Create the worker of a command: a process that `torchrun` may have started, or the driver of a Ray job.
+    """Create the worker of a command: this process, which `torchrun` may have started, or the driver of a Ray job.
 
     Args:
         engine: ``"local"`` or ``"ray"``.
         actors: Number of actors of the Ray engine. By default, one per GPU of the cluster, or one per CPU if it has no
             GPU.
-        per_process: Options of the command that Ray doesn't support, because an actor doesn't see the answers of the
-            others. None means that an option is not set.
+        per_process: Dict from option to value, for options that the Ray engine does not support, because an actor does
+            not see the answers of other actors. A value of None means that the option is not set.
 
     Raises:
-        InputError: If such an option is set, or `actors` is passed without Ray.
+        InputError: If an option in `per_process` is set, or if `actors` is passed without the Ray engine.
     """
     if engine == "ray":
         for option, value in per_process.items():
@@ -51,14 +52,16 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
                 )
         return RayWorker(actors)
     if actors is not None:
-        raise InputError(f"Expected `actors` only for the engine ray, but got {actors}. Pass --engine ray.")
+        raise InputError(
+            f"Expected `actors` to be passed only with the engine ray, but got {actors}. Pass --engine ray."
+        )
     return Worker.from_environment()
 
 
 class RayWorker(Worker):
     """The only worker of a job. It hands out the blocks to actors, which write the files.
 
-    The cluster is used as soon as there is work. Then these errors are raised.
+    It connects to the cluster when there is work for the first time. The errors below are raised only then.
 
     Raises:
         InputError: If Ray is not installed, the cluster can't be reached or disappears, or it is too small for the
@@ -88,13 +91,13 @@ class RayWorker(Worker):
 
     @contextmanager
     def writing(self, store: Path) -> Iterator[None]:
-        """Lock the store, and at the end delete the unfinished files of actors that died. See `Worker.writing`."""
+        """Lock the store. On exit, delete the unfinished files of actors that have died. See `Worker.writing`."""
         with super().writing(store):
             yield
             self._delete_unfinished(store)
 
     def once(self, function: Callable[[], Result]) -> Result:
-        """Call a function in a process of the cluster, which has the resources of an actor."""
+        """Call a function in a process of the cluster that has the same resources as an actor."""
         task = self._ray.remote(max_retries=RETRIES, **self._resources[1])(_call).remote(function, os.getcwd())
         self._wait([task])
         return self._result(task)
@@ -106,7 +109,7 @@ class RayWorker(Worker):
         n_rows: Callable[[Item], int],
         bar: Callable[[], Progress],
     ) -> Iterator[Result]:
-        """Process the items of one block after another in actors. See `Worker.run`.
+        """Process the items in actors. Each actor processes one block at a time. See `Worker.run`.
 
         If an actor dies, Ray starts it again and repeats its block, so `start` must skip the files that exist.
         """
@@ -198,12 +201,12 @@ def connect() -> Any:
         ) from None
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray ends the process without a message
+            signal.signal(signal.SIGTERM, before)  # Ray's handler prints no message
     return ray
 
 
 class _Tokens:
-    """Progress of an actor, which counts only tokens, because the driver knows the rows of a block."""
+    """Progress of an actor. It counts only tokens, because the driver counts the rows of each block."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -232,7 +235,7 @@ class _Actor:
 
 
 def _call(function: Callable[[], Any], folder: str) -> Any:
-    """Call a function in the driver's folder, so that relative paths have the same meaning. Errors are returned."""
+    """Call a function in the driver's folder, so that relative paths stay valid. Expected errors are returned."""
     try:
         os.chdir(folder)
         return function()

@@ -72,14 +72,15 @@ class Worker:
         n_rows: Callable[[Item], int],
         bar: Callable[[], Progress],
     ) -> Iterator[Result]:
-        """Process items in this process, all together.
+        """Process all items together in this process.
 
         Args:
             start: Function that prepares a process and yields a function that processes items. The Ray engine
-                pickles it and processes the items of each block separately.
+                pickles `start`, and processes the items of each block separately.
             items: Items in this worker's blocks.
             n_rows: Function that returns the number of rows in an item, for the progress bar.
-            bar: Function that returns the progress bar. It is called after `start`, so that the rate is not too low.
+            bar: Function that returns the progress bar. It is called after `start`, so that the rate
+                does not include the preparation.
 
         Yields:
             The results of the function.
@@ -148,7 +149,7 @@ def alone(store: Path) -> Iterator[None]:
 
 
 class Lazy(Generic[Result]):
-    """Value that each process builds at the first call, such as a loaded model. It is pickled without the value."""
+    """Value that each process builds at the first call, such as a loaded model. Only `build` is pickled."""
 
     def __init__(self, build: Callable[[], Result]) -> None:
         self._build, self._built = build, list[Result]()

@@ -16,7 +16,7 @@ from extract.signals.shared_prompt import SharedPrompt
 
 _LENS = {"logits", "lens", "exit", "divergence"}
 _ATTENTION = {"attention_entropy", "attention_blocks", "attention_macs", "mixing"}
-#: Number of cached tokens that take about as much memory in a pass as one token that is read.
+#: Number of cached tokens that need about as much memory during a pass as one token that is not cached.
 _CACHED_PER_TOKEN = 4
 
 

@@ -39,7 +39,7 @@ def read_questions(
         layers: Layers whose hidden states are kept, or a dict from signal to layers.
         batch_tokens: Maximum number of tokens in a batch, including padding. A longer prompt forms its own batch.
         progress: Callback that receives the numbers of questions and tokens in each finished batch.
-        shared: Cache of tokens with which all prompts begin, if they have been read before.
+        shared: Cache of a common prefix of the prompts, if one has already been read.
 
     Returns:
         Dict from signal to a dict from key to a CPU tensor, with rows in the order of `prompts`. Token signals have

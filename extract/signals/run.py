@@ -28,7 +28,7 @@ from extract.store.store import Store
 
 #: Maximum number of tokens in a batch. Batches shrink if memory runs out.
 BATCH_TOKENS = 2048
-#: Keys for counts of answers whose tokens are unknown, and of answers without token ids, whose texts are tokenized.
+#: Keys of two counts: answers whose tokens are unknown, and answers whose texts are tokenized for lack of token ids.
 _UNKNOWN, _RETOKENIZED = "answers of unknown tokens", "tokenized texts"
 
 
@@ -83,7 +83,7 @@ def fill_signals(
     if not missing:
         return
     if store.model_is_unknown:
-        worker.once(partial(_load, load))  # records the model, so that actors only compare theirs
+        worker.once(partial(_load, load))  # records the model, which each actor then checks
     start = partial(_reading, store, load, layers_of, settings)
     counts = sum(fill("read", unit, list(missing), store.questions.n_rows, start, worker), Counter[str]())
     if n_unknown := counts.pop(_UNKNOWN, 0):

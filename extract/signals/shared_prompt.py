@@ -9,7 +9,7 @@ import torch
 from extract.sampling.local.batching import common_prefix
 from extract.signals.model_parts import decoder_of
 
-#: Minimum number of tokens that are saved if a prefix is read separately. It makes up for the additional pass.
+#: Minimum number of tokens that an additional pass over a prefix must save to be worthwhile.
 LEAST_SAVED = 256
 
 
@@ -33,10 +33,11 @@ class SharedPrompt:
         return longer
 
     def cache(self, n_rows: int, grows: bool = True) -> Any:
-        """Return a cache for `n_rows` sequences, whose rows share the memory of the prefix.
+        """Return a cache for `n_rows` sequences. Its rows share the memory of the prefix.
 
         Args:
-            grows: Whether the cache keeps the keys and values of new tokens. If False, it can be used for one pass.
+            grows: Whether the cache keeps the keys and values of new tokens. If False, the cache can be used
+                for only one pass.
         """
         from extract.signals.one_pass import OnePassLayer
 
@@ -62,7 +63,7 @@ def read_prefix(
     Args:
         model: Causal language model in evaluation mode.
         prompts: Token ids of the prompts, at least one.
-        start: Cache of tokens with which all prompts begin. Only the rest of the prefix is read.
+        start: Cache of a shorter common prefix, if one has already been read. Only the rest of the prefix is read.
         previous: Result of an earlier call, which is returned if the prefix is the same.
 
     Returns:
@@ -89,5 +90,5 @@ def can_share(model: Any) -> bool:
     cache = DynamicCache(config=model.config)
     config = model.config.get_text_config().to_dict()
     windowed = any(config.get(name) for name in ("sliding_window", "attention_chunk_size"))
-    windowed |= "local" in config.get("attention_layers", ())  # GPT-Neo: windows by cache index
+    windowed |= "local" in config.get("attention_layers", ())  # GPT-Neo defines windows by cache index
     return not windowed and bool(cache.layers) and all(type(layer) is DynamicLayer for layer in cache.layers)

@@ -57,7 +57,7 @@ def fill(
         n_rows: Function that returns the number of rows in an item.
         start: Function that prepares a process, for example by loading a model. It yields a function that writes the
             file of an item, and reports rows and tokens to the progress bar. With the Ray engine, `start` is pickled,
-            and an item can be processed twice, so existing files should be skipped.
+            and an item can be processed twice. The function should therefore skip files that exist.
         worker: The worker. Its number is added to the label.
     """
     bar = partial(Progress, f"{label}{worker.label}", sum(map(n_rows, items)), unit)
@@ -73,7 +73,7 @@ def _one_by_one(
 
 
 def is_written(check: Callable[[], object]) -> bool:
-    """Whether a file is intact. `check` raises `Damaged` if not, or if the file does not exist."""
+    """Whether a file exists and is intact. Otherwise, `check` must raise `Damaged`."""
     with suppress(Damaged):
         check()
         return True

@@ -173,8 +173,8 @@ def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") ->
     """Return a function that computes the confidences of a baseline, calibrated outside the test split.
 
     The argument of the function is a dict from split to rows of the question table, or of the answer table if `scope`
-    is "sample". It returns the confidences, [question] or [answer] float64, with NaN for missing scores, and raises an
-    InputError if there are no scores for fitting the calibrator. Unsupervised scores are computed only once.
+    is "sample". The function returns the confidences, [question] or [answer] float64, with NaN for missing scores. It
+    raises an InputError if there are no scores for fitting the calibrator. Unsupervised scores are computed only once.
     """
     score = partial(BASELINES[name].scores[scope], data)
     if BASELINES[name].supervised:

@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compare the confidences for a left-out set with and without back-off, and summarise its questions' novelties.
+    """Compare the confidences for a left-out set with and without back-off, and summarise its novelty.
 
     If `scores` contains several sets, the AUROC includes only pairs of questions from the same set.
     """

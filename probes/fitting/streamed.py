@@ -1,6 +1,6 @@
 """Linear probes for streamed features. `probes.fitting.solvers` defines their objectives.
 
-Each feature is fitted to the rows outside each fold, then to all rows.
+Each probe reads one feature. It is fitted to the rows outside each fold, then to all rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class Fits(NamedTuple):
     Attributes:
         mean, scale: [fit, d] standardisers.
         weight: [fit, penalty, d] weights of the standardised feature.
-        bias: [fit, penalty].
+        bias: [fit, penalty] biases.
     """
 
     mean: Tensor
@@ -36,14 +36,16 @@ def fit_statistics(
     solve: Callable[[Statistics], tuple[Tensor, Tensor]],
     products: bool = True,
 ) -> Fits:
-    """Fit a feature in one pass over its rows. If all targets of a fit are equal, its weights and bias are 0.
+    """Fit linear probes to one feature in a single pass over its rows.
+
+    If all targets of a fit are equal, its weights and bias are 0.
 
     Args:
         column: The feature.
         target: [row] float64 targets in [0, 1].
         fold: [row] int64 fold of each row.
         solve: Function from statistics to weights [penalty, d] and biases [penalty] for centred rows.
-        products: Whether `solve` needs the whole covariance matrix, or only the variances.
+        products: Whether `solve` needs the whole covariance matrix. If false, it gets only the variances.
     """
     fits = []
     for number, statistics in enumerate(outside_folds(column, target, fold, products)):

@@ -1,7 +1,7 @@
 """Logistic regression for streamed features, with one pass over the rows per step of a quasi-Newton method.
 
-All penalties and folds of a feature share the passes. A pass computes only losses and gradients: with a Hessian for
-each penalty and fold, a pass would take hundreds of times as long.
+All penalties and folds of a feature share the passes. A pass computes only losses and gradients. If it also computed a
+Hessian for each penalty and fold, it would take hundreds of times as long.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ def logistic(column: Column, target: Tensor, fold: Tensor, penalties: Sequence[f
     """Fit logistic regression to a feature. The objective is that of `solvers.logistic`.
 
     L-BFGS (Nocedal & Wright, Numerical Optimization, alg. 7.4) starts from zero weights. Its initial matrix is the
-    inverse of the Hessian at zero weights, which follows from the sums over all rows. Each weight is within 10⁻⁷ of its
+    inverse of the Hessian at zero weights, which is computed from sums over all rows. Each weight is within 10⁻⁷ of its
     optimal value.
 
     Args:
@@ -57,8 +57,8 @@ def logistic(column: Column, target: Tensor, fold: Tensor, penalties: Sequence[f
     )
     if found is None:
         raise InputError(
-            f"Expected `l2` to be large enough for logistic regression to converge, but fits did not converge within "
-            f"{MOST_PASSES} passes. The smallest penalty is {min(penalties):g}. Use larger penalties."
+            "Expected `l2` to be large enough for logistic regression to converge, but some fits did not converge "
+            f"within {MOST_PASSES} passes. The smallest penalty is {min(penalties):g}. Use larger penalties."
         )
     return Fits(mean, scale, found[..., :-1].float(), found[..., -1].float())
 
@@ -68,8 +68,8 @@ def passes(
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Return a function that computes losses and gradients in one pass over the rows.
 
-    The function maps weights of standardised rows, followed by biases, [fit, penalty, d + 1], to losses [fit, penalty]
-    and gradients [fit, penalty, d + 1].
+    The argument of the function contains the weights of standardised rows, followed by the bias, [fit, penalty, d + 1].
+    The function returns losses [fit, penalty] and gradients [fit, penalty, d + 1].
 
     Args:
         column, target: See `logistic`.
@@ -104,7 +104,7 @@ def passes(
 
 
 def newton_step(covariance: Tensor, l2: Tensor, curvature: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the product of gradients [fit, penalty, d + 1] with the inverse Hessian at zero weights, as a function.
+    """Return a function that multiplies gradients [fit, penalty, d + 1] by the inverse Hessian at zero weights.
 
     Args:
         covariance: [d, d] covariance of the standardised rows. It is overwritten.
@@ -133,7 +133,7 @@ def minimise(
 
     Args:
         evaluate: Function from points [fit, penalty, d + 1] to losses [fit, penalty] and gradients.
-        precondition: Initial approximation of the product of the inverse Hessian with gradients.
+        precondition: Function that multiplies gradients by an initial approximation of the inverse Hessian.
         start: Points, losses and gradients at the start.
         enough: [fit, penalty] gradient norm below which a candidate has converged.
     """
@@ -159,7 +159,7 @@ def minimise(
 def two_loops(
     gradient: Tensor, history: Sequence[tuple[Tensor, Tensor, Tensor]], precondition: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return the product of the L-BFGS approximation of the inverse Hessian with gradients [fit, penalty, d + 1]."""
+    """Multiply gradients [fit, penalty, d + 1] by the L-BFGS approximation of the inverse Hessian."""
     along = []
     for step, change, inverse in reversed(history):
         along.append(inverse * (step * gradient).sum(-1))

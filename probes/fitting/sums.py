@@ -1,7 +1,7 @@
-"""Sums over the rows of a feature that does not fit into memory, from which moments and linear fits follow.
+"""Sums over the rows of a feature that does not fit into memory. Moments and linear fits are computed from these sums.
 
-The rows are read in chunks and in the order of the store. The sums are in float64 and relative to a reference close to
-the mean, because variances would otherwise cancel.
+The rows are read in chunks and in the order of the store. The sums are in float64. To prevent cancellation in the
+variances, the rows are relative to a reference close to their mean.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,14 +42,14 @@ class Column:
 
 
 class Statistics(NamedTuple):
-    """Statistics of a set of rows, which determine linear fits to the standardised feature z and the target y.
+    """Statistics of rows with a standardised feature z and a target y. They determine linear fits of y to z.
 
     Attributes:
         mean, scale: [d] float32 standardiser.
         offset: [d] float64 mean of z. It is close to 0, because `mean` is rounded.
         target: Mean of y.
-        cross: [d] float64 covariance of y and z, divided by n.
-        covariance: [d, d] float64 covariance of z, divided by n. If products are not summed, [d] variances.
+        cross: [d] float64 covariance of y and z, with divisor n.
+        covariance: [d, d] float64 covariance of z, with divisor n. If only squares are summed, the variances of z, [d].
     """
 
     mean: Tensor
@@ -82,7 +82,7 @@ class Sums:
 
     @classmethod
     def zeros(cls, reference: Tensor, products: bool) -> Self:
-        """Return sums over no rows. `products` is whether to sum all products of coordinates, or only the squares."""
+        """Return sums over no rows. If `products` is false, only the squares of coordinates are summed."""
         zero = torch.zeros_like(reference)
         xx = torch.outer(zero, zero) if products else zero.clone()
         return cls(0, zero.sum(), zero, zero.clone(), xx, zero + torch.inf, zero - torch.inf)
@@ -134,7 +134,7 @@ def fold_sums(column: Column, target: Tensor, fold: Tensor, products: bool) -> l
         column: The feature.
         target: [row] float64 targets.
         fold: [row] int64 fold of each row.
-        products: Whether to sum all products of coordinates, or only the squares.
+        products: Whether to sum all products of coordinates. If false, only the squares are summed.
     """
     sums = [Sums.zeros(column.reference, products) for _ in range(int(fold.max()) + 1)]
     for places, x in column.chunks(lambda _, x: x):

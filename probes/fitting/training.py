@@ -54,7 +54,7 @@ class Descent(ProbeModule):
         self._passed: list[tuple[Tensor, int]] = []
 
     def moments(self, features: Any) -> tuple[Tensor, Tensor]:
-        """See `ProbeModule.moments`. Streamed features are read."""
+        """See `ProbeModule.moments`. Streamed features are read in chunks."""
         if self.streamed and isinstance(features, StreamedFeatures):
             return moments(features)
         return super().moments(features)
@@ -147,7 +147,7 @@ class Directions(ProbeModule):
         return self.input_scores(torch.einsum("rfd,pfd->prf", features, self.weight) + self.bias[:, None])
 
     def input_scores(self, scores: Tensor) -> Tensor:
-        """Return the scores [penalty, row, input], given the scores [penalty, row, feature] of the single features."""
+        """Convert the scores of single features [penalty, row, feature] to scores of inputs [penalty, row, input]."""
         return scores
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
@@ -254,5 +254,5 @@ class ClosedForm(Directions, AtOnce):
         self.learn(self.standardised(rows.features), rows.target)
 
     def _score_validation(self) -> tuple[Tensor, Batch]:
-        """See `ProbeModule._score_validation`. After fitting, the scores are out of fold."""
+        """See `ProbeModule._score_validation`. After fitting, out-of-fold scores are returned."""
         return self._out_of_fold or super()._score_validation()

@@ -20,7 +20,7 @@ from extract.errors import InputError
 WeightedMetric = Callable[[Tensor], Tensor]
 #: Number of weights per call of a metric. Larger chunks are slower, because they do not fit into the CPU cache.
 _CHUNK = 2**18
-#: Minimum number of resamples per call of a metric, to which the cost of its checks is small.
+#: Minimum number of resamples per call of a metric. It keeps the relative cost of the checks in the metric small.
 _LEAST_RESAMPLES = 4
 
 

@@ -110,9 +110,8 @@ class ConfidentModel:
         """Generate answers with confidences.
 
         If the probe reads hidden states of the question (with or without the signal `tokens`) or of all answer tokens,
-        its features are captured during generation. Other probes require one more forward pass. The `text` of the
-        result is truncated at the stop strings in the probe's decoding settings. Generation also stops at these
-        strings, unless `stop_strings` is passed.
+        its features are captured during generation. Other probes require one more forward pass. Generation stops at
+        the stop strings of the probe's training data, unless `stop_strings` is passed. `text` is always cut there.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
@@ -120,6 +119,9 @@ class ConfidentModel:
             backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
                 `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
+
+        Returns:
+            The answers with their confidences.
 
         Raises:
             InputError: If the inputs are empty or right-padded, or the probe was detached.

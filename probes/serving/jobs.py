@@ -56,7 +56,7 @@ class Settings:
         if self.top_k < 0:
             raise InputError(f"Expected `top_k` to be at least 0, but got {self.top_k}. Pass 0 for all tokens.")
         if not all(self.stop):
-            raise InputError("Expected `stop` to contain strings with at least one character, but one is empty.")
+            raise InputError("Expected `stop` to contain only non-empty strings, but one is empty.")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ _ENDED_SHARE = 0.2
 
 
 class Rows(NamedTuple):
-    """State of some answers.
+    """State of answers, one per row.
 
     Attributes:
         ids: [row] int64 numbers that identify the answers.
@@ -128,7 +128,7 @@ class AnswerBatch:
         return len(now), len(now) - n_running
 
     def remove_ended(self) -> Rows | None:
-        """Remove the answers that have ended, if they are enough. Returns the removed rows."""
+        """Remove the answers that have ended, and return them. If there are too few, keep them and return None."""
         if self._n_running > (1 - _ENDED_SHARE) * len(self):
             return None
         removed, kept = self._rows.select(~self._rows.running), self._rows.running.nonzero()[:, 0]

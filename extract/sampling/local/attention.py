@@ -22,8 +22,8 @@ from extract.sampling.local.shared_cache import SharedCache
 #: Name of `attend` in transformers' attention registry.
 NAME = "shared_prompt"
 
-#: On CPUs, torch's fused kernel is used for at least as many queries. It is 3 to 4 times as fast for 30 queries, but
-#: slower than matrix products for the 3 queries per key head of a single answer (SmolLM2-135M).
+#: On CPUs, torch's fused kernel is used for at least this many queries. It is 3 to 4 times as fast as matrix products
+#: for 30 queries, but slower for the 3 queries per key head of a single answer (SmolLM2-135M).
 _FUSED_QUERIES = 8
 
 _active: ContextVar[AnswerCache | SharedCache | None] = ContextVar("answer_cache", default=None)

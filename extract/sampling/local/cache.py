@@ -11,8 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from extract.errors import InputError
 
-#: Arguments of attention functions that compute more than softmax(q·k)·v. Prompts are not shared if a model passes any
-#: of them.
+#: Arguments that make attention differ from softmax(q·k)·v. If a model passes any of them, prompts are not shared.
 _SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
 #: Initial capacity for answers, in tokens. The capacity is doubled whenever it is exhausted.
 _FREE_TOKENS = 32
@@ -81,7 +80,7 @@ class AnswerLayer(DynamicLayer):
 
 
 class AnswerCache(DynamicCache):
-    """Key/value cache for reading a batch of prompts. If answers can't share the prompts, they are drawn with it, too.
+    """Key/value cache for reading a batch of prompts, and for drawing answers that can't share their prompts.
 
     Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window keep their transformers
     class. If a model has such layers, prompts are not shared.
@@ -161,7 +160,7 @@ class AnswerCache(DynamicCache):
         return self._plain == set(range(len(self.layers)))
 
     def repeated(self, questions: Tensor) -> Self:
-        """Return a cache for drawing answers, with a copy of the prompt of each row's question [row]."""
+        """Return a cache for drawing answers. Row i holds a copy of the prompt with the index `questions[i]`."""
         other = copy(self)
         other.layers = [copy(layer) for layer in self.layers]
         other.keep(questions)

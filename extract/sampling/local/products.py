@@ -1,7 +1,7 @@
 """Matrix products of bfloat16 models on CPUs without bfloat16 instructions.
 
 On such a CPU, a product of bfloat16 matrices takes about three times as long as the product in float32, even if the
-weights are converted each time. Both sum in float32 and round the results to bfloat16.
+weights are converted each time. Both sum products in float32 and round the sums to bfloat16.
 """
 
 import threading
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-#: Number of weights that are converted at a time. In float32, they have 8 MB.
+#: Number of weights that are converted at a time. In float32, they take 8 MB.
 _WEIGHTS = 2**21
 
 _lock = threading.Lock()
@@ -28,7 +28,7 @@ def linear_in_float32(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Te
 
     Args:
         inputs: [..., input feature].
-        weight: [output feature, input feature]. Converted a few rows at a time.
+        weight: [output feature, input feature]. It is converted a few rows at a time.
         bias: [output feature].
     """
     n_rows = max(1, _WEIGHTS // weight.shape[1])

@@ -1,4 +1,4 @@
-"""`PromptReader`, which reads prompts and keeps what later calls need again."""
+"""`PromptReader`, which reads prompts and keeps their caches for later calls."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +42,7 @@ class PromptReader:
         self._block: tuple[tuple[tuple[int, ...], ...], AnswerCache, Tensor] | None = None
 
     def read(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor]:
-        """Read prompts that begin with `prefix`. The prefix is read only once until it changes.
+        """Read prompts that begin with `prefix`. The prefix is not read again if it is the same as in the last call.
 
         Returns:
             The cache of the prompts, and the logits [question, vocab] after their last tokens.
@@ -62,7 +62,7 @@ class PromptReader:
         return cache, logits
 
     def read_block(self, block: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor]:
-        """Read the prompts of a block. They are read only once until another block is read. See `read`."""
+        """Read the prompts of a block, unless this block was the last one that was read. See `read`."""
         key = tuple(map(tuple, block))
         if self._block is None or self._block[0] != key:
             self.forget_block()  # free the memory first

@@ -101,7 +101,7 @@ class LocalSampler(Sampler):
 def _completing(
     drawer: Lazy[_Drawer], stores: Mapping[float, Store]
 ) -> Iterator[Callable[[GridRange, Progress], None]]:
-    """Load the model, and yield a function that writes the missing files of a range. Whole files are kept."""
+    """Yield a function that writes the missing files of a range. It loads the model if a file is missing."""
 
     def complete(item: GridRange, progress: Progress) -> None:
         missing = {temperature: stores[temperature] for temperature in item.temperatures}

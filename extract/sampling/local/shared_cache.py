@@ -14,15 +14,15 @@ from extract.sampling.local.cache import AnswerCache, AnswerLayer
 
 #: Keys and values.
 Pair = tuple[Tensor, Tensor]
-#: Answers of fewer tokens are in the first group. The lengths in each further group are up to twice as large.
+#: Answers with fewer tokens are in the first group. The maximum length doubles with each further group.
 _FIRST_LENGTH = 16
-#: Free columns in a new buffer, as a number of tokens and as a fraction of the longest answer.
+#: Minimum number of free columns in a new buffer, in tokens and as a fraction of the length of the longest answer.
 _FREE_TOKENS, _FREE_SHARE = 32, 0.5
 
 
 @dataclass
 class Group:
-    """Consecutive rows whose answers have similar lengths. The answers are aligned on the right.
+    """Consecutive rows whose answers have similar lengths. The answers are right-aligned.
 
     Attributes:
         rows: Rows of the group.
@@ -78,7 +78,7 @@ class SharedLayer(DynamicLayer):
         self.prompts = keys, values
 
     def set_groups(self, groups: Sequence[Group], moves: Sequence[int | Sequence[Move]]) -> None:
-        """Copy the answers to new groups. An index in place of moves means that a group keeps its buffers."""
+        """Copy the answers to new groups. If `moves` contains an index, that old group's buffers are kept."""
         answers = list[Pair]()
         for group, of_group in zip(groups, moves, strict=True):
             if isinstance(of_group, int):

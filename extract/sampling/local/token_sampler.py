@@ -18,7 +18,7 @@ from extract.sampling.local.draws import keyed_uniforms, question_key
 from extract.sampling.local.products import fast_products
 from extract.sampling.local.reading import PromptReader
 
-#: Fraction of rows that must be free before answers join, unless all answers to a question fit into fewer rows.
+#: Fraction of rows that must be free before answers join. If fewer answers are waiting, as many free rows are enough.
 _JOINING_SHARE = 0.2
 
 
@@ -87,7 +87,7 @@ class TokenSampler:
             question_ids: Question ids. Random numbers depend on them, but not on the temperature.
             prompts: Prompt token ids of each question.
             samples: Indices of the answers to draw, for example ``range(0, 10)``.
-            temperatures: Distinct temperatures, used instead of the policy's temperature.
+            temperatures: Distinct temperatures. They replace the temperature of the policy.
             progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
             block: All prompts of a block, if several calls draw answers to different prompts of the same block. If the
                 block fits into one batch, its prompts are read only in the first call. Otherwise, only their common
@@ -123,7 +123,10 @@ class TokenSampler:
         block: Sequence[Sequence[int]] | None,
         progress: Callable[[int, int], None],
     ) -> Iterator[Rows]:
-        """Draw `rows` for each question, and yield answers that have ended. Answer i·len(rows) + j is row j of i."""
+        """Draw `rows` for each question, and yield the answers that have ended.
+
+        Answer i · len(rows) + j is row j of question i.
+        """
         temperature = rows[0].temperature if len({row.temperature for row in rows}) == 1 else None
         batch = AnswerBatch(self.model, self.tokenizer, self.decoding, temperature, self._end)
         prefix = common_prefix(block or prompts)
@@ -131,7 +134,7 @@ class TokenSampler:
             self._reader.forget_block()
             block = None
         unread = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        waiting: list[tuple[int, int]] = []  # indices of the answers' questions in the prompts read last, and answers
+        waiting: list[tuple[int, int]] = []  # question's index in the prompts read last, and answer
         while unread or waiting or len(batch):
             if len(batch):
                 batch.read()
@@ -154,7 +157,7 @@ class TokenSampler:
                 yield ended
 
     def _may_join(self, batch: AnswerBatch, n_waiting: int) -> bool:
-        """Whether answers to a question can join. A few answers at a time would need many passes over few prompts."""
+        """Whether waiting answers can join. If only a few joined at a time, each pass would read only a few prompts."""
         n_free = self.max_rows - len(batch)
         return not len(batch) or (batch.can_join and n_free >= min(n_waiting, _JOINING_SHARE * self.max_rows))
 

@@ -51,7 +51,7 @@ def by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:
 
 @lru_cache(maxsize=4)  # a bootstrap passes the same tensors with every chunk of resamples
 def ties(values: Tensor, strata: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the group of identical values in the same stratum to which each row belongs, in ascending order.
+    """Group the rows that have the same value and the same stratum.
 
     The groups are sorted by stratum, then by value. Results are cached, so do not modify the tensors.
 

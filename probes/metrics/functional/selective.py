@@ -61,9 +61,9 @@ def prediction_rejection_ratio(
 
 
 def _mean_risk(scores: Tensor, risk: Tensor, weights: Tensor, max_rejection: float = 1.0) -> Tensor:
-    """Return the mean risk of the questions with the highest scores, averaged over the allowed numbers of rejections.
+    """Return the mean risk of the questions that are not rejected, averaged over rejection rates up to `max_rejection`.
 
-    See `aurc` for the formula. `max_rejection` is the largest fraction of questions that can be rejected.
+    The questions with the lowest scores are rejected first. See `aurc` for the formula.
     """
     group, of_group = ties(scores)
     group = len(of_group) - 1 - group  # from the highest score to the lowest

@@ -223,7 +223,7 @@ def test_an_unreachable_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
             ["--server.budget_tokens", "9", *ON_RAY],
             "Expected `server.budget_tokens` to be left out with the engine ray",
         ),
-        (["--actors", "2"], "Expected `actors` only for the engine ray, but got 2. Pass --engine ray."),
+        (["--actors", "2"], "Expected `actors` to be passed only with the engine ray, but got 2. Pass --engine ray."),
     ],
 )
 def test_options_of_the_other_engine_are_refused(

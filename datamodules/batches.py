@@ -9,8 +9,8 @@ from torch import Tensor
 from datamodules.streamed_features import StreamedFeatures
 
 #: Rows are shuffled in buffers of this size in bytes, because the rows of a buffer are read into memory if features are
-#: streamed. A buffer consists of `RUNS` random runs of consecutive rows. If all rows fit into one
-#: buffer, they are shuffled together.
+#: streamed. A buffer consists of `RUNS` random runs of consecutive rows. If all rows fit into one buffer,
+#: they are shuffled together.
 BUFFER_BYTES, RUNS = 2**28, 64
 
 

@@ -160,10 +160,10 @@ class _ShardReader:
             name: SIGNALS[name].default_layers(n_layers(model)) if chosen is None else chosen
             for name, chosen in layers.items()
         }
-        # for a served model, the first samples of each block contain prompt lengths to compare with
+        # for a served model, the first samples of each block contain the server's prompt lengths, which are compared
         by_name = not store.samples.provides.weights
         self._first = {part.block: part for part in reversed(store.samples.ranges())} if by_name else {}
-        self._prefix: SharedPrompt | None = None  # of the last shard; usually, all blocks have the same prefix
+        self._prefix: SharedPrompt | None = None  # prefix of the last shard; usually, all blocks have the same
 
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> Counter[str]:
         """Read signals of a shard and write them to the store. Batches shrink if memory runs out.

@@ -66,7 +66,7 @@ class Scored(NamedTuple):
         return Scored._make(column if column is None else column[rows] for column in self)
 
     def merged(self) -> "Scored":
-        """Merge rows of answers with the same question, confidence and grade, and sort them. Rows of questions are kept.
+        """Merge answers with the same question, confidence and grade, and sort the rows. Questions are never merged.
 
         A bootstrap of millions of answers is several times as fast with sorted rows, and faster still if answers share
         the confidence of their question.

@@ -30,7 +30,7 @@ class PromptStarts:
         from extract.sampling.local.batching import common_prefix
         from extract.signals.shared_prompt import SharedPrompt, can_share
 
-        #: Caches by their tokens, in descending order of length. None if a start has not been read yet.
+        #: Dict from the tokens of a start to its cache, longest first. The value is None if the start is still unread.
         self._caches: dict[tuple[int, ...], SharedPrompt | None] = {}
         if not can_share(model):
             return

@@ -133,7 +133,7 @@ class StreamedFeatures:
 
         Args:
             features: Indices of the features.
-            function: Function that gets the places of a chunk's rows, which are [row] int64 indices into `rows`, and
+            function: Function that gets the places of a chunk's rows ([row] int64 indices into `rows`) and
                 the features of these rows, [row, feature, d_model] float32. It can return any result. It is called in
                 threads and without gradients.
 

@@ -282,7 +282,10 @@ def modal_share(answers: Sequence[str | int | None]) -> float:
 
 
 def split_rows(table: QuestionTable, questions: Tensor, fractions: Sequence[float], seed: int = 0) -> list[Tensor]:
-    """Split the rows `questions` [question] int64 of the question table into parts. See `split_questions`."""
+    """Split rows of the question table into parts. See `split_questions`.
+
+    `questions` ([question] int64) contains the row indices.
+    """
     ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
     part = torch.tensor(split_questions(ids, groups, fractions, seed))
     return [questions[part == number] for number in range(len(fractions))]

@@ -116,7 +116,7 @@ class Latent(Descent):
     def predicted(self, features: Tensor) -> Gaussian:
         """Predict the distributions of answer embeddings from standardised features [row, feature, d_model].
 
-        The means and standard deviations are [penalty, feature, row, component].
+        The means and standard deviations have shape [penalty, feature, row, component].
         """
         return encode(features.transpose(0, 1), self.weight_in, self.bias_in, self.weight, self.bias)
 

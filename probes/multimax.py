@@ -7,8 +7,8 @@ from probes.saved.sequence_head import MultiMaxHead
 class MultiMax(MultiHeadProbe):
     """MultiMax probe (Kramár et al., arXiv 2601.11516), in which a single token can decide the score.
 
-    Each head computes a value per token. The score is a sum over the heads. The heads alternately contribute their
-    largest and their smallest value over the tokens.
+    Each head computes a value per token. The score is a sum over the heads, which are numbered from 0. Even heads
+    contribute their largest value over the tokens, and odd heads contribute their smallest.
 
     Args:
         n_heads, lr, l2, calibrator: See `MultiHeadProbe`.

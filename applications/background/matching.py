@@ -35,7 +35,8 @@ def ks_distances(tested: Array, reference: Array, weights: Array) -> Array:
 def ks_temperatures(distances: Array, temperatures: Array) -> Array:
     """Return the mean of all temperatures with the smallest distance, for each row of `distances`.
 
-    This is the rule of Messina and Scotta. `distances` is [resample, temperature], `temperatures` is [temperature].
+    This is the rule of Messina and Scotta. `distances` has shape [resample, temperature], and
+    `temperatures` has shape [temperature].
     """
     smallest = distances <= distances.min(axis=1, keepdims=True) + 1e-9
     return np.asarray(smallest @ temperatures / smallest.sum(axis=1))

@@ -111,8 +111,8 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
             prompts.
 
     Raises:
-        InputError: If the systems have different prompts, prompt templates, tokenizers or token limits, there are too
-            few prompts or outputs, or the tested store and a reference share their random numbers.
+        InputError: If the systems have different prompts, prompt templates, tokenizers or token limits, if there are
+            too few prompts or outputs, or if the tested store and a reference share their random numbers.
     """
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
     stores = [source.store for source in sources if source.store]

@@ -219,5 +219,5 @@ def decide_page(record: Mapping[str, Any], plots: Sequence[str]) -> str:
 
 
 def decide_verdict(record: Mapping[str, Any]) -> str:
-    """Describe the certified threshold, or the reason for its absence, for each confidence and risk in a sentence."""
+    """For each confidence and risk, state the certified threshold, or why there is none, in one sentence."""
     return render("decisions/verdict.md.j2", record=record, label_of=method_label)

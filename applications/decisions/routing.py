@@ -186,7 +186,8 @@ def routings_record(
 ) -> dict[str, Any]:
     """Compute `routing_record` for each confidence, and the accuracy and cost of each store alone.
 
-    `rows` and each array in `confidences` are [question]. See `read_pair` and `routing_record` for the arguments.
+    `rows` and each array in `confidences` have shape [question]. For the arguments, see `read_pair` and
+    `routing_record`.
     """
     index, pair = read_pair(panel, rows, strong_price)
     n, options = len(index), {"n_resamples": n_resamples, "seed": seed}

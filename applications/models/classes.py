@@ -139,7 +139,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
     """Return the mean over classes of Σ `above` / Σ `below`, where the sums are over questions.
 
-    `above` and `below` are [class, question]. Classes with Σ `below` = 0 are left out.
+    `above` and `below` have shape [class, question]. Classes with Σ `below` = 0 are left out.
     """
     numerators, denominators = torch.from_numpy(above), torch.from_numpy(below)
 

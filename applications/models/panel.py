@@ -149,7 +149,7 @@ def _check_rules(stores: Sequence[Store], grader: str) -> None:
     """Check that the grades of all stores follow the same rule. Early versions did not record rules.
 
     Raises:
-        InputError: If there are several rules.
+        InputError: If the rules differ.
     """
     store_of = {store.grades.rule(grader, part): store for store in stores for part in store.grades.ranges(grader)}
     store_of.pop("", None)

@@ -92,7 +92,7 @@ def predict(confidence: Values, k: Sequence[int]) -> Values:
 
 
 def predict_from_prior(a: Values, b: Values, k: Sequence[int]) -> Values:
-    r"""Predict Pass@K from priors p ~ Beta(a, b), where a and b are [question]. Returns [k, question].
+    r"""Predict Pass@K from priors p ~ Beta(a, b), where a and b have shape [question]. Returns [k, question].
 
     .. math:: \mathrm{E}\,[1 - (1 - p)^k] = 1 - \frac{B(a, b + k)}{B(a, b)}
 

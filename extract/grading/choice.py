@@ -253,7 +253,7 @@ def _form(text: str) -> str:
 
 
 def _without_list(text: str, options: Mapping[str, str]) -> str:
-    """Remove the list of options if the text repeats it: two or more options in alphabetical order, with their letters.
+    """Remove the list of options if the text repeats it. A list has two or more options with letters in order.
 
     The last option of the list may be truncated. A line that begins with an option's letter is part of the list, even
     if its text differs. After the list, an option whose letter breaks the alphabetical order is an answer and is kept.

@@ -67,7 +67,7 @@ def encode_item(
 
 
 def first_token(tokenizer: Any) -> list[int]:
-    """Return the token that precedes a text without a prompt: the BOS token or, without one, the EOS token.
+    """Return the token before a text that has no prompt: the BOS token, or the EOS token if there is no BOS token.
 
     Raises:
         InputError: If the tokenizer has neither.

@@ -59,7 +59,7 @@ def reworded(questions: Iterable[Question], n: int = 6, seed: int = 0) -> list[Q
     The group of a reworded question is the name of its rewording. ``meta["reworded"]`` is the id of the original.
 
     Args:
-        questions: Questions with a text.
+        questions: Plain-text questions.
         n: Number of rewordings per question.
         seed: Seed for choosing the rewordings.
 
@@ -77,7 +77,7 @@ def reworded(questions: Iterable[Question], n: int = 6, seed: int = 0) -> list[Q
     for question in questions:
         if question.messages:
             raise InputError(
-                f"Expected questions with a text, but {question.id!r} is a chat. Only the text of a question can be "
+                f"Expected plain-text questions, but {question.id!r} is a chat. Only the text of a question can be "
                 "reworded."
             )
         for name in rng.sample(list(REWORDINGS), n):

@@ -55,7 +55,7 @@ def subset(
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
     """Select worked examples. Returns the remaining questions, and the prompt template with the examples.
 
-    Examples are taken from the source's train split, except rows that repeat one of the questions. Without a train
+    Examples are taken from the source's train split, excluding rows that repeat one of the questions. Without a train
     split, examples are taken from the questions themselves. Questions with the same words as an example are removed.
 
     Args:

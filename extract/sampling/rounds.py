@@ -68,7 +68,9 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
 
 
 def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping: Stopping, worker: Worker) -> None:
-    """Draw up to k answers to each question at each temperature. Stop for a question as soon as the rule is met.
+    """Draw up to k answers to each question at each temperature.
+
+    Sampling of a question stops as soon as its stopping rule is met.
 
     Args:
         draw: Function that draws answers and appends them to the answer logs (see `Sampler.draw`).

@@ -76,7 +76,12 @@ def read_layer(
 def _over_heads(
     chunks: Iterable[Tensor], n_visible: Tensor, needs: Collection[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Reduce scores over heads to two dicts: entropies [row, query], and `mean` and `largest` [row, query, key]."""
+    """Reduce scores over heads.
+
+    Returns:
+        - A dict of entropies [row, query].
+        - A dict with the entries `mean` and `largest`, each [row, query, key].
+    """
     n_heads, entropies = 0, []
     whole: dict[str, Tensor] = {}
     for scores in chunks:

@@ -44,8 +44,8 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
     """Compute `capability_auroc` within the folds for each draw.
 
-    `predicted` and `accuracy` are [draw, question], and `fold` is [question]. The result is [draw] float64. It is ½ if
-    no fold has a right answer and a wrong answer to different questions.
+    `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result has shape [draw]
+    and dtype float64. It is ½ if no fold has a right answer and a wrong answer to different questions.
     """
     won, pairs = torch.zeros(2, len(predicted), dtype=torch.float64)
     for test in (fold == number for number in fold.unique()):

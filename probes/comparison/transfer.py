@@ -173,9 +173,9 @@ def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> Non
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if shared := set(other.table.ids) & set(first.table.ids):
         raise InputError(
-            f"Expected `stores` without common questions, but {pair} share {len(shared)} questions, for example "
-            f"{min(shared)!r}. With these stores, a probe would be tested on its training questions. Use stores with "
-            "different questions."
+            f"Expected `stores` to have no questions in common, but {pair} share {len(shared)} questions, for "
+            f"example {min(shared)!r}. With these stores, a probe would be tested on its training questions. "
+            "Use stores with different questions."
         )
 
 

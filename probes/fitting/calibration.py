@@ -53,7 +53,7 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
 def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
     """Fit Platt scaling for several candidates at once.
 
-    See `fit_platt` for the arguments. Here, `scores` is [candidate, row] and can contain non-finite values.
+    See `fit_platt` for the arguments. Here, `scores` has shape [candidate, row] and can contain non-finite values.
 
     Returns:
         Slopes and intercepts, each [candidate] float64. A candidate gets the base rate (slope 0, and the log-odds of
@@ -198,7 +198,7 @@ def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:
 def candidate_losses(scores: Tensor, target: Tensor, log_odds: bool) -> Tensor:
     """Compute the cross-entropy of candidates, [penalty, input] in nats, from scores [penalty, row, input].
 
-    Scores that are not log-odds are first calibrated by Platt scaling on the same rows. `target` is [row].
+    Scores that are not log-odds are first calibrated by Platt scaling on the same rows. `target` has shape [row].
     """
     n_inputs = max(1, MOST_SCORES // scores[:, :, 0].numel())
     loss = soft_label_loss if log_odds else _calibrated_loss

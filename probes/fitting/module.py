@@ -239,7 +239,7 @@ class ProbeModule(L.LightningModule, ABC):
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
         """Return `scores`, `right`, `known`, `row` and `question` of the validation rows with a given fraction.
 
-        Each of these tensors is [row]. `place` is the index of the candidate's input.
+        Each of these tensors has shape [row]. `place` is the index of the candidate's input.
         """
         scores, batch = self._validation
         rows = batch.fraction == fraction

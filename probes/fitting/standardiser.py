@@ -30,7 +30,10 @@ def rounded(mean: Tensor, deviation: Tensor, largest: Tensor) -> tuple[Tensor, T
 
 
 def check_scale(scale: Tensor, names: Sequence[str]) -> None:
-    """Raise an InputError if all coordinates are constant. `scale` is [feature, d_model], and `names` [feature]."""
+    """Raise an InputError if all coordinates are constant.
+
+    `scale` has shape [feature, d_model]. `names` contains one name per feature.
+    """
     if scale.isinf().all():
         raise InputError(
             "Expected the features to vary within the training split, but every coordinate of "

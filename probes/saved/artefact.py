@@ -86,7 +86,8 @@ class ConfidenceProbe(ModelHubMixin):
     def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor | Ragged:
         """Assemble the head's features on the CPU from tensors indexed by signal name and key.
 
-        The features are [row, d_model], or ragged [row, token, d_model] if the probe reads `hidden_tokens`.
+        The features have shape [row, d_model]. If the probe reads `hidden_tokens`, they are ragged, with shape
+        [row, token, d_model].
 
         Raises:
             InputError: If `read` lacks a layer or a token signal of the probe.

@@ -124,9 +124,12 @@ def _from_row(row: Mapping[str, Any], i: int, where: str) -> Asked:
         asked, answer = fields.get("messages") or fields.get("text"), row.get("answer")
         if not asked or (isinstance(asked, str) and not asked.strip()):
             problem = "it is empty" if fields else f"its fields are {', '.join(map(str, row)) or 'missing'}"
-            raise InputError(f"Expected {where} to have a `question`, but {problem}. Write a text or chat messages.")
+            raise InputError(
+                f"Expected {where} to have a `question`, but {problem}. Set `question` to a string or a "
+                "list of chat messages."
+            )
         if not (answer is None or isinstance(answer, str)):
-            raise InputError(f"Expected `answer` in {where} to be a text, but got {answer!r}. Put it in quotes.")
+            raise InputError(f"Expected `answer` in {where} to be a string, but got {answer!r}. Put it in quotes.")
         try:
             canonical_json([id_, asked, answer]).encode()
         except (TypeError, ValueError):

@@ -80,7 +80,7 @@ class RequestError(Exception):
 
 
 def _text_of(content: Any) -> Any:
-    """Join the text parts of a message. Some clients send a list of parts instead of a text."""
+    """Join the text parts of a message. Some clients send a list of parts instead of a string."""
     if not isinstance(content, list):
         return content
     for part in content:

@@ -193,8 +193,8 @@ class _Exchange:
     def distances(self, order: Tensor) -> Tensor:
         """Compute |AUROC − ½| [draw, score] after permuting the grades between questions.
 
-        In each draw, question q gets the grades of question `order[draw, q]`, where `order` is [draw, question] int64.
-        The result is NaN if there are no right or no wrong answers.
+        In each draw, question q gets the grades of question `order[draw, q]`, where `order` has shape
+        [draw, question] and dtype int64. The result is NaN if there are no right or no wrong answers.
         """
         grades = self._grades[:, order].flatten(2)  # [right or wrong, draw, answer]
         distances = torch.empty(len(order), self._n_scores)

@@ -42,14 +42,14 @@ def read_inspect(path: Path, kind: Kind | None) -> Log:
     """Read a log. In Inspect, a sample is a question, and each epoch of a sample is an answer.
 
     Raises:
-        InputError: If the file is damaged or has another version, an epoch occurs twice, the epochs of a sample have
-            different prompts, or a prompt is not a chat of text messages.
+        InputError: If the file is damaged or has an unsupported version, if an epoch occurs twice, if the epochs of a
+            sample have different prompts, or if a prompt is not a chat of text messages.
     """
-    with readable(path, f"a log of Inspect with version {VERSION}"):
+    with readable(path, f"an Inspect log in format version {VERSION}"):
         header, samples = _read(path)
         if header["version"] != VERSION:
             raise InputError(
-                f"Expected {str(path)!r} to be a log of Inspect with version {VERSION}, but it has version "
+                f"Expected {str(path)!r} to be an Inspect log in format version {VERSION}, but it has version "
                 f"{shown(header['version'])}. Convert it with `inspect log convert`."
             )
         return _log(path, kind, header["eval"], header["plan"], samples)

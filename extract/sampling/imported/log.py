@@ -180,7 +180,7 @@ def readable(path: Path, form: str) -> Iterator[None]:
 
     Args:
         path: The file.
-        form: What the file should contain, for example ``"a log of Inspect with version 2"``.
+        form: What the file should contain, for example ``"an Inspect log in format version 2"``.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Redaction of server texts, so that messages never repeat the API key or a private question."""
+"""Redaction of text returned by the server, so that messages never repeat the API key or a private question."""
 
 import re
 

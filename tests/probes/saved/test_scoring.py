@@ -137,7 +137,7 @@ def test_questions_below_the_threshold_are_marked_for_abstention(scored: Score, 
         ("capability", {"question": LONG}, "Expected at most 512 tokens, the limit of .*, but prompt 0 has"),
         ("capability", {"question": "Why?", "answer": "me"}, "This probe reads only questions"),
         ("response", {"question": "Why?"}, "This probe reads answers"),
-        ("response", {"question": "Why?", "answer": 5}, "`answer` in line 2 of 'bad.jsonl' to be a text, but got 5"),
+        ("response", {"question": "Why?", "answer": 5}, "`answer` in line 2 of 'bad.jsonl' to be a string, but got 5"),
         ("response", {"question": "Why?", "answer": LONG}, "Expected at most 512 tokens"),
     ],
 )

@@ -271,7 +271,7 @@ def other_prompt(log: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda log: log.update(version=3), "log of Inspect with version 2, but it has version 3"),
+        (lambda log: log.update(version=3), "an Inspect log in format version 2, but it has version 3"),
         (lambda log: log.pop("version"), "KeyError: 'version'"),
         (lambda log: log["samples"].append(log["samples"][0]), "ids to be unique, but epoch 1 of sample"),
         *((set_epoch(n), "`epoch` of sample .* to be a whole number from 1") for n in (0, -3, 1.5, "1", 3_000_000)),
@@ -352,7 +352,7 @@ def test_an_archive_with_damaged_content_is_refused(tmp_path: Path) -> None:
         content = bytearray(path.read_bytes())
         content[member.header_offset + start] ^= 1
         (tmp_path / "log.eval").write_bytes(content)
-        with pytest.raises(InputError, match="to be a log of Inspect with version 2, but it can't be read"):
+        with pytest.raises(InputError, match="to be an Inspect log in format version 2, but it can't be read"):
             import_log(str(tmp_path / "store"), str(tmp_path / "log.eval"), "inspect")
 
 

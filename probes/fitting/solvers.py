@@ -239,8 +239,8 @@ def _newton_step(
     """Approximate the Newton step −H⁻¹g by preconditioned conjugate gradients.
 
     The Hessian is H = ZᵀDZ + diag(`penalty`), where Z are the `coordinates` of the rows, D = diag(`curvature`) and g is
-    the `gradient`. The preconditioner is H with all entries of `curvature` replaced by their mean. It is diagonal, because
-    the columns of Z are orthogonal. Candidates that are not `active` get a step of 0.
+    the `gradient`. The preconditioner is H with all entries of `curvature` replaced by their mean. It is diagonal
+    because the columns of Z are orthogonal. Candidates that are not `active` get a step of 0.
     """
     inverse = 1 / (curvature.sum(-1, keepdim=True) * mean_squares + penalty)
     step, rest = torch.zeros_like(gradient), -gradient

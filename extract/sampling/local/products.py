@@ -42,7 +42,9 @@ def linear_in_float32(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Te
 
 
 def has_bfloat16() -> bool:
-    """Whether the CPU has instructions for products in bfloat16."""
+    """Whether the CPU has instructions for products in bfloat16. If torch is too old to report this, return True."""
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return True
     capabilities = torch.cpu.get_capabilities()
     return any(value for name, value in capabilities.items() if name.endswith("bf16"))
 

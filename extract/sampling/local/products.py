@@ -57,6 +57,7 @@ def fast_products(model: Any) -> Iterator[None]:
         if _users[id(model)] == 1:
             _layers[id(model)] = [] if has_bfloat16() else [layer for layer in model.modules() if _is_slow(layer)]
             for layer in _layers[id(model)]:
+                # replaces the method on this object only, until the context ends
                 layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
     try:
         yield

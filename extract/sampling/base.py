@@ -93,14 +93,13 @@ class Sampler(Protocol):
         """Draw samples for some questions of a block, and append them to the answer logs of their ranges.
 
         Args:
-            ranges: Dict from temperature to the store and a range of its samples. The range contains `samples`.
+            ranges: Dict from temperature to a store and a range of its samples. Each range contains `samples`.
             question_ids: Ids of the questions.
             samples: Indices of the samples to draw.
             progress: Progress bar that counts the answers.
 
         Returns:
-            Dict from temperature to the rows of the samples table. Rows of questions that a server rejected are
-            missing.
+            Dict from temperature to the rows of the samples table. Questions that a server rejected have no rows.
 
         Raises:
             InputError: If some samples could not be drawn, or the sampler cannot stop early.

@@ -15,8 +15,8 @@ proportional to w(m). The posterior probability that the right answer has not oc
     w(m) = \frac{\Gamma(a + m)\, \Gamma(b + n - m)}{\Gamma(m)\, \Gamma(\theta + n - m)}, \quad
     w(0) = \theta\, \frac{\Gamma(a)\, \Gamma(b + n)}{\Gamma(\theta + n)}
 
-Each weight is a Beta integral over p times the Ewens probability of the partition of the wrong answers, up to a
-common factor. After one answer, the posterior probability that it is right is f.
+Up to a common factor, each weight is the product of a Beta integral over p and the Ewens probability of the partition
+of the wrong answers. After one answer, the posterior probability that it is right is f.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ from extract.errors import InputError
 from extract.store.files import replace_file
 from extract.text import one_line
 
-#: Confidences are clipped to this distance from 0 and 1. A confidence of 0 or 1 would rule out right or wrong answers.
+#: Minimum distance of a clipped confidence from 0 and 1. A confidence of 0 or 1 would rule out right or wrong answers.
 _LEAST = 1e-3
 #: Key in the Parquet metadata under which the SHA-256 of the prompt template is stored.
 _PROMPT = "prompt"

@@ -34,11 +34,13 @@ Draw = Callable[
 
 
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
-    """Move the answers of finished ranges back to answer logs, if this run may add answers to these ranges.
+    """Reopen finished ranges to which this run may add answers. Their answers are moved back to answer logs.
 
-    If this run has no stopping rule, only ranges with skipped samples are reopened. Otherwise, all ranges that earlier
-    runs sampled with a stopping rule are reopened, except in blocks that are finished at all temperatures with the
-    settings of this run. Damaged ranges and ranges that begin after the first k samples are not changed.
+    - Without a stopping rule, ranges with skipped samples are reopened.
+    - With a stopping rule, ranges that were sampled with any stopping rule are reopened. Blocks that are finished at
+      all temperatures with the settings of this run are left out.
+
+    Damaged ranges and ranges that begin after the first k samples are not changed.
     """
     recorded, undecided = list[tuple[Store, SampleRange, dict[str, Any]]](), set[int]()
     settings = None if stopping is None else stopping.record(stores, k)

@@ -75,8 +75,8 @@ def load_stopping(
         )
     if entry.needs == "temperatures" and len(decoding.temperatures) == 1:
         raise InputError(
-            f"Expected a grid of temperatures, because the rule {rule} compares them, but got one temperature. Pass "
-            "--policy.temperature 0.4:1.2:0.4, for example, or another rule."
+            f"Expected a grid of temperatures for the rule {rule}, but got one temperature. Pass, for example, "
+            "--policy.temperature 0.4:1.2:0.4, or choose another rule."
         )
     if needs_priors != (priors is not None):
         raise InputError(

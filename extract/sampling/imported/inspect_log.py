@@ -1,4 +1,4 @@
-"""Reader of the logs of Inspect: `.eval` files, which are zip archives of JSON files, and `.json` files."""
+"""Reader of Inspect logs. They are `.json` files, or `.eval` files, which are zip archives of JSON files."""
 
 import json
 import struct

@@ -76,7 +76,7 @@ def _values(record: Record, where: str) -> dict[str, Any]:
 
 
 def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> None:
-    """Check that a line has the same policy as the first line, and that both or neither has a sample index."""
+    """Check that a line has the policy of the first line, and that both lines or neither have a sample index."""
     for name in _POLICY:
         if values[name] != first[name]:
             raise InputError(

@@ -26,7 +26,7 @@ class Answer:
         text: Text of the answer, without reasoning.
         reasoning: Reasoning before the answer, if the log contains it separately.
         finish_reason: ``stop``, ``length`` or ``content_filter``; None if unknown.
-        grades: Grades by name of the grader. For graders without an entry, the grade is unknown.
+        grades: Dict from grader name to grade. A missing grade is unknown.
     """
 
     text: str
@@ -44,9 +44,9 @@ class Log:
         model: Name of the model.
         decoding: Decoding options, as far as the log states them.
         questions: Questions, in order.
-        answers: Answers by question id and sample index. Answers that are not in the log have no entry.
+        answers: Dict from question id and sample index to answer. Answers that are not in the log have no entry.
         k: Number of answers to each question, including answers that are not in the log.
-        rules: Descriptions of the graders, by name.
+        rules: Dict from grader name to a description of the grader.
     """
 
     origin: dict[str, str | None]
@@ -59,7 +59,7 @@ class Log:
 
 
 def grade_of(score: object, answer: str | None) -> Grade:
-    """Convert a score to a grade. The score 1 means right and 0 means wrong. Grades of all other scores are unknown.
+    """Convert a score to a grade: 1 means right, 0 means wrong, and all other scores mean unknown.
 
     Args:
         score: A number, a truth value, or a letter of Inspect: C (correct), I (incorrect), N (no answer), P (partial).
@@ -88,8 +88,8 @@ def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
     """Add the grade of an answer.
 
     Raises:
-        InputError: If the answer already has a grade with this name. Two scores can have the same grader name, because
-            special characters are replaced ("a b" and "a/b").
+        InputError: If the answer already has a grade with this name. For example, the scores "a b" and "a/b" have the
+            same grader name, because special characters are replaced.
     """
     if name in grades:
         raise InputError(
@@ -116,11 +116,11 @@ def safe_name(name: object) -> str:
 
 
 def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Path) -> list[Question]:
-    """Check the questions of a log. Unlike the questions of other sources, they may lack references.
+    """Check the questions of a log. They may lack references.
 
     Args:
         questions: Questions.
-        kind: New kind of all questions except `choice` questions. By default, the kinds do not change.
+        kind: Kind to set for all questions except `choice` questions. By default, no kind changes.
         path: Path of the log, for error messages.
 
     Raises:
@@ -176,7 +176,7 @@ def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], w
 
 @contextmanager
 def readable(path: Path, form: str) -> Iterator[None]:
-    """Raise an `InputError` instead of the exceptions that a damaged file or an unknown format causes.
+    """Convert exceptions raised while a file is read to an `InputError`.
 
     Args:
         path: The file.

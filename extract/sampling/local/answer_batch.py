@@ -1,4 +1,4 @@
-"""`AnswerBatch`: answers that are drawn together. Rows, one per answer, join and leave between passes of the model."""
+"""`AnswerBatch`, a batch of answers that are drawn together. Answers can join and leave between forward passes."""
 
 from typing import Any, NamedTuple, Self
 
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
         uniforms: [row, step] float64 random numbers.
         tokens: [row, step] int64 drawn tokens.
         logprobs: [row, step] float32 log-probabilities of the tokens in nats.
-        lengths: [row] int64 numbers of drawn tokens.
+        lengths: [row] int64 number of drawn tokens.
         running: [row] bool, false if the answer has ended.
     """
 
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
         )
 
     def select(self, rows: Tensor) -> Self:
-        """Return the rows with the given indices, or those for which a mask is true."""
+        """Return some of the rows, chosen by indices or by a boolean mask."""
         return type(self)(*(tensor[rows] for tensor in self))
 
     def joined(self, others: Self) -> Self:
@@ -102,7 +102,7 @@ class AnswerBatch:
         self._rows, self._logits = rows, logits
 
     def draw(self) -> tuple[int, int]:
-        """Draw the next token of each answer. Returns the numbers of drawn tokens and of answers that have ended.
+        """Draw the next token of each answer. Returns the number of tokens and the number of answers that have ended.
 
         Raises:
             InputError: If a logit is NaN.

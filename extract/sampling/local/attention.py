@@ -22,8 +22,8 @@ from extract.sampling.local.shared_cache import SharedCache
 #: Name of `attend` in transformers' attention registry.
 NAME = "shared_prompt"
 
-#: On CPUs, torch's fused kernel is used for at least this many queries. It is 3 to 4 times as fast as matrix products
-#: for 30 queries, but slower for the 3 queries per key head of a single answer (SmolLM2-135M).
+#: Minimum number of queries for which torch's fused kernel is used on CPUs. With SmolLM2-135M, the kernel is 3 to 4
+#: times as fast as matrix products for 30 queries, but slower for the 3 queries of a single answer.
 _FUSED_QUERIES = 8
 
 _active: ContextVar[AnswerCache | SharedCache | None] = ContextVar("answer_cache", default=None)
@@ -85,7 +85,7 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers: merged attention to three parts if answers share prompts, otherwise SDPA.
+    """Attention function for transformers. It merges three parts if answers share prompts, and calls SDPA otherwise.
 
     Args:
         query: [row, head, token, d_head].

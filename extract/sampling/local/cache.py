@@ -58,7 +58,7 @@ class AnswerLayer(DynamicLayer):
         return sum(part[0].shape[2] for part in parts if part is not None and part[0].numel())
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Replace the rows by those with the given `indices` [row]. Answers are appended to these rows."""
+        """Select rows by `indices` [row]. The tokens of the answers are appended to these rows."""
         keys, values = (one[indices] for one in self._after_prefix())
         self.prefix = self.handed_out = None
         self._make_room(
@@ -138,8 +138,8 @@ class AnswerCache(DynamicCache):
     def may_be_prefix(self) -> bool:
         """Whether the cached tokens can be the prefix of padded prompts.
 
-        The padding follows the prefix in the cache, so all layers must rely on the mask and the position ids alone.
-        Architectures that bypass transformers' attention registry may use indices in the cache instead.
+        The padding follows the prefix in the cache, so all layers must use only the mask and the position ids.
+        Architectures that bypass transformers' attention registry may also use cache indices.
         """
         return self._called == set(range(len(self.layers)))
 
@@ -155,7 +155,7 @@ class AnswerCache(DynamicCache):
     def can_share(self) -> bool:
         """Whether all answers to a question can attend to one copy of its prompt.
 
-        This requires that every layer has computed plain attention while the prompts were read.
+        Every layer must have computed plain attention while the prompts were read.
         """
         return self._plain == set(range(len(self.layers)))
 

@@ -1,7 +1,7 @@
 """Matrix products of bfloat16 models on CPUs without bfloat16 instructions.
 
-On such a CPU, a product of bfloat16 matrices takes about three times as long as the product in float32, even if the
-weights are converted each time. Both sum products in float32 and round the sums to bfloat16.
+On such a CPU, multiplying bfloat16 matrices takes about three times as long as converting them and multiplying them in
+float32. Both methods accumulate sums in float32 and round the result to bfloat16.
 """
 
 import threading

@@ -14,7 +14,7 @@ from extract.sampling.local.cache import AnswerCache, AnswerLayer
 
 #: Keys and values.
 Pair = tuple[Tensor, Tensor]
-#: Answers with fewer tokens are in the first group. The maximum length doubles with each further group.
+#: Maximum answer length in the first group, exclusive. It doubles with each further group.
 _FIRST_LENGTH = 16
 #: Minimum number of free columns in a new buffer, in tokens and as a fraction of the length of the longest answer.
 _FREE_TOKENS, _FREE_SHARE = 32, 0.5
@@ -127,7 +127,7 @@ class SharedCache(DynamicCache):
         self._questions = torch.empty(0, dtype=torch.int64, device=self._mask.device)
 
     def join(self, read: AnswerCache, questions: Tensor) -> None:
-        """Append empty answers to the questions with the given indices [row] in a cache of prompts."""
+        """Append empty answers. `questions` [row] contains the index of each answer's prompt in `read`."""
         kept, old = self._questions.unique(return_inverse=True)
         added, new = questions.unique(return_inverse=True)
         for layer, source in zip(self.layers, read.layers, strict=True):

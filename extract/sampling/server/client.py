@@ -118,7 +118,7 @@ class Client(AbstractAsyncContextManager["Client"]):
     Attributes:
         endpoints: One endpoint per address.
         has_answered: Whether the server has answered any request.
-        given_up: Failure of the most recent request that failed in all attempts, or None.
+        given_up: Last failure of the most recent request for which all attempts failed, or None.
 
     Raises:
         InputError: If a required package is not installed or the API key is invalid.
@@ -223,7 +223,7 @@ def _prompt_bytes(request: Request) -> int:
 
 
 def retry_wait(state: Any) -> float:
-    """Seconds to wait before the next attempt, given a `tenacity.RetryCallState`.
+    """Return the number of seconds to wait before the next attempt.
 
     The wait is the time that the server requests, if any, plus full jitter: a random time between 0 and a limit that
     doubles with each attempt. The jitter spreads out requests that failed together (Brooker, Exponential Backoff and

@@ -27,7 +27,7 @@ _POOL = 8
 _CONNECT = 30.0
 #: Maximum time in seconds to find out whether a server still replies.
 _LONGEST_CHECK = 10.0
-#: Statuses that are retried, in addition to all 5xx, and statuses that concern only a single request.
+#: Statuses that are retried in addition to all 5xx. The second set contains statuses that concern only one request.
 _TRANSIENT, _ABOUT_REQUEST = (408, 409, 425, 429), (400, 413, 422)
 
 
@@ -59,9 +59,9 @@ class Failure(Exception):
 
 
 class Endpoint:
-    """One server address with several connection pools. After repeated failures, it rests for ever longer periods.
+    """One server address with several connection pools. After repeated failures, it rests for increasingly long times.
 
-    Its errors never contain the API key, which `line` removes from the server's texts.
+    Error messages never contain the API key, because `line` removes the key from the server's texts.
 
     Args:
         server: Server options. The API key is read from the environment variable `server.api_key_env`.

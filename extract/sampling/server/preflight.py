@@ -23,9 +23,8 @@ from extract.text import one_line
 
 #: Maximum number of questions to try per address, because a server may reject the first questions.
 TRIES = 4
-#: Number of requests whose answers must not all be identical, and the token limit of each answer. If the most likely
-#: token always has probability 0.9, all answers are identical by chance in one of 25,000 preflights (0.9 to the power
-#: of 3 × 32).
+#: Number of requests whose answers must not all be identical, and the token limit of each answer. Even if the most
+#: likely token always has probability 0.9, identical answers occur by chance in only one of 25,000 preflights.
 _VARIED, _VARIED_TOKENS = 4, 32
 #: Open-ended prompts, which have many possible answers: a chat message and a plain text.
 _OPEN_CHAT = "Make up a name, a place and an odd thing that happened there. Answer in one sentence."

@@ -15,8 +15,8 @@ def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange]
     """List the ranges of samples that a worker still has to request, in the order of the requests.
 
     The first samples of all questions come before the second samples, so that all questions have similar numbers of
-    answers whenever a run ends. New ranges have at most `n` samples, with indices below `k`. The ranges in `damaged`,
-    and ranges that an earlier run began, keep all their samples, even samples with indices of at least `k`.
+    answers whenever a run ends. New ranges have at most `n` samples, with indices below `k`. Damaged ranges and ranges
+    begun by an earlier run keep all their samples, including samples with indices of `k` or more.
 
     Raises:
         InputError: If an answer log shares samples with a finished range or another log.

@@ -4,7 +4,7 @@ import re
 
 from extract.questions.question import Question
 
-#: Number of consecutive characters that a message must share with a question to count as repeating it.
+#: A message repeats a question if they share at least this many consecutive characters.
 _SHARED = 20
 #: Number of characters at the beginning of a key that identify it. Shorter keys are matched as a whole.
 _HEAD = 8

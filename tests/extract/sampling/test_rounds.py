@@ -355,7 +355,7 @@ def replayed_of(store: Store, threshold: float) -> dict[str, Any]:
     ("options", "message"),
     [
         ({"stop": "adaptiv_consistency"}, "`rule` to be one of two_stage, .* Did you mean .adaptive_consistency"),
-        ({"stop": "two_stage"}, "a grid of temperatures, because the rule two_stage compares them"),
+        ({"stop": "two_stage"}, "a grid of temperatures for the rule two_stage, but got one"),
         ({"stop": "prior"}, "`priors` to be a file for the rule prior, but got None. Write it with"),
         ({"stop": "early_stopping", "priors": "x.parquet"}, "`priors` to be omitted for the rule early_stopping"),
         ({"stop": "adaptive_consistency", "threshold": 1.5}, "between 0.5 and 1 for the rule adaptive_consistency"),

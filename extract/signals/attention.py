@@ -3,9 +3,7 @@
 Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of the
 tokens. Ã is the attention averaged over heads, a is the share of attention in the residual stream, and I is the
 identity. The rollout matrix of L layers is R = Â_L … Â_1. All these matrices are lower triangular. The columns of R for
-the answer tokens therefore depend only on the attention among these tokens in each layer, and on the normalisers of the
-attention rows. The rows of R are summed by multiplying a vector by the matrix of each layer in turn. For n tokens, this
-takes O(n²) time, not O(n³).
+the answer tokens therefore require only the attention among these tokens and the normalisers of the attention rows.
 """
 
 import math
@@ -151,11 +149,11 @@ def attention_shares(products: Dots) -> dict[str, Tensor]:
 def rows_summed(
     blocks: list[Tensor], norms: list[Tensor], shares: list[Tensor], query: Tensor, n_tokens: Tensor, valid: Tensor
 ) -> Tensor:
-    """Compute the sum of all rows of the rollout matrix R, and its last row: [row, field, mix, 2, alignment, key].
+    """Compute the sum of the rows of the rollout matrix R, and the last row of R.
 
     R = Â_L … Â_1 is the product of the matrices Â = a Ã + (1 − a) I of L layers. Ã is the attention, weighted by a
     field and then normalised by row. a is the share of attention in the residual stream, and I is the identity. The
-    result is float32. Its axis of size 2 contains the sum and the last row.
+    result has shape [row, field, mix, 2, alignment, key]. The axis of size 2 contains the sum and the last row.
 
     Args:
         blocks: For each layer, the attention averaged over heads, [row, query, key]. Queries and keys run from the last
@@ -192,8 +190,7 @@ def rows_largest(
 ) -> Tensor:
     """Compute the largest entry of each column of the rollout matrix R, [row, field, mix, alignment, key] float32.
 
-    See `rows_summed` for R and the arguments. R is computed in groups of columns, starting with the first layer, and
-    zeros above the diagonal are skipped. For the alignment `emit`, the last row of R is ignored.
+    See `rows_summed` for R and the arguments. For the alignment `emit`, the last row of R is ignored.
     """
     column, element = column_field(query, n_tokens), element_field(query, query)
 
@@ -229,8 +226,8 @@ def rows_largest(
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:
     """Compute the first `size` columns of the product over layers of w A + (1 − w) I, [row, query, mix, column].
 
-    The first layer is the rightmost factor, and I is the identity. `layers` yields the lower triangular matrices A
-    [row, query, query], and `shares` contains the weights w [row, mix, query]. Rows are computed in groups of `size`.
+    The first layer is the rightmost factor. `layers` yields the lower triangular matrices A [row, query, query], and
+    `shares` contains the weights w [row, mix, query].
     """
     n_rows, n_mixes, n_queries = shares[0].shape
     width = min(size, n_queries)

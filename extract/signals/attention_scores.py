@@ -9,7 +9,7 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.signals.base import Places
 
-#: Score of a hidden key, which the query can't see. Its exponential is 0. Unlike −∞, it gives 0 if multiplied by 0.
+#: Score of a hidden key, which the query can't see. Its exponential is 0. Unlike −∞, its product with 0 is 0.
 HIDDEN = -1e30
 
 #: Names of entropies: the means over heads with and without the first token, and the smallest entropy of any head.
@@ -31,7 +31,7 @@ def read_layer(
     scaling: float | None = None,
     softcap: float | None = None,
 ) -> dict[str, Tensor]:
-    """Compute the attention of one layer for the queries at `places`, in float32, with 0 for padding queries.
+    """Compute the attention of one layer for the queries at `places`. Values of padding queries are 0.
 
     Args:
         query: Queries, [row, head, token, d_head] of any float dtype.
@@ -43,10 +43,12 @@ def read_layer(
         softcap: Soft cap of the scores: s becomes softcap · tanh(s / softcap). None for no cap.
 
     Returns:
-        Dict of tensors. For attention_entropy, it contains the three `ENTROPIES` [row, query]. For attention_blocks, it
-        contains `mean` and `sums`. `mean` [row, query, key] is the attention from each query to the tokens of all
-        queries, averaged over heads. `sums` [row, query, normaliser] is the result of `normalisers` for all keys. For
-        attention_macs, the dict contains `largest` [row, query, key], the largest attention of any head.
+        Dict of float32 tensors, with these keys for each need:
+
+        - attention_entropy: the three `ENTROPIES`, [row, query].
+        - attention_blocks: `mean`, the attention averaged over heads, [row, query, key], and `sums`, the result of
+          `normalisers` for all keys, [row, query, normaliser]. The keys of `mean` are the tokens of all queries.
+        - attention_macs: `largest`, the largest attention of any head, [row, query, key].
 
     Raises:
         InputError: If the mask differs between heads.
@@ -109,9 +111,9 @@ def _score_chunks(
 ) -> Iterator[tuple[slice, Tensor, int, Iterator[Tensor]]]:
     """Yield the scores of causal attention for chunks of the queries at `places`.
 
-    Each item contains the slice of queries, the number of keys that each query sees ([row, query] int64), the number of
-    keys with scores, and an iterator over groups of heads. The iterator yields scores [row, head, query, key] float32,
-    with `HIDDEN` for keys that a query can't see.
+    Each item contains the slice of queries, the number of keys that each query sees, the number of keys with scores,
+    and an iterator over groups of heads. The iterator yields scores [row, head, query, key] float32. Scores of keys
+    that a query can't see are `HIDDEN`.
     """
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
@@ -153,9 +155,10 @@ def _score_chunks(
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Determine which of the first `n_keys` keys the queries in `part` can see.
 
-    The result contains the number of keys that each query sees ([row, query] int64), a mask of hidden keys
-    ([row, query, key] bool), and a bias for the scores (float32, or None if there is no bias). The mask and the bias
-    may cover only the last keys.
+    Returns:
+        - The number of keys that each query sees, [row, query] int64.
+        - A mask of hidden keys, [row, query, key] bool. It may cover only the last keys.
+        - A bias for the scores in the shape of the mask, or None.
     """
     index = places.index[:, part]
     if mask is None:
@@ -173,9 +176,9 @@ def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -
 def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
     """Compute normalised attention entropies with and without the first token, which many heads use as a sink.
 
-    An entropy is divided by the logarithm of the number of visible keys; it is 0 for one key. The entropy over all keys
-    is H = h(p) + (1 − p) H'. Here, p is the weight of the first token, h is the binary entropy, and H' is the entropy
-    without the first token. H' is computed from the other scores alone, so it is exact even if p rounds to 1.
+    An entropy is divided by the logarithm of the number of visible keys. It is 0 for one key. The entropy over all keys
+    is H = h(p) + (1 − p) H', where p is the weight of the first token, h is the binary entropy, and H' is the entropy
+    without the first token.
 
     Args:
         scores: [row, head, query, key] float32, with `HIDDEN` for keys that a query can't see. Overwritten.

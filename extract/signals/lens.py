@@ -16,7 +16,7 @@ from torch.linalg import vecdot
 from extract.signals.base import Lens, TokenSpans
 from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_norm, n_layers, not_norm_alone
 
-#: Number of layers directly before the last layer that are compared with the last layer.
+#: Number of layers that are compared with the last layer. They directly precede it.
 N_COMPARED = 10
 #: Number of logits in memory at a time. On a CPU, they take 64 MB in float32. GPUs are faster with larger chunks.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}
@@ -160,8 +160,8 @@ class LensReader(Hooks):
     def _compare(self, states: dict[int, Tensor], last: Softmax, token: Tensor) -> dict[str, Tensor]:
         """Compute the statistics of `Lens` that compare layers, for a chunk of tokens with residual streams `states`.
 
-        `last` and `token` are the distributions and the most likely tokens of the last layer. The result is a dict of
-        tensors [token, layer], and [token] for `early_late`.
+        `last` and `token` are the distributions and the most likely tokens of the last layer. The tensors have shape
+        [token, layer], except `early_late`, which has shape [token].
         """
         n_layers, columns, means = self._n_layers, defaultdict[str, list[Tensor]](list), dict[str, Tensor]()
         n_quarter = max(1, n_layers // 4)

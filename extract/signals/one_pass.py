@@ -8,7 +8,7 @@ from transformers.cache_utils import DynamicLayer
 
 
 class OnePassLayer(DynamicLayer):
-    """Keys and values of a prefix. Those of new tokens are not kept, so memory holds them for only one layer at a time.
+    """Keys and values of a prefix. Keys and values of new tokens are used in one pass and not kept.
 
     `keys` and `values` can be expanded views, whose rows share memory.
     """

@@ -100,8 +100,7 @@ def by_length(lengths: Sequence[int], batch_tokens: int, n_before: int = 0) -> I
     """Yield batches of sequence indices, with the shortest sequences first.
 
     A batch has at most `batch_tokens` tokens including padding. A longer sequence forms a batch of its own. Each
-    sequence begins with `n_before` cached tokens. Four of them count as one token, because only their keys and values
-    are in memory, and only for one layer at a time.
+    sequence begins with `n_before` cached tokens. Four cached tokens count as one token, because they need less memory.
 
     >>> list(by_length([3, 1, 2, 9], batch_tokens=6))
     [[1, 2], [0], [3]]

@@ -157,7 +157,7 @@ def _batches(
     """Yield batches of answer indices, each with the cached prefix that the prompts in the batch share.
 
     `beginning` is a prefix that has been read before, or None. If a prompt has several answers, its answers form
-    separate batches. All other answers are batched together.
+    separate batches. All prompts with one answer are batched together.
     """
 
     def batches(indices: Sequence[int], shared: SharedPrompt | None) -> Iterator[tuple[SharedPrompt | None, list[int]]]:

@@ -57,7 +57,7 @@ def fill(
         n_rows: Function that returns the number of rows in an item.
         start: Function that prepares a process, for example by loading a model. It yields a function that writes the
             file of an item, and reports rows and tokens to the progress bar. With the Ray engine, `start` is pickled,
-            and an item can be processed twice. The function should therefore skip files that exist.
+            and an item can be processed twice. The yielded function should therefore skip existing files.
         worker: The worker. Its number is added to the label.
     """
     bar = partial(Progress, f"{label}{worker.label}", sum(map(n_rows, items)), unit)
@@ -73,7 +73,7 @@ def _one_by_one(
 
 
 def is_written(check: Callable[[], object]) -> bool:
-    """Whether a file exists and is intact. Otherwise, `check` must raise `Damaged`."""
+    """Whether a file exists and is intact, which means that `check` does not raise `Damaged`."""
     with suppress(Damaged):
         check()
         return True

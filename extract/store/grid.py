@@ -22,13 +22,13 @@ def copy_known(
 
     Args:
         store: The store.
-        missing: Names of the missing signals for each block.
-        layers: For each signal whose layers can be chosen, the layers to keep (None for all). Updated in place with the
-            layers of the copied signals.
-        settings: For each signal, its required settings. Files with other settings are not copied.
+        missing: Dict from block to the names of its missing signals.
+        layers: Dict from each signal whose layers can be chosen to the layers to keep (None for all). It is updated in
+            place with the layers of the copied signals.
+        settings: Dict from signal to its required settings. Files with other settings are not copied.
 
     Returns:
-        Names of the signals that are still missing, for each block.
+        Dict from block to the names of the signals that are still missing.
     """
     others, still_missing = same_but_temperature(store), {shard: list(signals) for shard, signals in missing.items()}
     for signal in dict.fromkeys(signal for signals in missing.values() for signal in signals):

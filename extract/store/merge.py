@@ -164,7 +164,7 @@ def _headers(store: Store, signal: str, scope: Scope) -> list[Any]:
 
 
 def _merge_log(into: Store, other: Store, part: SampleRange) -> int:
-    """Append the other store's logged answers for a range to this store's log, and return the number of new answers."""
+    """Append the other store's logged answers for a range to the target's log. Returns the number of new answers."""
     rows = read_log(other, part)
     if is_finished(into.samples.file(part)):
         log_file = str(other.samples.log_file(part))

@@ -83,7 +83,7 @@ def read_answers(
     grader: str | None = None,
     influence: str | None = None,
 ) -> tuple[list[ShownAnswer], str | None]:
-    """Read the answers to show, ordered by question, and the name of the token weights shown as influence.
+    """Read the answers to show. Returns them in question order, and the name of the token weights shown as influence.
 
     Args:
         store: Store with the signal `tokens` of the answers.
@@ -113,8 +113,7 @@ def read_answers(
     if any(question_of[id_].private for id_, _ in chosen):
         raise InputError(
             f"Expected questions that may be published, but the authors of {question_of[chosen[0][0]].dataset!r} ask "
-            "users not to publish its questions, or any answers that quote them. Choose a store with different "
-            "questions."
+            "users not to publish its questions or answers that quote them. Choose a store with different questions."
         )
     tokenizer, answers = load(), []
     for key in chosen:

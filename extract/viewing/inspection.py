@@ -33,8 +33,8 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
 
     Args:
         store: The store.
-        grader: Grader for the detailed tables. If None, the default grader for the kind of question. If that grader
-            has no grades in the store, the first grader with grades.
+        grader: Grader for the detailed tables. If None, the default grader for the kind of question is used, or the
+            first grader with grades if the default grader has none.
         n_answers: Number of example answers, evenly divided into right, wrong and unknown answers if possible.
 
     Raises:
@@ -226,8 +226,8 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
 
     Args:
         store: Folder of a store, or of a temperature grid. The stores of a grid are shown one by one and then compared.
-        grader: Grader for the detailed tables. By default, the default grader for the kind of the questions. If it has
-            no grades in the store, the first grader with grades.
+        grader: Grader for the detailed tables. If omitted, the default grader for the kind of question is used, or the
+            first grader with grades if the default grader has none.
         answers: Number of example answers, divided among right, wrong and unknown answers.
     """
     each_store(lambda store: print(describe(Store.open(store), grader, answers)))(store=store)

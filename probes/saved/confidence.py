@@ -111,7 +111,8 @@ class ConfidentModel:
 
         If the probe reads hidden states of the question (with or without the signal `tokens`) or of all answer tokens,
         its features are captured during generation. Other probes require one more forward pass. Generation stops at
-        the stop strings of the probe's training data, unless `stop_strings` is passed. `text` is always cut there.
+        the stop strings of the probe's training data, unless `stop_strings` is passed. `text` always ends before the
+        first stop string of the training data.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
@@ -284,10 +285,7 @@ class ConfidentModel:
         return probe.features(read)
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str] | None = None) -> tuple[list[str], list[list[int]]]:
-        """Truncate answers at stop strings, as in the training data, and return their texts and content tokens.
-
-        By default, the stop strings of the probe's training data are used.
-        """
+        """Truncate answers at `stop`, by default the probe's stop strings. Returns texts and content tokens."""
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens
 

@@ -34,11 +34,11 @@ def find_probe(
 
     Raises:
         InputError: If there is no such folder or repository, a file is missing, a file links to another folder, or
-            `token` is a text.
+            `token` is a string.
     """
     if isinstance(token, str):  # it could become part of a message
         raise InputError(
-            "Expected `token` to be true, false or null, but got a text. Run `hf auth login`, or set the environment "
+            "Expected `token` to be true, false or null, but got a string. Run `hf auth login`, or set the environment "
             "variable HF_TOKEN."
         )
     if os.path.isdir(probe):

@@ -83,7 +83,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
         rows: Answers with the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
         wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously. The copy
-            is complete when a token that is drawn afterwards on the same device has arrived.
+            is complete once a token that is drawn later on the same device is on the CPU.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers

@@ -2,7 +2,7 @@
 
 transformers prepares the generation, with its cache, logits processors and stopping criteria, and calls a custom loop.
 This loop is a generator in the caller's thread. A streamer in a second thread would start a second team of OpenMP
-threads, which makes small matrix products on a CPU slower by a third.
+threads, and small matrix products on a CPU would take a third longer.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from probes.saved.novelty import Confidences
     from probes.serving.engine import Engine
 
-#: Requests with at most this many questions and characters are tokenised in the event loop, larger ones in a thread.
+#: Maximum number of questions and characters for tokenisation in the event loop. Larger requests use a thread.
 FEW, SHORT = 8, 20_000
 
 Result = TypeVar("Result")
@@ -41,7 +41,7 @@ def create_app(
 ) -> FastAPI:
     """Create the application of a server.
 
-    While `app.state.closing` is true, all requests except requests for ``/health`` are refused.
+    While `app.state.closing` is true, the server answers only requests for ``/health``.
 
     Args:
         engine: Engine with the model and the probe.
@@ -224,7 +224,7 @@ class Endpoints:
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call a function that tokenises texts of the given lengths. Many or long texts are tokenised in another thread."""
+    """Call a function that tokenises texts of the given lengths. Use another thread if the texts are many or long."""
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 

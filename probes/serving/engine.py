@@ -35,10 +35,9 @@ class EngineClosed(Exception):
 class Engine:
     """Scores and generates answers for many clients.
 
-    All passes of the model run in one thread, which waits while there are no requests. Between two passes over running
-    answers, it reads the prompts of new answers and one batch of questions to score. Neither kind of request therefore
-    has to wait until the other kind is finished. If a pass fails, its requests end with the exception, and the engine
-    continues.
+    All passes of the model run in one thread, which waits while there are no requests. Passes that generate answers
+    alternate with passes that read new prompts and passes that score questions. If a pass fails, its requests end with
+    the exception, and the engine continues.
 
     Generated answers depend only on their `Settings`. Other options in the model's generation config, such as a
     repetition penalty, are ignored. The training data of probes is also generated without these options.
@@ -69,8 +68,8 @@ class Engine:
         self._changed, self._is_closed, self._seconds_busy = threading.Condition(), False, 0.0
         self._counts = dict.fromkeys(("n_requests", "n_rejected", "n_passes", "n_rows", "n_tokens"), 0)
         attached: Future[None] = Future()
-        # Attaching the probe also runs the model. The engine's thread does this as well, because torch starts a team of
-        # OpenMP threads for each thread in which a model runs.
+        # The engine's thread also attaches the probe. Attaching runs the model, and torch starts a team of OpenMP
+        # threads for each thread that runs a model.
         parts = (attached, probe, hf_model, tokenizer)
         self._thread = threading.Thread(target=self._run, args=parts, name="engine", daemon=True)
         self._thread.start()

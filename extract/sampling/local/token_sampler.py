@@ -18,7 +18,7 @@ from extract.sampling.local.draws import keyed_uniforms, question_key
 from extract.sampling.local.products import fast_products
 from extract.sampling.local.reading import PromptReader
 
-#: Fraction of rows that must be free before answers join. If fewer answers are waiting, as many free rows are enough.
+#: Fraction of rows that must be free before answers join. If all waiting answers fit, they join at once.
 _JOINING_SHARE = 0.2
 
 
@@ -134,7 +134,7 @@ class TokenSampler:
             self._reader.forget_block()
             block = None
         unread = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        waiting: list[tuple[int, int]] = []  # question's index in the prompts read last, and answer
+        waiting: list[tuple[int, int]] = []  # index among the prompts that were read last, and index of the answer
         while unread or waiting or len(batch):
             if len(batch):
                 batch.read()

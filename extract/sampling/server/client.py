@@ -25,7 +25,7 @@ _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
 _TOKENS_PER_BYTE = 0.5
 #: Text that is appended to errors of servers that may have crashed.
 _SEEDS = (
-    " Some servers crash on requests with a seed, such as vLLM 0.32 on a CPU. If this server has crashed, restart it "
+    " Some servers, such as vLLM 0.32 on a CPU, crash on requests with a seed. If this server has crashed, restart it "
     "and pass --server.seeds=false."
 )
 _GO_ON = "A budget applies to one run. Run the same command again to continue."

@@ -173,7 +173,7 @@ class Endpoint:
         if status in (401, 403):
             next_step = f"Set the environment variable {self.server.api_key_env} to a valid API key."
         elif status == 404:
-            next_step = "Set `model` to the model's name on the server, and `server.url` to its address up to /v1."
+            next_step = "Set `model` to the model's name on the server, and `server.url` to an address ending in /v1."
         elif 300 <= status < 400:
             words = f"moved to {self.line(headers.get('location', 'elsewhere'))}"
             next_step = "Set `server.url` to the new address."

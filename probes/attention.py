@@ -7,9 +7,9 @@ from probes.saved.sequence_head import AttentionHead
 class Attention(MultiHeadProbe):
     """Attention probe with several heads and a position bias, as in EleutherAI's attention-probes.
 
-    Each head computes an attention logit and a value per token. The output of the head is the mean of the values,
-    weighted by the softmax of the logits. The score is the sum over the heads. If all logits are 0, the probe is a
-    linear probe on `mean_answer`.
+    Each head computes an attention logit and a value for each token. The output of a head is the mean of the values,
+    weighted by the softmax of the logits. The score is the sum of the outputs of all heads. If all logits are 0, the
+    probe is a linear probe on `mean_answer`.
 
     Args:
         n_heads, lr, l2, calibrator: See `MultiHeadProbe`.

@@ -29,19 +29,19 @@ LEAST_QUESTIONS, LEAST_PER_FOLD = 20, 4
 def audit_record(
     store: Store, table: QuestionTable, n_folds: int = 5, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Compute how well each source of information about the questions predicts the measured accuracies.
+    """Measure how well each source in `SOURCES` predicts the accuracies of the questions.
 
     Args:
         store: The store.
         table: Question table of the store.
         n_folds: Number of folds.
-        n_resamples: Number of resamples for each interval, and of permutations for each p-value.
+        n_resamples: Number of bootstrap resamples for each interval. Each p-value uses as many permutations.
         seed: Seed for the folds, resamples and permutations.
 
     Returns:
         The content of audit.json. `sources` contains the results of each audited source (see `audit_sources`), and
-        `masked` maps every other source to the reason why it was not audited. `leaks` lists the potential leaks whose
-        `p_holm` is below 0.05.
+        `masked` maps every other source to the reason why it was not audited. `leaks` lists the potential leaks with
+        `p_holm` below 0.05.
 
     Raises:
         InputError: If there are too few folds or questions, or if all questions have the same accuracy.
@@ -52,8 +52,8 @@ def audit_record(
         raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. The default is 5.")
     if reason := _too_few(table.accuracy[questions.numpy()], n_folds):
         raise InputError(
-            f"Expected at least {_least(n_folds)} questions with at least two graded answers each, not all with the "
-            f"same accuracy, but {reason}. Use fewer folds, or sample and grade more answers."
+            f"Expected at least {_least(n_folds)} questions with different accuracies and at least two graded answers "
+            f"each, but {reason}. Use fewer folds, or sample and grade more answers."
         )
     fold = fold_of_questions(split_rows(table, questions, [1 / n_folds] * n_folds, seed), len(known))
     features, masked = read_sources(store)
@@ -77,18 +77,18 @@ def audit_record(
 def audit_sources(
     features: Mapping[str, NDArray[np.float64]], grades: Scored, n_resamples: int, seed: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Compute how well each source of information about the questions predicts the accuracies.
+    """Audit each source, and correct the p-values for multiple tests.
 
     The Holm correction is applied separately to potential leaks and to all other sources.
 
     Args:
-        features: Dict from source to features [question, feature]; NaN if a question lacks the features.
+        features: Dict from each source to its features [question, feature]. Missing features are NaN.
         grades: Answer counts and folds of all questions. Excluded questions have fold −1.
-        n_resamples: Number of resamples, and number of permutations.
+        n_resamples: Number of bootstrap resamples, and number of permutations.
         seed: Seed for the resamples and permutations.
 
     Returns:
-        - A dict from source to the result of `audit_source`, with the additional keys `leak` and `p_holm`.
+        - A dict from each audited source to the result of `audit_source`, with the additional keys `leak` and `p_holm`.
         - A dict from each excluded source to the reason. A source is excluded if too few questions have its features,
           or if all these questions have the same accuracy.
     """
@@ -117,7 +117,7 @@ def _least(n_folds: int) -> int:
 
 
 def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
-    """Return the reason why questions with these accuracies cannot be audited, or an empty string if they can."""
+    """Return the reason why questions with these accuracies cannot be audited, or an empty string."""
     if len(accuracy) < _least(n_folds):
         return f"there are only {len(accuracy)}"
     return "" if np.ptp(accuracy) > 0 else f"all {len(accuracy)} have an accuracy of {accuracy[0]:.3f}"
@@ -126,28 +126,26 @@ def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:
     r"""Predict accuracies from features, and compute the out-of-fold AUROC with a 95 % interval and one-sided p-value.
 
-    To compute the p-value, the accuracies are permuted across questions. The p-value is the fraction of permutations
-    with an AUROC of at least A, the observed AUROC. The observed order counts as one of the permutations.
+    The p-value comes from a permutation test. It is the fraction of permutations of the accuracies with an AUROC of at
+    least A, the observed AUROC. The observed order is included as one permutation.
 
     The bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds. It therefore
-    underestimates the variance. If the features are uninformative, the AUROC is close to a quadratic form of the
-    accuracies, and the true variance is twice the bootstrap estimate. The interval is corrected by multiplying the
-    distance of each bound from A by
+    underestimates the variance, by a factor of two if the features are uninformative. To correct the interval, the
+    distance of each bound from A is multiplied by
 
     .. math:: \sqrt{1 + \min\{1, (2 s / (A - \tfrac12))^2\}}
 
-    where s is the standard deviation of the AUROC over the permutations. If A is far from ½, this factor is close to 1.
+    where s is the standard deviation of the AUROC over the permutations. The factor is close to 1 if A is far from ½.
 
     Args:
         features: [question, feature] float64.
         grades: Answer counts and folds of these questions. The confidences are ignored.
-        n_resamples: Number of resamples, and number of permutations.
+        n_resamples: Number of bootstrap resamples, and number of permutations.
         seed: Seed for the resamples and permutations.
 
     Returns:
         A dict with `auroc` (`value`, `low`, `high`), `p`, `n_questions` and `n_features`. `low` and `high` are None if
-        the AUROC is undefined in too many resamples. This happens if only a few questions have right answers, or if
-        only a few have wrong answers.
+        too few questions have right answers, or if too few questions have wrong answers.
     """
     assert grades.fold is not None
     predicted, permuted = cross_validate(features, grades.accuracy, grades.fold, n_resamples, seed)
@@ -171,7 +169,7 @@ def audit_page(record: dict[str, Any], plots: Collection[str]) -> str:
 
 
 def audit_verdict(record: dict[str, Any]) -> str:
-    """Describe the leaks, and the source that predicts the accuracy best."""
+    """Describe the leaks and the best predictor of the accuracy."""
     sources = record["sources"]
     best = max(sources, key=lambda name: float(sources[name]["auroc"]["value"]))
     return render("audit/verdict.md.j2", record=record, labels=SOURCES, best=best)

@@ -10,11 +10,11 @@ _CHUNK = 2**22
 
 
 def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
-    r"""Predict accuracies by ridge regression. Each fold is predicted by a regression on all other folds.
+    r"""Predict the accuracies of each fold with a ridge regression that is fitted to the other folds.
 
-    The penalty λ minimises the generalised cross-validation score ‖y − ŷ‖² / (n − 1 − tr H)² of the training questions,
-    where ŷ = ȳ + H (y − ȳ) (Golub, Heath and Wahba, Technometrics 21, 1979). With the singular value decomposition
-    X = U S Vᵀ of the centred features, H = U S² (S² + λ)⁻¹ Uᵀ. The trace of H and the residuals are cheap to compute.
+    The penalty λ minimises the generalised cross-validation score ‖y − ŷ‖² / (n − 1 − tr H)² (Golub, Heath and Wahba,
+    Technometrics 21, 1979). Here, y contains the n training accuracies, ŷ = ȳ + H (y − ȳ) is the fit, and
+    H = X (XᵀX + λI)⁻¹ Xᵀ, where X contains the centred features.
 
     Args:
         features: [question, feature] float64.
@@ -42,10 +42,10 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 
 
 def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
-    """Compute `capability_auroc` within the folds for each draw.
+    """Compute the `capability_auroc` of each draw from pairs of questions in the same fold.
 
     `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result has shape [draw]
-    and dtype float64. It is ½ if no fold has a right answer and a wrong answer to different questions.
+    and dtype float64. It is ½ if no fold contains a right answer to one question and a wrong answer to another.
     """
     won, pairs = torch.zeros(2, len(predicted), dtype=torch.float64)
     for test in (fold == number for number in fold.unique()):
@@ -60,11 +60,11 @@ def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 
 
 def cross_validate(features: Tensor, accuracy: Tensor, fold: Tensor, n_draws: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Predict accuracies [question] out of fold, and repeat this for random permutations of the accuracies.
+    """Predict accuracies out of fold, for the observed accuracies and for random permutations of them.
 
     Returns:
-        The predictions [question], and the out-of-fold AUROCs [draw] for the permuted accuracies. The penalties
-        are chosen separately in each draw.
+        - [question] float64 predictions of the observed accuracies.
+        - [draw] float64 AUROCs for the permuted accuracies. The penalties are chosen separately in each draw.
     """
     generator, step = torch.Generator().manual_seed(seed), max(1, _CHUNK // len(accuracy))
     values = []

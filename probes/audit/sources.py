@@ -1,4 +1,4 @@
-"""Properties of questions that might predict accuracy, as features for ridge regression."""
+"""Features of questions that might predict the accuracy."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Source(NamedTuple):
     Attributes:
         label: Name for display.
         description: Description for display.
-        leak: Whether a source that predicts the accuracy counts as a leak rather than a legitimate predictor.
+        leak: Whether the source is a potential leak, which should not predict the accuracy.
     """
 
     label: str
@@ -50,7 +50,8 @@ def read_sources(store: Store) -> tuple[dict[str, Features], dict[str, str]]:
     """Compute the features of each source for all questions of a store.
 
     Returns:
-        - A dict from source to features [question, feature], in the order of `SOURCES`; NaN if a question lacks them.
+        - A dict from each source to its features [question, feature], in the order of `SOURCES`. Missing features are
+          NaN.
         - A dict from each missing source to the reason why it is missing.
     """
     found, masked = question_sources(store.questions)
@@ -94,13 +95,12 @@ def _option_features(questions: Sequence[Question]) -> dict[str, Features]:
 
 
 def ngrams(texts: Sequence[str]) -> Features:
-    """Return TF-IDF weights of words and pairs of words, projected onto their first 128 singular vectors.
+    """Return the first 128 singular components of the TF-IDF weights of words and word pairs.
 
-    Numbers and punctuation marks count as words. The vocabulary and the projection are computed from all texts,
-    without the accuracies.
+    Numbers and punctuation marks are treated as words. The vocabulary and the components are computed from all texts.
 
     Returns:
-        [text, feature] float64, all 0 if the texts are identical or empty.
+        [text, feature] float64. If all texts are identical, there is a single feature, which is 0.
     """
     from sklearn.decomposition import TruncatedSVD  # takes a second to import
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -114,15 +114,15 @@ def ngrams(texts: Sequence[str]) -> Features:
 def cosines(values: NDArray[np.float64]) -> Features:
     r"""Return :math:`\cos(\pi j u) / j` for j = 1 … 8, where u are the relative ranks in each column of `values`.
 
-    A relative rank is (midrank − ½) / number of questions, in (0, 1). A linear function of these features can
-    approximate any smooth function of a number, whether or not it is monotone. A ridge penalty favours smooth
-    functions, because features with high frequencies are small.
+    The relative rank of a value is (midrank − ½) / n, where n is the number of questions. Linear functions of these
+    features can approximate any smooth function of the values. High-frequency features are small, so a ridge penalty
+    favours smooth functions.
 
     Args:
-        values: [question, number].
+        values: [question, column] numbers.
 
     Returns:
-        [question, 8 × number] float64.
+        [question, 8 × column] float64.
     """
     u = (rankdata(values, axis=0) - 0.5) / len(values)
     frequencies = np.arange(1, _N_COSINES + 1)
@@ -130,7 +130,7 @@ def cosines(values: NDArray[np.float64]) -> Features:
 
 
 def _indicators(values: Sequence[object]) -> Features:
-    """Return indicators [question, value] of the 128 most frequent values, except those that occur only once."""
+    """Return indicators [question, value] of the 128 most frequent values that occur more than once."""
     _, index, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
     frequent = np.sort(np.argsort(-counts, kind="stable")[:_MOST_FEATURES])
     return (index[:, None] == frequent[counts[frequent] > 1]).astype(np.float64)
@@ -141,6 +141,6 @@ def _is_constant(features: Features) -> bool:
 
 
 def _joined(*blocks: Features) -> Features:
-    """Centre each block, scale it to a total variance of 1 unless it is constant, and concatenate all blocks."""
+    """Centre each block, scale it to a total variance of 1, and concatenate all blocks. Constant blocks become 0."""
     centred = [block - block.mean(0) for block in blocks]
     return np.hstack([block / (np.sqrt(np.square(block).sum() / len(block)) or 1.0) for block in centred])

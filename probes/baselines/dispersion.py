@@ -1,7 +1,7 @@
 """Dispersion of the answers to a question. Higher values mean less agreement.
 
-Most functions take the similarities S [sample, sample] of n answers. These are symmetric, between 0 and 1, and 1 on the
-diagonal. All functions need at least two answers.
+Most functions take a symmetric matrix S [sample, sample] of similarities between n answers. The similarities are
+between 0 and 1, and the diagonal is 1. All functions need at least two answers.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ def mean_distance(similarity: NDArray[np.float64]) -> float:
 def degree(similarity: NDArray[np.float64]) -> float:
     """Compute 1 − Σ_ij S_ij / n², the uncertainty measure based on the degree matrix (Lin et al., arXiv 2305.19187).
 
-    This is (n − 1)/n times `mean_distance`.
+    The result is (n − 1)/n times `mean_distance`.
     """
     return float(1 - similarity.mean())
 
@@ -39,9 +39,9 @@ def eigenvalue_sum(similarity: NDArray[np.float64]) -> float:
 def eccentricity(similarity: NDArray[np.float64], threshold: float = 0.9) -> float:
     """Compute the distance of the answers from their centre in a spectral embedding of the similarities (Lin et al.).
 
-    The distance is √(Σ_j ‖v_j − v̄‖²), where v_j are the coordinates of answer j and v̄ is their mean over answers. The
-    coordinates are the jth entries of all eigenvectors of the Laplacian L with eigenvalues below `threshold`. See
-    `eigenvalue_sum` for L.
+    The result is √(Σ_j ‖v_j − v̄‖²), where the vector v_j contains the coordinates of answer j, and v̄ is the mean of
+    these vectors. Each eigenvector of the Laplacian L with an eigenvalue below `threshold` gives every answer one
+    coordinate. `eigenvalue_sum` defines L.
     """
     values, vectors = np.linalg.eigh(_normalised(similarity))
     coordinates = vectors[:, 1 - values < threshold]
@@ -49,11 +49,11 @@ def eccentricity(similarity: NDArray[np.float64], threshold: float = 0.9) -> flo
 
 
 def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
-    """Compute the kernel language entropy with a heat kernel, divided by its maximum ln n (Nikitin et al., 2405.20003).
+    """Compute the normalised kernel language entropy with a heat kernel (Nikitin et al., arXiv 2405.20003).
 
-    The kernel exp(−t L), where L is the graph Laplacian D − W, is scaled to a diagonal of 1/n. Its von Neumann entropy
-    is the entropy of its eigenvalues. As in the paper, each weight in W is the sum of the similarities in both
-    directions, so W = 2 S.
+    The graph Laplacian is L = D − W, with the weights W = 2 S as in the paper. D is the diagonal matrix of the row sums
+    of W. The heat kernel exp(−t L) is scaled to a diagonal of 1/n. The result is the entropy of the eigenvalues of the
+    scaled kernel, divided by ln n.
     """
     n, weights = len(similarity), 2 * similarity
     values, vectors = np.linalg.eigh(np.diag(weights.sum(1)) - weights)
@@ -66,9 +66,11 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
 def eigenscore(states: NDArray[np.floating], alpha: float = 1e-3) -> float:
     """Compute the EigenScore log det(Z J Zᵀ + αI) / n of INSIDE (Chen et al., arXiv 2402.03744).
 
+    Z contains the hidden states of n answers, and J subtracts the mean of each row of Z. Empty answers are left out.
+    The result is NaN if fewer than two answers remain.
+
     Args:
-        states: [sample, d_model] hidden states Z of the n answers. J subtracts the mean of each row. NaN rows (empty
-            answers) are left out. The result is NaN for fewer than two answers.
+        states: [sample, d_model] hidden states. The rows of empty answers are NaN.
         alpha: Regularisation α.
     """
     rows = states[~np.isnan(states).any(1)].astype(np.float64)

@@ -1,8 +1,7 @@
 """Registry of the baselines, which score questions and answers without a trained probe.
 
 A baseline is fitted and calibrated on the training and validation splits together. To add a baseline, write a score
-function in `scores.py` and register it here. Model-based baselines are registered in
-`extract.asking.registry`.
+function in `scores.py` and register it here. Model-based baselines are registered in `extract.asking.registry`.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,8 +28,8 @@ class Baseline(NamedTuple):
     """A baseline that scores questions, answers or both.
 
     Attributes:
-        scores: Dict from scope to score function. The function takes the data and the rows of each split, and can use
-            the grades outside the test split. It scores all questions or all answers, with NaN for missing scores.
+        scores: Dict from each scope to a score function. The function takes the data and the rows of each split. It
+            scores all questions or all answers, without the grades of the test split. Missing scores are NaN.
         supervised: Whether the scores depend on the rows and grades outside the test split.
         calibrator: Calibrator, fitted on the training and validation splits; None if the scores are probabilities.
         half: Whether questions are scored with half of their answers and evaluated on the other half.
@@ -112,7 +111,7 @@ BASELINES: Registry[Baseline] = Registry(
 
 
 def baselines_of(scope: Scope) -> list[str]:
-    """Return the names of the baselines that can score the given scope (questions or answers)."""
+    """Return the names of the baselines for a scope (questions or answers)."""
     return [name for name, baseline in BASELINES.items() if scope in baseline.scores]
 
 
@@ -147,12 +146,15 @@ def needed_commands(name: str) -> str:
 
 
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the number of prompt tokens and of generated tokens that a question-level baseline needs, each [question].
+    """Return the numbers of prompt tokens and of generated tokens that a baseline needs. Both have shape [question].
 
-    For a baseline that uses half of the answers, the prompt and this half are counted. For a baseline that uses
-    signals of the prompt, the prompt is counted. For a model-based baseline, its prompts and replies are counted.
-    All other counts are 0. Tokens read by text encoders and entailment classifiers are not counted. Counts that a
-    server did not report are NaN.
+    The counted tokens depend on the baseline:
+        - If it uses half of the answers: the prompt and these answers.
+        - If it uses signals of the prompt: the prompt.
+        - If it is model-based: its own prompts and replies.
+
+    Tokens read by text encoders and entailment classifiers are not counted. Counts that a server did not report are
+    NaN.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:
@@ -170,11 +172,11 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
 
 
 def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") -> Callable[[Rows], Tensor]:
-    """Return a function that computes the confidences of a baseline, calibrated outside the test split.
+    """Return a function that computes the calibrated confidences of a baseline.
 
-    The argument of the function is a dict from split to rows of the question table, or of the answer table if `scope`
-    is "sample". The function returns the confidences, [question] or [answer] float64, with NaN for missing scores. It
-    raises an InputError if there are no scores for fitting the calibrator. Unsupervised scores are computed only once.
+    The function takes a dict from each split to its rows of the question table. If `scope` is "sample", these are rows
+    of the answer table. The function returns the confidences of all rows of the table; missing confidences are NaN. The
+    calibrator is fitted outside the test split. If no scores are available for the fit, an InputError is raised.
     """
     score = partial(BASELINES[name].scores[scope], data)
     if BASELINES[name].supervised:
@@ -202,7 +204,7 @@ def _calibrated(name: str, data: FeatureDataModule, score: Tensor, rows: Rows, s
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Return the number of right answers and the number of graded answers to each question, each [question].
+    """Return the numbers of right answers and of graded answers to each question.
 
     If `half` is true, only answers with odd indices are counted.
     """

@@ -27,7 +27,7 @@ from probes.fitting.calibration import fit_platt
 Rows = dict[str, Tensor]
 #: Function that maps the data and the rows of each split to scores of all rows. Higher means more likely right.
 Score = Callable[[FeatureDataModule, Rows], Tensor]
-#: Function that maps the data to the uncertainty of each answer, [answer] float64. NaN means that there is no value.
+#: Function that maps the data to the uncertainty of each answer, [answer] float64. Missing values are NaN.
 AnswerUncertainty = Callable[[FeatureDataModule], NDArray[np.float64]]
 #: Function that maps rows of the answer table to the joint uncertainty of these answers.
 JointUncertainty = Callable[[NDArray[np.int64]], float]
@@ -64,7 +64,7 @@ def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def length(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Score questions by their prompt length in tokens, with a logistic regression fitted outside the test split.
+    """Score questions with a logistic regression on the prompt length in tokens, fitted outside the test split.
 
     Raises:
         InputError: If some of the prompt lengths are unknown.
@@ -81,7 +81,10 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
-    """Return the score functions for answers (negated uncertainty) and questions (mean over half of the answers)."""
+    """Return the score functions for answers and questions.
+
+    The score of an answer is its negated uncertainty. The score of a question is the mean score of half of its answers.
+    """
 
     def of_questions(data: FeatureDataModule, rows: Rows) -> Tensor:
         answers, values = data.table.answers, uncertainty(data)
@@ -114,7 +117,7 @@ def token_entropy(pooling: str) -> AnswerUncertainty:
 
 
 def first_token(data: FeatureDataModule, value: str) -> Tensor:
-    """Read a value [question] of the model's next-token distribution at the last prompt token."""
+    """Read a statistic of the next-token distribution after the prompt, with shape [question]."""
     (key,) = choose_keys(data.store, "tokens", "question", [value], layers=None)
     return data.store.signals.read("tokens", key)
 
@@ -150,7 +153,7 @@ def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
 
 
 def _embeddings(data: FeatureDataModule) -> NDArray[np.float32]:
-    """Read the sentence embeddings of the answers, [answer, d] with norm 1; NaN for empty answers."""
+    """Read the sentence embeddings [answer, d] of the answers. They have norm 1, or are NaN for empty answers."""
     return data.store.signals.read("text_embedding", "0/answer", "sample").numpy()
 
 
@@ -195,7 +198,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    The middle layer is used: the stored layer whose index is closest to half the index of the last stored layer.
+    The states come from the middle layer: the stored layer closest to half of the highest stored index.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

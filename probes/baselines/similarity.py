@@ -15,9 +15,10 @@ _WORD = re.compile(r"\w+")
 
 
 def jaccard(texts: Sequence[str]) -> NDArray[np.float64]:
-    """Compute the Jaccard similarities |a ∩ b| / |a ∪ b| of two word sets a and b, as in Lin et al. (arXiv 2305.19187).
+    """Compute the Jaccard similarities of all pairs of answers, as in Lin et al. (arXiv 2305.19187).
 
-    Words are separated by spaces and compared in lower case, with their punctuation marks.
+    The similarity of two answers with the word sets a and b is |a ∩ b| / |a ∪ b|. Words are separated by spaces,
+    converted to lower case, and include punctuation marks.
 
     >>> float(jaccard(["It is Lima", "it is Rome"])[0, 1])
     0.5
@@ -32,10 +33,10 @@ def jaccard(texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def rouge_l(texts: Sequence[str]) -> NDArray[np.float64]:
-    """Compute the ROUGE-L scores 2 · LCS(a, b) / (|a| + |b|) of two word sequences a and b (Lin, 2004).
+    """Compute the ROUGE-L scores of all pairs of answers (Lin, 2004).
 
-    LCS is the length of the longest common subsequence. Words are runs of letters, digits and underscores in lower
-    case. They are not stemmed.
+    The score of two answers with the word sequences a and b is 2 · LCS(a, b) / (|a| + |b|), where LCS is the length of
+    the longest common subsequence. Words consist of letters, digits and underscores. They are converted to lower case.
 
     >>> float(rouge_l(["It is Lima.", "It must be Lima"])[0, 1])  # "it" and "lima": 2 · 2 / (3 + 4)
     0.5714285714285714
@@ -47,7 +48,10 @@ def rouge_l(texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def cosine(embeddings: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Compute cosine similarities of embeddings [sample, d] with norm 1, clipped at 0. NaN rows are left out."""
+    """Compute the cosine similarities of embeddings [sample, d] with norm 1. Negative similarities become 0.
+
+    Embeddings with NaN are left out.
+    """
     rows = embeddings[~np.isnan(embeddings).any(1)].astype(np.float64)
     similarity = (rows @ rows.T).clip(0, 1)
     np.fill_diagonal(similarity, 1.0)

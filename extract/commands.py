@@ -73,15 +73,13 @@ def sample_family(
         threshold: Threshold of the rule. Each rule has a default. `python -m applications vote` lists the accuracy and
             the number of answers for each threshold.
         priors: File written by `python -m probes priors`. Required by the rule `prior`.
-        grader: Grader that parses the answers, so that the rule can compare them. The default depends on the kind of
-            the questions.
-        per_round: Number of answers that a round adds to each question, at each temperature. It does not affect the
-            decisions of the rule.
-        engine: Where answers are sampled: in this process (local) or in the actors of a Ray cluster (ray). The answers
-            are the same. The environment variable RAY_ADDRESS selects an existing cluster. If it is not set, a cluster
-            is started on this machine.
-        actors: Number of actors of the Ray engine. By default, one per GPU of the cluster, or one per CPU if it has no
-            GPU.
+        grader: Grader that parses the answers for the rule. The default depends on the kind of question.
+        per_round: Number of answers to each question per round and temperature. It does not affect the rule's
+            decisions.
+        engine: Where answers are sampled: in this process (local) or in Ray actors (ray). Both give the same answers.
+            The environment variable RAY_ADDRESS selects an existing Ray cluster. By default, a cluster is started on
+            this machine.
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
 
     Returns:
         One store for each temperature.
@@ -112,8 +110,8 @@ def make_store(
     Args:
         store: Folder of the store.
         recipe: Recipe of the store.
-        grader: Name of the grader. By default, the first grader with grades in the store. If the store has no grades,
-            the default of `grade`.
+        grader: Name of the grader. By default, the first grader with grades in the store, or the default of `grade` if
+            the store has no grades.
         signals: Names of the signals.
         scope: Whether to read the signals from the questions or from their answers.
 
@@ -155,11 +153,11 @@ def grade(
 
     Args:
         store: Folder of the store.
-        grader: One of {graders}. The default depends on the kind of the questions.
+        grader: One of {graders}. The default depends on the kind of question.
         worker: See `sample_family`.
         judge: Options of the grader `judge`.
-        engine: Where the work is done: in this process (local) or in the actors of a Ray cluster (ray). See `sample`.
-        actors: Number of actors of the Ray engine. By default, one per GPU, or one per CPU if there is no GPU.
+        engine: Where the work is done: in this process (local) or in Ray actors (ray). See `sample`.
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
 
     Returns:
         The store.
@@ -194,16 +192,16 @@ def read(
         signals: Signals to read. For questions and answers: {signals}. For answers only: {answer_signals}.
         scope: Whether to read signals from the questions (question) or from their answers (sample).
         layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers that are
-            already in the store. If the store has none, three layers for hidden_tokens, and all layers for other
-            signals.
+            already in the store. For a new signal, the default is three layers for hidden_tokens and all layers for
+            other signals.
         model: Hub id or folder of the store's model, or of a local copy of a served model. By default, the name
-            recorded in the store. Required for a model in a folder, because stores do not record paths.
+            recorded in the store is used. Required for a model in a folder, because stores do not record paths.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         worker: See `sample_family`.
-        dtype: Data type in which hidden_tokens is stored. bfloat16 halves the size and has about 3 significant digits.
-        engine: Where the work is done: in this process (local) or in the actors of a Ray cluster (ray). See `sample`.
-        actors: Number of actors of the Ray engine. By default, one per GPU, or one per CPU if there is no GPU.
+        dtype: Data type of the stored hidden_tokens. bfloat16 needs half the space, but keeps only about 3 digits.
+        engine: Where the work is done: in this process (local) or in Ray actors (ray). See `sample`.
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
 
     Returns:
         The store.
@@ -238,23 +236,23 @@ def ask(
         store: Folder of the store.
         baselines: Baselines to compute: {baselines}.
         model: Hub id or folder of the store's model, or of a local copy of a served model. By default, the name
-            recorded in the store. Required for a model in a folder, because stores do not record paths.
+            recorded in the store is used. Required for a model in a folder, because stores do not record paths.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         embedding_model: Sentence encoder for text_embedding: the name of the embedded encoder, a Hub id or a folder.
         nli_model: Classifier for entailment: a Hub id or a folder.
-        grader: For entailment, the grader that provides the normalised answers. By default, the store's only grader.
-        max_new_tokens: For verbalized, the maximum length of a reply in tokens. Reasoning models need a higher value.
+        grader: Grader that provides the normalised answers for entailment. By default, the store's only grader.
+        max_new_tokens: Maximum number of tokens in a reply for verbalized. Reasoning models need a higher value.
         worker: See `sample_family`.
-        engine: Where the work is done: in this process (local) or in the actors of a Ray cluster (ray). See `sample`.
-        actors: Number of actors of the Ray engine. By default, one per GPU, or one per CPU if there is no GPU.
+        engine: Where the work is done: in this process (local) or in Ray actors (ray). See `sample`.
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
 
     Returns:
         The store.
 
     Raises:
-        InputError: If a baseline is unknown, there is no store, a model cannot be loaded or differs from the store's
-            model, or the options differ from the options recorded in the store.
+        InputError: If a baseline is unknown, there is no store, a model cannot be loaded, `model` is not the store's
+            model, or the options differ from those recorded in the store.
     """
     if max_new_tokens < 1:
         raise InputError(f"Expected `max_new_tokens` to be at least 1, but got {max_new_tokens}. Pass 48, for example.")

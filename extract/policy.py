@@ -19,8 +19,8 @@ class Decoding:
     """Prompt template and options for sampling answers from a model.
 
     Attributes:
-        temperature: Divisor of the logits. 0 means greedy decoding. For a grid START:STOP:STEP, such as 0:1.2:0.1,
-            one store is made for each temperature, including STOP.
+        temperature: Divisor of the logits. 0 means greedy decoding. A grid START:STOP:STEP, such as 0:1.2:0.1, makes
+            one store per temperature, including STOP.
         top_p: Sample from the smallest set of tokens with at least this total probability (1 keeps all tokens).
         top_k: Sample from the top_k most likely tokens (0 keeps all tokens).
         max_new_tokens: Maximum length of an answer in tokens.
@@ -62,7 +62,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class KnownDecoding:
-    """Decoding options that are read from a log. Options that the log does not contain are None. See `Decoding`."""
+    """Decoding options from a log. Options that are missing from the log are None. See `Decoding`."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -77,8 +77,8 @@ class KnownDecoding:
         """Create an instance from the options in a log. An option becomes None if its value is invalid for `Decoding`.
 
         Args:
-            options: Dict from the names of the attributes to values. Other keys are ignored.
-            chat: Whether the prompts are chats. Otherwise, the questions are used as prompts without changes.
+            options: Dict from attribute names to values. Other keys are ignored.
+            chat: Whether the prompts are chats. If not, each question is used as the prompt without changes.
         """
         known = {name: options[name] for name, field in DECODING.items() if field.holds(options.get(name))}
         return cls(**known, prompt=PromptTemplate(chat=chat))

@@ -10,7 +10,7 @@ from extract.hashing import sha256_text
 #: A text, a chat (messages with ``role`` and ``content``), or prompt token ids, which are used unchanged.
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
-#: Templates by name. They have little text after the question, because only the text before it is cached.
+#: Templates by name. They have little text after the question, because only the text before the question is cached.
 TEMPLATES = {
     "instruction": "Answer in a few words, without a sentence around them.\n\n{question}",
     "cloze": "{question}",
@@ -33,10 +33,10 @@ class PromptTemplate:
             question, which the model continues), qa, number, boxed, choice or choice-steps.
         system: System message of the chat. If None, the default of the chat template is used.
         chat: Whether the tokenizer's chat template is applied. If False, the prompt is plain text.
-        thinking: Whether the model thinks before it answers, if its chat template supports this option. If None, the
+        thinking: Whether the model thinks before it answers. Requires a chat template with this option. If None, the
             default of the chat template is used.
         shots: Number of worked examples before each question. Examples are never among the store's questions.
-        examples: Worked examples, as pairs of question text and answer. If empty, `shots` examples are chosen.
+        examples: Worked examples, as pairs of a question and an answer. If empty, `shots` examples are chosen.
     """
 
     template: str = "{question}"
@@ -96,8 +96,8 @@ class PromptTemplate:
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
         r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        Examples and question are separated by blank lines, or by single line breaks if the template and every example
-        fit on one line, as in cloze sets.
+        Blank lines separate the examples and the question. If the template and every example fit on one line, as in
+        cloze sets, single line breaks separate them.
 
         Raises:
             InputError: If the prompt is a chat.

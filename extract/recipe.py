@@ -36,18 +36,18 @@ class StoreRecipe:
         questions: Source of the questions: the name of a set ({sets}), the path of a .jsonl, .json, .csv or .parquet
             file, or a Hugging Face Hub id (ORG/NAME or ORG/NAME:CONFIG). NAME:CONFIG selects another configuration of
             a named set, and NAME=PATH reads a named set from a file. docs/questions.md describes the sets.
-        n_questions: Number of questions in a random subset. By default, all questions.
-        question_seed: Seed for the subset, the order of the questions, shuffled choices and worked examples.
-        stratify_by: Field of the questions (group, or a key of meta). The subset contains the same number of questions
-            for each value of this field, if possible.
+        n_questions: Size of a random subset of the questions. By default, all questions are used.
+        question_seed: Seed for choosing the subset and the worked examples, and for shuffling questions and choices.
+        stratify_by: Question field that balances the subset: group or a key of meta. If possible, the subset has the
+            same number of questions for each value of this field.
         fields: Map from question fields to columns of a file or Hub set, such as
             '{text: question, references: answer}'. Other fields are id, kind, choices, group and meta (see
             docs/questions.md). Not needed for a named set, or for a file whose columns already have these names.
         split: Split of a Hub set. By default, the set's default split.
         questions_revision: Commit of a Hub set. By default, the newest commit.
         sampler: Whether to run the model in this process (local) or to send requests to server.url (server).
-        model: Model that answers the questions: the name of the embedded model, a Hub id, or a folder. For
-            the server sampler, the model's name on the server.
+        model: Model that answers the questions: the name of the embedded model, a Hub id, a folder, or the name of a
+            model on the server.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the checkpoint), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N. Not part of the store's identity.
@@ -57,8 +57,8 @@ class StoreRecipe:
         server: Settings of the server sampler.
         max_rows: Maximum number of answers per batch. It is halved when GPU memory runs out. Not part of the store's
             identity.
-        block_size: Number of questions per block. Each block is processed by a single worker.
-            Use 32 on a laptop, and 256 to 1024 for a large set or if the lengths of the answers differ widely.
+        block_size: Number of questions per block. Each block is processed by a single worker. Use 32 on a laptop. Use
+            256 to 1024 for a large set, or if the answers differ widely in length.
     """
 
     questions: str = "facts"
@@ -102,9 +102,9 @@ class StoreRecipe:
         return SamplingOptions(**{option.name: getattr(self, option.name) for option in fields(SamplingOptions)})
 
     def check_store(self, store: Store) -> None:
-        """Check, without loading the model, that a store was made with this recipe.
+        """Check that a store was made with this recipe.
 
-        Only the name of the model is compared. Its weights are compared later, before anything is sampled or read.
+        The model is not loaded, so only its name is compared. Its weights are compared before sampling or reading.
 
         Raises:
             InputError: If the decoding settings, questions, model name, block size or sampler differ.

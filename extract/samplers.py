@@ -16,7 +16,7 @@ class Declaration:
     Attributes:
         version: Name and version number of the sampler, for example ``local-2``. Part of a store's identity. The
             number is increased if a change affects the samples.
-        implementation: The class, or its location ``module:attribute``, which is imported on first use.
+        implementation: The class, or its import path ``module:attribute``. A path is imported on first use.
         weights: Whether the model's weights are available. If not, a store records only the model's name, and reading
             signals requires a local copy of the model.
         end_token: Whether the tokens of an answer include the end token, or the token that completed a stop string.
@@ -54,7 +54,7 @@ SAMPLERS = Registry(
 
 
 def sampler_name(version: object) -> str:
-    """Return the name of a sampler, given its version as recorded in a store's identity.
+    """Extract the name of a sampler from its recorded version.
 
     >>> sampler_name("local-2")
     'local'

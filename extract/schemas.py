@@ -11,7 +11,7 @@ from extract.text import shown
 
 
 class Field(NamedTuple):
-    """Condition on a JSON value: a predicate, and a description for messages."""
+    """Condition on a JSON value. `holds` tests a value, and `expected` describes the condition in messages."""
 
     expected: str
     holds: Callable[[Any], bool]

@@ -1,4 +1,4 @@
-"""Text helpers for messages (one-line texts) and for graders (word matching, detection of denials)."""
+"""Text helpers for messages and graders."""
 
 import re
 import reprlib
@@ -41,7 +41,7 @@ def one_line(text: object, longest: int | None = None, keep_end: bool = False) -
     Args:
         text: The text. Other objects are converted with ``str``.
         longest: Maximum length of the line in characters. None means no limit.
-        keep_end: Whether a long text is cut in the middle instead of at its end.
+        keep_end: Whether to shorten a long text in the middle. By default, the end is cut off.
 
     >>> one_line("a\tb\n\nc"), one_line("abcdefghi", 6), one_line("The answer, after all, is 7.", 16, keep_end=True)
     ('a b c', 'abcde…', 'The answ … is 7.')
@@ -54,7 +54,7 @@ def one_line(text: object, longest: int | None = None, keep_end: bool = False) -
 
 
 def shown(value: object) -> str:
-    """Return the ``repr`` of a value for a message, on one line and shortened if the value is large.
+    """Return the ``repr`` of a value on one line. The text of a large value is shortened.
 
     >>> shown({"numbers": list(range(10_000))})
     "{'numbers': [0, 1, 2, 3, 4, 5, ...]}"
@@ -68,7 +68,7 @@ def valid_text(text: str) -> str:
 
 
 def normalize(text: str, case_sensitive: bool = False) -> str:
-    """Return the words of a text without accents and punctuation, in lower case unless `case_sensitive`.
+    """Return the words of a text without accents and punctuation. By default, they are in lower case.
 
     >>> normalize("It's São Paulo, in the U.S. of -3.5!")
     'it sao paulo in the us of -3.5'
@@ -103,7 +103,7 @@ def contains_answer(
         references: Accepted answers.
         case_sensitive: Whether case must match.
         rivals: Wrong answers to the same question ("Asia" for "Africa"), and longer phrases that contain a reference
-            but mean something else ("South Africa"). The first match of a reference or rival decides.
+            but mean something else ("South Africa"). Only the first match of a reference or rival matters.
 
     >>> contains_answer("That would be Lima.", ["lima"])
     True

@@ -1,4 +1,4 @@
-"""Base classes for model-based baselines, their prompt template, and the loop that fills a store with their values."""
+"""Base classes for model-based baselines, and the loop that computes the missing values of a store."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -50,14 +50,14 @@ class AskContext:
 
 
 class AskedBaseline(ABC):
-    """Baseline that queries a model, one shard at a time. Its `name` is the key in the registry and the store."""
+    """Baseline that queries a model, one shard at a time. Its `name` is its key in the registry and in the store."""
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
         self.name, self.store, self.context = name, store, context
         self.scopes = ASKED[name].scopes
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, Store, AskContext]]:
-        return type(self), (self.name, self.store, self.context)  # without models
+        return type(self), (self.name, self.store, self.context)  # models are not pickled
 
     @property
     def model(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class AskedBaseline(ABC):
 
     @property
     def always_compared(self) -> bool:
-        """Whether to compare the settings with the stored settings even if no values are missing."""
+        """Whether to check the settings even if no values are missing."""
         return True
 
     @abstractmethod
@@ -97,10 +97,10 @@ class AskedBaseline(ABC):
 
     @abstractmethod
     def fill(self, shard: Shard, progress: Done) -> int:
-        """Write the file of a shard by querying the model. Return the number of rows without a usable value."""
+        """Query the model and write the file of a shard. Return the number of rows without a usable value."""
 
     def questions(self, shard: Shard) -> dict[str, str]:
-        """Return a dict from id to text for a shard's questions. Each message of a chat is a line ``role: content``."""
+        """Return a dict from id to text for a shard's questions. A chat has one line ``role: content`` per message."""
         texts = {}
         for question in self.store.questions.block(shard):
             prompt = question.prompt
@@ -122,14 +122,14 @@ class AskedTable(AskedBaseline):
         """Return the rows of a shard's table, with the columns that `Asked.write` expects."""
 
     def fill(self, shard: Shard, progress: Done) -> int:
-        """Write the table of a shard by querying the model. Return the number of rows without a value."""
+        """Query the model and write the table of a shard. Return the number of rows without a value."""
         rows = self.rows(shard, progress)
         self.store.asked.write(self.name, shard, rows, self.settings(shard.scope))
         return sum(row["value"] is None for row in rows)
 
 
 def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker) -> None:
-    """Compare the settings with the stored settings, and query the models for all missing values.
+    """Check the settings against the stored settings, and compute all missing values.
 
     Raises:
         InputError: If settings differ from the stored settings, or a model can't be loaded or queried.
@@ -155,7 +155,7 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
 
 @contextmanager
 def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
-    """Load the models of a baseline, and yield a function that writes the file of a shard unless it exists."""
+    """Load the models of a baseline, and yield a function that writes the file of a shard if it is missing."""
     baseline.prepare()
 
     def fill(shard: Shard, progress: Done) -> int:
@@ -179,5 +179,5 @@ def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
 
 
 def answer_line(text: str) -> str:
-    """Remove the reasoning from an answer and return its first non-blank line, or "" if there is none."""
+    """Return the first non-blank line of an answer after its reasoning, or "" if there is none."""
     return first_line(without_reasoning(text))

@@ -15,14 +15,14 @@ from extract.store.signals import Signals
 
 
 def mean_pooled(states: Tensor, mask: Tensor) -> Tensor:
-    """Average the hidden states of unmasked tokens and scale the result to unit length.
+    """Average the hidden states of all tokens except padding, and scale the result to unit length.
 
     Args:
-        states: [row, token, d_model] hidden states.
-        mask: [row, token], 0 for padding.
+        states: Hidden states of shape [row, token, d_model].
+        mask: Mask of shape [row, token], 0 for padding.
 
     Returns:
-        [row, d_model] float32.
+        Embeddings of shape [row, d_model], float32.
     """
     weights = mask[:, :, None].float()
     return torch.nn.functional.normalize((states.float() * weights).sum(1) / weights.sum(1), dim=1)
@@ -47,7 +47,7 @@ class Encoder(TextReader):
             raise self.refusal("its tokens attend only to earlier tokens, as in a generative model")
 
     def embed(self, texts: Sequence[str], progress: Done = lambda items, tokens: None) -> Tensor:
-        """Compute unit-length embeddings [text, d_model] float32 on the CPU. Identical texts are encoded once."""
+        """Compute unit-length embeddings of shape [text, d_model] on the CPU. Identical texts are encoded only once."""
         distinct = list(dict.fromkeys(texts))
         encoded = self.encode(distinct)
         embedded = self.read(encoded, lambda output, mask: mean_pooled(output.last_hidden_state, mask), progress)
@@ -65,9 +65,9 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def always_compared(self) -> bool:
-        """Whether to compare the settings with the stored settings even if no values are missing.
+        """Whether to check the settings even if no values are missing.
 
-        False for the default encoder, to avoid loading it.
+        False for the default encoder, because the check would load it.
         """
         return self.context.embedding_model != EMBEDDED_ENCODER
 
@@ -82,7 +82,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def values(self) -> Signals:
-        """The store's signals, which contain the embeddings."""
+        """The store's signals. The embeddings are one of them."""
         return self.store.signals
 
     def check_file(self, shard: Shard) -> None:

@@ -33,9 +33,9 @@ class Clusters:
     """Clusters of one question's answers.
 
     Attributes:
-        of: Dict from normalised answer to cluster. The id of a cluster is the sample index of its first member.
+        of: Dict from normalised answer to cluster id. A cluster's id is the sample index of its first member.
         firsts: First member of each cluster, in order of creation.
-        tokens: Dict from normalised answer to the number of tokens that were read to assign it.
+        tokens: Dict from normalised answer to the number of tokens read by the classifier.
     """
 
     of: dict[str, int] = field(default_factory=dict)
@@ -47,16 +47,16 @@ def cluster(
     questions: Sequence[tuple[Clusters, Iterable[Answer]]],
     entails: Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]],
 ) -> None:
-    """Assign answers to clusters. A batch can contain pairs from several questions.
+    """Assign the new answers to several questions to clusters.
 
-    The result is the same as if the answers were assigned one by one. Answers with identical normalised forms count as
-    one answer. No pair is classified twice. The reverse of a pair is classified only if the pair is an entailment.
+    The result is the same as for one answer at a time. Answers with the same normalised form are treated as one answer.
+    A pair of answers is classified at most once. Its reverse is classified only if the pair is an entailment.
 
     Args:
-        questions: Clusters and new answers of each question. The clusters are extended in place. The answers must be in
-            order of sample index.
-        entails: Function that takes (premise, hypothesis) pairs. For each pair, it returns whether the
-            hypothesis is entailed, and the number of tokens read.
+        questions: Clusters and new answers of each question. The clusters are extended in place. The answers must be
+            sorted by sample index.
+        entails: Function that takes (premise, hypothesis) pairs. For each pair, it returns whether the premise entails
+            the hypothesis, and the number of tokens read.
     """
     pending: list[list[Answer]] = []  # per question: first answer of each new form
     for clusters, answers in questions:
@@ -114,7 +114,7 @@ class Entailment(AskedTable):
     """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
     Answers with the same normalised form are in the same cluster and are never compared. Each range of samples extends
-    the clusters of earlier ranges, so that the clusters do not depend on how the samples are split into ranges.
+    the clusters of earlier ranges. The result is the same for any split into ranges.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
@@ -133,7 +133,7 @@ class Entailment(AskedTable):
 
     @cached_property
     def classifier(self) -> Classifier:
-        """Entailment classifier, which is loaded on first use."""
+        """The entailment classifier, loaded on first use."""
         assert self.context.nli_model is not None
         return Classifier(self.context.nli_model, self.context.device)
 

@@ -30,10 +30,10 @@ _BATCH_TOKENS = 2048
 
 
 def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
-    """Return the token ids of Yes and of No, in any capitalisation, with or without spaces (`` Yes``, ``YES``, …).
+    """Return the token ids of all forms of Yes and of No, such as `` Yes`` and ``YES``.
 
     Args:
-        n_vocab: Number of tokens for which the model has logits.
+        n_vocab: Size of the model's output vocabulary.
 
     Raises:
         InputError: If the tokenizer has no single token for Yes or for No.
@@ -49,14 +49,14 @@ def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
 
 
 def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
-    """Compute P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no), where P sums over all forms of a word.
+    """Compute the ratio P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no). P sums over all forms of a word.
 
     Args:
-        logits: Raw logits of the token after the prompt, [..., vocab].
+        logits: Logits of the first token after the prompt, of shape [..., vocab].
         forms: Token ids of Yes and of No, from `surface_forms`.
 
     Returns:
-        Value and mass, [...] float32 each.
+        The ratio and the mass, each of shape [...] and float32.
     """
     logprobs = logits.float().log_softmax(-1)
     yes, no = (logprobs[..., tokens].logsumexp(-1) for tokens in forms)
@@ -64,7 +64,7 @@ def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[
 
 
 class YesNoReader:
-    """Reads the temperature-1 distribution of the first token after each prompt, without drawing tokens.
+    """Reads the probabilities of Yes and No after each prompt, at temperature 1. No tokens are drawn.
 
     The common prefix of the prompts is read once, as in `PromptReader`.
 
@@ -81,7 +81,7 @@ class YesNoReader:
         self._batch_tokens = _BATCH_TOKENS
 
     def read(self, prompts: Sequence[Sequence[int]], progress: Done) -> list[tuple[float | None, float]]:
-        """Return the result of `yes_against_no` for each prompt. The value is None if the mass is below `LEAST_MASS`.
+        """Return the result of `yes_against_no` for each prompt. The ratio is None if the mass is below `LEAST_MASS`.
 
         Raises:
             InputError: If the model can't read a prompt, for example because it is too long, or if a logit is NaN.

@@ -22,7 +22,7 @@ _BATCH_TOKENS = 4096
 
 
 class TextReader:
-    """Text model and its tokenizer, loaded from safetensors in float32 without running remote code.
+    """Text model and its tokenizer, loaded from safetensors in float32. Remote code is never run.
 
     Args:
         name: Name of the embedded encoder, or the Hub id or folder of another model.
@@ -99,11 +99,12 @@ class TextReader:
 
         Args:
             encoded: Output of `encode`, with at least one entry.
-            result: Function of the model's output and the mask [row, token] of a batch. Returns a tensor [row, …].
+            result: Function that takes the model's output and a mask of shape [row, token], and returns a tensor of
+                shape [row, …].
             progress: Callback that receives the numbers of texts and tokens in each finished batch.
 
         Returns:
-            Results [text, …] on the CPU.
+            Results of shape [text, …] on the CPU.
         """
         lengths = [len(inputs["input_ids"]) for inputs in encoded]
         pad = {"input_ids": self._tokenizer.pad_token_id or 0}

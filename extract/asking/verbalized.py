@@ -37,10 +37,10 @@ _BARE = re.compile(rf"{_NAMED}{_NUMBER}\.?", re.IGNORECASE)
 def parse_confidence(text: str, ended: bool = True) -> float | None:
     r"""Return the probability that a reply states, or None if it states none.
 
-    The probability is read from the last box that contains one: ``\boxed{0.85}``, ``\boxed{85\%}`` or
-    ``\boxed{P = 0.85}``. Other boxes and everything up to ``</think>`` are ignored. If there is no such box, the last
-    line is read. It must contain only a number with a decimal point or a percent sign (``0.85``, ``85%`` or
-    ``P = 0.85``). A whole number on that line is ignored, because it may be the answer to the question.
+    The last box with a probability is read, such as ``\boxed{0.85}``, ``\boxed{85\%}`` or ``\boxed{P = 0.85}``. Text up
+    to ``</think>`` is ignored. If no box has a probability, the last line is read. It must be only a number with a
+    decimal point or a percent sign, such as ``0.85``, ``85%`` or ``P = 0.85``. A whole number is ignored, because it
+    may be the answer to the question.
 
     Args:
         ended: Whether the reply is complete. In a truncated reply, only boxes are read, because the last digits of a
@@ -61,16 +61,17 @@ def parse_confidence(text: str, ended: bool = True) -> float | None:
 
 
 class Verbalized(AskedTable):
-    """Asks for a probability up to `ATTEMPTS` times, with different random draws, until a reply states one.
+    """Asks the model for a probability, up to `ATTEMPTS` times, until a reply states one.
 
     Token counts include all attempts. The value is null if no reply states a probability.
     """
 
     @cached_property
     def decoding(self) -> Decoding:
-        """The store's temperature, top-p, top-k and seed, but no stop strings, because reasoning may contain them.
+        """Decoding options, with the store's temperature, top-p, top-k and seed.
 
-        Options that the store does not record have their default values.
+        Options that the store does not record have their default values. There are no stop strings, because reasoning
+        may contain them.
         """
         policy = {**self.store.identity["policy"], "model": self.model}
         known = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
@@ -114,7 +115,7 @@ class Verbalized(AskedTable):
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
         """Draw the replies to each question, one per attempt."""
-        # random numbers depend on the ids, and replies must not share random numbers with the sampled answers
+        # with these ids, replies and sampled answers have different random numbers
         names = [f"verbalized\0{id_}" for id_ in ids]
 
         def draw(max_rows: int, counted: Count) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""Base classes for grading. A `Grader` is a rule that decides whether an answer is right; a `Grade` is its decision."""
+"""Base classes for grading: a `Grader` decides whether an answer is right, and a `Grade` is its decision."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,8 +12,8 @@ class Grade(NamedTuple):
     """A grader's decision about one answer.
 
     Attributes:
-        right: Whether the answer is right; None if the grader could not decide.
-        answer: Answer that the grader parsed from the text; None if it found no answer, which counts as wrong.
+        right: Whether the answer is right, or None if the grader could not decide.
+        answer: Answer that the grader parsed from the text, or None if it found no answer.
     """
 
     right: bool | None
@@ -45,8 +45,8 @@ class Grader:
     Attributes:
         name: Name of the grader, and of the folder that contains its grades.
         rule: Description of the rule, stored with the grades.
-        running: Function that returns a context manager, which sets up the grader's resources and yields the grading
-            function.
+        running: Function that returns a context manager. The context manager sets up the grader's resources and yields
+            a function that grades answers.
         kinds: Kinds of questions for which this grader is the default.
         may_decide_later: Whether later runs should retry undecided answers.
     """
@@ -100,8 +100,9 @@ def from_decisions(
     """Build a grader whose decisions are expensive. Each distinct answer to a question is graded only once.
 
     Args:
-        parse: Function that takes a question and an answer without its reasoning. Returns the parsed answer or None.
-        start: Function that returns a context manager, which yields the decision function.
+        parse: Function that takes a question and an answer without its reasoning, and returns the parsed answer or
+            None.
+        start: Function that returns a context manager. The context manager yields a function that decides cases.
         name, rule, kinds: See `Grader`.
     """
 

@@ -1,4 +1,4 @@
-"""The grader `choice`, which finds the lettered option that an answer chooses, by its letter or its text."""
+"""The grader `choice`, which recognises the chosen option by its letter or its text."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ _BETWEEN = re.compile(
     r"(?:[\s,;/&+|(]|\b(?:and|or|maybe|possibly|perhaps|also|as well as|even|either|both|option|choice)\b)*",
     re.IGNORECASE,
 )
-#: A lowercase letter that must be an option: alone, before a bracket or period, in brackets, or called the answer.
+#: A lowercase letter that must be an option: alone, in brackets, before a bracket or period, or before "is the answer".
 _SMALL = re.compile(r"(\W{0,6}(?:(?:option|choice)\W{1,3})?)([a-z])(?=[)\].:*\"'”]|\W*$)")
 _SURELY_SMALL = re.compile(r"(?<!\w)\([a-z]\)|(?<!\w)[a-z](?=\s+is (?:the|my) (?:\w+ )?(?:answer|option|choice)\b)")
 #: Before most words, "A" is an article and "I" a pronoun. Before the words listed here, they can be options.
@@ -109,8 +109,8 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
     """Find the options that a statement chooses.
 
-    If the statement equals an option, the result is this option. Otherwise, it is the first group of option letters. If
-    there are no letters, or other words precede them, options whose text is in the statement are added.
+    If the statement equals an option, this option is the result. Otherwise, the result is the first group of option
+    letters. If there are no letters, or other words precede them, options whose text is in the statement are added.
     """
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
@@ -163,7 +163,7 @@ def _plain(text: str) -> str:
 
 
 def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: int | None = None) -> list[_Letters]:
-    """Find the options that `text[start:end]` names by letter without denying them. `text` comes from `_plain`."""
+    """Find the option letters in `text[start:end]`, except denied ones. `text` is the output of `_plain`."""
     end = len(text) if end is None else end
     if small := _SMALL.match(text, start, end):
         text = f"{text[: small.start(2)]}{small[2].upper()}{text[small.end(2) :]}"
@@ -180,10 +180,10 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 
 
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
-    """Whether only a joining word, a sign or white space separates a letter from the previous letter.
+    """Whether two successive letters are named together, as in "A or B".
 
-    A stricter rule applies to letters that are separated only by a line break, or only by white space after a period or
-    colon. They are joined only if the first letter is not denied and the second does not begin a sentence.
+    Only joining words, signs and white space may separate them. If there is only a line break, or white space after a
+    period or colon, the first letter must not be denied, and the second must not begin a sentence.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):
@@ -253,10 +253,10 @@ def _form(text: str) -> str:
 
 
 def _without_list(text: str, options: Mapping[str, str]) -> str:
-    """Remove the list of options if the text repeats it. A list has two or more options with letters in order.
+    """Remove the list of options if the text repeats it. A list has at least two options, in alphabetical order.
 
     The last option of the list may be truncated. A line that begins with an option's letter is part of the list, even
-    if its text differs. After the list, an option whose letter breaks the alphabetical order is an answer and is kept.
+    if its text differs. After the list, an option that breaks the alphabetical order is an answer and is kept.
     """
     letters = options.items()
     listed = {start: (end, letter) for letter, choice in letters for start, end in _listed(text, letter, choice)}
@@ -279,7 +279,7 @@ def _without_list(text: str, options: Mapping[str, str]) -> str:
 
 
 def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans where an option is listed with its letter. At the end of the text, an option can be truncated."""
+    """Yield the spans where an option is listed with its letter. The last option of a text can be truncated."""
     for match in re.finditer(rf"[(\[*]{{0,2}}\b{letter}(?:[)\].:*]{{1,3}}\s?|\Z)", text):
         rest = text[match.end() : match.end() + len(choice)]
         is_cut = match.end() + len(rest) == len(text) and choice.startswith(rest)

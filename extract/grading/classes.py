@@ -19,10 +19,11 @@ class AnswerClasses:
     """Groups the answers to a question into classes, which are numbered in order of first occurrence.
 
     Args:
-        equal: Function that compares an answer with the first answer of a class. If None, identical texts are equal.
+        equal: Function that compares an answer with the first answer of a class. If None, only identical answers are
+            equal.
 
     Attributes:
-        first: First answer of each class; None if the grader could not parse it.
+        first: First answer of each class, or None if the grader could not parse it.
 
     >>> classes = AnswerClasses()
     >>> [classes.add(answer) for answer in ("lima", None, "lima", None)]
@@ -50,7 +51,7 @@ class AnswerClasses:
 
 @contextmanager
 def equality(grader: str) -> Iterator[Equal | None]:
-    """Context manager that yields the argument `equal` of `AnswerClasses` for answers parsed by a grader.
+    """Context manager that yields the argument `equal` of `AnswerClasses` for a grader's answers.
 
     Raises:
         InputError: If the grader is `math`, and math-verify is not installed.

@@ -29,7 +29,7 @@ _USER = (
     "Does the proposed answer mean the same as the expected answer? One word: yes, no or unclear."
 )
 _MOST_REFERENCES = 20
-#: Number of rejected requests after which a judge that has never replied counts as unusable.
+#: A judge is unusable if it has rejected this many requests and answered none.
 _MOST_REJECTED = 10
 _HALF = 2000  # characters kept from each end of a long answer
 _VERDICTS = {"yes": True, "no": False, "unclear": None}
@@ -43,8 +43,8 @@ class Judge:
 
     Attributes:
         model: Name of the model on the server.
-        server: Server of the judge. Each request asks for one reply at temperature 0, without log-probabilities.
-        name: Name of the judge. Its grades are stored in the folder `judge-NAME`. If null, the model name is used.
+        server: Server of the judge. Each request returns one reply at temperature 0, without log-probabilities.
+        name: Name of the judge. Its grades are stored in the folder `judge-NAME`. By default, the model name is used.
         max_tokens: Maximum number of tokens in a reply. Reasoning models need a high limit.
     """
 
@@ -110,9 +110,10 @@ def messages_for(case: Case) -> list[dict[str, str]]:
 
 
 def _read_verdict(reply: str) -> bool | None:
-    """Extract the verdict from a reply; None unless it is clearly yes or no.
+    """Extract the verdict from a reply. None means that the reply is neither clearly yes nor clearly no.
 
-    A verdict is a word alone on its line, or a first word followed by punctuation. "No way to tell" is not a verdict.
+    A verdict is the only word on a line, or the first word of the reply if punctuation follows it. "No way to tell" is
+    not a verdict.
     """
     lines = [line for line in without_reasoning(reply).lower().splitlines() if re.search("[a-z]", line)]
     words = [re.findall("[a-z]+", line) for line in lines]

@@ -98,12 +98,11 @@ def last_boxed(text: str) -> str | None:
 
 
 def stated_answer(text: str) -> str | None:
-    r"""Extract the final answer from a text, normalised by `spelled`; None if there is no answer.
+    r"""Extract the final answer from a text and normalise it with `spelled`. Returns None if there is no answer.
 
-    The answer is in the last \boxed{}. Without a box, it follows the last "answer is". If there is no such phrase, it
-    is the last formula or, without a formula, the last line. If the answer is prose, the result is its only number, or
-    its words if it has no number. There is no answer if the number or formula is denied or is only a part of the answer
-    ("not 20", "10 or 20", "20 times x").
+    In order of preference, the answer is the content of the last \boxed{}, the text after the last "answer is", the
+    last formula, or the last line. In prose, the answer is the only number, or the words if there is no number. A
+    number or formula that is denied ("not 20") or only a part ("10 or 20", "20 times x") is not an answer.
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')
@@ -132,8 +131,7 @@ def stated_answer(text: str) -> str | None:
 def spelled(latex: str) -> str | None:
     r"""Convert LaTeX to a canonical spelling: the exact value of a number, lower-case words, or simplified LaTeX.
 
-    The result is None if the text is empty or too long, if it denies its own value ("5 is wrong"), or if it contains
-    several numbers.
+    The result is None if the text is empty, too long, a denial ("5 is wrong"), or a list of numbers.
 
     >>> spelled(r"\left( 3, \dfrac{\pi}2 \right)"), spelled(r"0.50\text{ cm}^2"), spelled(r"\text{ Evelyn}")
     ('(3,\\frac{\\pi}{2})', '1/2', 'evelyn')

@@ -25,14 +25,14 @@ SECONDS = 10.0  # time limit per answer
 
 
 def equal_as_it_stands(gold: str, answer: str) -> bool | None:
-    r"""Compare an answer with a gold answer without algebra, if possible.
+    r"""Compare an answer with a gold answer by value or spelling, without algebra.
 
     Args:
         gold: Gold answer in LaTeX.
         answer: Answer in the spelling that `spelled` returns.
 
     Returns:
-        Whether they are equal; None if the comparison needs algebra.
+        Whether they are equal, or None if the comparison needs algebra.
 
     >>> equal_as_it_stands(r"\frac12", "1/2"), equal_as_it_stands("52_8", "52_9"), equal_as_it_stands("x+1", "1+x")
     (True, False, None)
@@ -76,7 +76,7 @@ class Algebra:
         self._lock = Lock()
 
     def equal(self, golds: Sequence[str], answer: str) -> Verdict:
-        """Whether an answer equals any of `golds`; None if undecided, "unread" if the answer is not an expression."""
+        """Whether an answer equals any of `golds`. None means undecided, and "unread" means not an expression."""
         with self._lock:
             process = self._process = self._process or _start()
             asked = {"golds": golds, "answer": answer, "seconds": self.seconds}

@@ -1,11 +1,11 @@
 r"""Worker process that compares LaTeX expressions with math-verify. This script imports nothing from `extract`.
 
 math-verify limits its run time with SIGALRM. Outside the main thread, this fails, and math-verify silently gives wrong
-verdicts. This worker therefore disables the limits of math-verify. Instead, SIGALRM ends the whole process, even while
-C code is running. The process also ends when standard input ends.
+verdicts. This worker therefore disables these limits and lets SIGALRM end the whole process. The process also ends when
+standard input ends.
 
 Each input line is JSON: ``{"golds": [...], "answer": "...", "seconds": 10}``. Each output line is JSON: true, false,
-null if undecided, or "unread" if the answer is not an expression. The first output line is null, and shows that the
+null if undecided, or "unread" if the answer is not an expression. The first output line is null. It shows that the
 worker is ready.
 """
 

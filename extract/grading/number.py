@@ -19,10 +19,10 @@ _INTEGER = re.compile(r"\s*(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\$?\s*(\d{1,
 
 
 def _stated_number(text: str) -> Fraction | None:
-    r"""Extract the number that a text states.
+    r"""Extract the number that a text gives as its answer.
 
-    It is the number after the first ####. Without such a number, it is the last number in the last \boxed{} or, if
-    there is none, the last number in the text.
+    In order of preference, this is the number after the first ####, the last number in the last \boxed{}, or the last
+    number in the text.
     """
     _, _, after = text.partition("####")
     line = after.lstrip(" ").split("\n", 1)[0]

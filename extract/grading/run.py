@@ -59,7 +59,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
 
 @contextmanager
 def _grading(store: Store, grader: Grader) -> Iterator[Callable[[SampleRange, Progress], Counter[str]]]:
-    """Start the grader, and yield a function that grades the answers in a range that have no known grade."""
+    """Start the grader, and yield a function that grades the undecided and ungraded answers of a range."""
     known: dict[int, Known] = {}  # keyed by block; only the current block is kept
     with grader.running() as grade_all:
 
@@ -81,7 +81,7 @@ def _grading(store: Store, grader: Grader) -> Iterator[Callable[[SampleRange, Pr
 
 
 def _check_references(store: Store) -> None:
-    """Check that every question has references. Questions of an imported log can lack them."""
+    """Check that every question has references. Questions from an imported log can lack references."""
     table = store.questions.table
     lacking = table["question_id"].filter(pc.equal(pc.list_value_length(table["references"]), 0))
     if len(lacking):
@@ -105,7 +105,7 @@ def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
 def _grade_range(
     store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade_all: Callable[..., list[Grade]]
 ) -> list[str]:
-    """Grade the answers in a range that have no known grade in `old`. Write all grades, and return the new verdicts."""
+    """Grade the answers that `old` leaves undecided. Write all grades of the range, and return the new verdicts."""
     rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()
@@ -130,7 +130,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, block: int) -> Known:
-    """Load earlier decisions about the answers in a block, for a grader that was built by `from_decisions`."""
+    """Load the earlier decisions of a grader about the answers in a block, if the grader may decide later."""
     known: Known = {}
     for samples in store.samples.ranges() if grader.may_decide_later else ():
         if samples.block == block:

@@ -18,7 +18,7 @@ from extract.text import contains_answer, normalize
 #: Minimum token F1 of a right answer, as in Farquhar et al. 2024 (Nature 630; metric "squad" in their code).
 THRESHOLD = 0.5
 
-#: Words that can be a reference, such as the symbol I, unless a lower-case word follows, as in "I think".
+#: Words such as "I" that begin a sentence ("I think"). Elsewhere, these words can be symbols.
 _SENTENCE_WORD = re.compile(
     r"(?<![\w'’])(?:A|Am|As|At|Be|He|I|In|No)(?=\s+(?!(?:is|stands|represents|means|for|because|and|or)\b)[a-z])"
 )

@@ -13,7 +13,7 @@ from extract.models.store_model import prompt_of
 from extract.running.memory import retry_with_smaller_batch
 from extract.store.shards import Scope, Shard
 
-#: Maximum number of continuations in one sequence, if they are scored without a prompt.
+#: Maximum number of continuations per sequence when they are scored without a prompt.
 _AT_ONCE = 32
 
 
@@ -40,8 +40,8 @@ class Likelihood(AskedTable):
         for question, (texts, _) in zip(questions, options, strict=True):
             if not all(text.strip() for text in texts):
                 raise InputError(
-                    f"Expected continuations with at least one character, but question {question.id!r} has an empty "
-                    "one. Remove it from `choices`, or pass --continuations letters."
+                    f"Expected every continuation to contain text, but question {question.id!r} has an empty "
+                    "continuation. Remove it from `choices`, or pass --continuations letters."
                 )
         pairs = [
             encode_item(prompt, self._tokenizer, question.prompt, texts)

@@ -43,16 +43,15 @@ def likelihood(
     Args:
         store: Folder of a store, or of a temperature grid. Options are scored after the store's prompt.
         prompt: Plain text. The most likely next tokens are listed.
-        texts: File with texts whose perplexity is computed: .txt (one text), or .jsonl, .json, .csv or .parquet with a
-            column `text`.
-        continuations: For a store, whether to score the letters or the texts of the options of `choice` questions. By
-            default, the letters.
-        top_k: For a prompt, number of tokens to list. By default, 10.
-        window: For texts, number of tokens per forward pass. By default, the context length of the model.
-        stride: For texts longer than the window, number of tokens by which the window moves. By default, half of the
+        texts: File of texts whose perplexity is computed. A .txt file is one text. A .jsonl, .json, .csv or .parquet
+            file has the column `text`.
+        continuations: Whether to score the letters or the texts of options. Only with --store. By default, letters.
+        top_k: Number of next tokens to list. Only with --prompt. By default, 10.
+        window: Number of tokens per forward pass. Only with --texts. By default, the context length of the model.
+        stride: Number of tokens by which the window moves in a long text. Only with --texts. By default, half of the
             window.
-        out: For texts, Parquet file to write, with the log-likelihood and the lengths of each text.
-        model: Hub id or folder. By default, the store's model or the embedded model.
+        out: Parquet file for the log-likelihood and the lengths of each text. Only with --texts.
+        model: Hub id or folder of the model. By default, the store's model. Without a store, the embedded model.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
 

@@ -1,4 +1,4 @@
-"""Continuations of a question, and the accuracy of the most likely continuation after normalisation."""
+"""Continuations of questions, their normalised scores, and the accuracy of the best continuation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase
@@ -17,12 +17,12 @@ Values = NDArray[np.float64]
 
 
 class Normalisation(NamedTuple):
-    """Score of a continuation, computed from its log-probability.
+    """Method that computes the score of a continuation from its log-probability.
 
     Attributes:
         label: Name in tables.
-        metric: Accuracy metric of lm-evaluation-harness that uses this score, or "" if no metric uses it.
-        score: Function from a row of the table to the scores [continuation] float64.
+        metric: Accuracy metric of lm-evaluation-harness that uses this score, or "" if there is none.
+        score: Function that takes a row of the table `likelihood` and returns float64 scores of shape [continuation].
     """
 
     label: str
@@ -63,7 +63,7 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
     if not (choices or question.references):
         raise InputError(
             f"Expected every question to have `choices` or references, but question {question.id!r} has neither. "
-            "Import or sample questions that have them."
+            "Make a store whose questions have one of them."
         )
     if not choices:
         return [question.references[0]], 0
@@ -74,7 +74,7 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
 
 
 def probability(logprobs: Sequence[float]) -> float | None:
-    """Return the probability of the most likely continuation, relative to all continuations. None if there is only one.
+    """Return the probability of the most likely continuation among all continuations, or None if there is only one.
 
     >>> round(probability([-1.0, -2.0]), 4), probability([-1.0])
     (0.7311, None)
@@ -90,8 +90,7 @@ def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
         normalisation: Name in `NORMALISATIONS`.
 
     Returns:
-        [question] float64: 1 (right), 0 (wrong), or NaN if there is only one continuation or if the right continuation
-        is unknown.
+        Array of shape [question]: 1 if right, 0 if wrong, NaN if the right continuation is unknown or the only one.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

@@ -50,7 +50,7 @@ def read_texts(path: str) -> list[str]:
         raise
     except (OSError, ValueError, RecursionError, csv.Error, pa.ArrowException) as error:
         raise InputError(
-            f"Expected {path!r} to be a valid {suffix} file, with text in UTF-8, but reading it failed: "
+            f"Expected {path!r} to be a valid {suffix} file in UTF-8, but reading it failed: "
             f"{one_line(error, 200).rstrip('.')}."
         ) from None
     empty = [number for number, text in enumerate(texts, 1) if not (TEXT.holds(text) and text.strip())]
@@ -61,10 +61,10 @@ def read_texts(path: str) -> list[str]:
 
 
 def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the start and end of each window, and the index of the first token that is scored in it.
+    """Yield the start and end of each window, and the index of the first token to score in the window.
 
-    Every token except the first is scored exactly once, given at least ``window - stride`` earlier tokens, or all
-    earlier tokens if there are fewer.
+    Every token except the first is scored once. It is predicted from at least ``window - stride`` earlier tokens, or
+    from all earlier tokens if there are fewer.
 
     >>> list(windows(10, window=6, stride=3))
     [(0, 6, 1), (3, 9, 6), (6, 10, 9)]
@@ -144,8 +144,8 @@ def perplexity(nll: NDArray[np.float64], lengths: NDArray[np.int64]) -> Estimate
     (delta method for a ratio). t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom.
 
     Args:
-        nll: [text] negative log-likelihoods in nats.
-        lengths: [text] lengths in tokens, bytes or words.
+        nll: Negative log-likelihoods in nats, of shape [text].
+        lengths: Lengths in tokens, bytes or words, of shape [text].
     """
     n, ratio = len(nll), nll.sum() / lengths.sum()
     if n == 1:

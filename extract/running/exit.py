@@ -57,8 +57,7 @@ def exit_status(command: Callable[[], object]) -> int:
 def end_process(run: Callable[[], int]) -> NoReturn:
     """Exit with the status that `run` returns. After a second Ctrl-C, exit without a traceback.
 
-    Python's last garbage collection would visit all objects of the imported packages, which takes more than a second.
-    These objects are excluded from it, because the memory of the process is freed anyway.
+    Existing objects are excluded from Python's final garbage collection, which saves more than a second.
     """
     try:
         status = run()

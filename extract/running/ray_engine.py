@@ -1,4 +1,4 @@
-"""The Ray engine: actors on one or several machines process the blocks of a store, and Ray restarts those that die.
+"""The Ray engine: actors on one or several machines process the blocks of a store. Ray restarts actors that die.
 
 The environment variable RAY_ADDRESS selects an existing cluster. If it is not set, a cluster is started on this
 machine. This cluster ends with the process that started it.
@@ -31,14 +31,13 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 
 
 def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[str, object] = _NONE) -> Worker:
-    """Create the worker of a command: this process, which `torchrun` may have started, or the driver of a Ray job.
+    """Create the worker of a command: this process, or the driver of a Ray job.
 
     Args:
         engine: ``"local"`` or ``"ray"``.
-        actors: Number of actors of the Ray engine. By default, one per GPU of the cluster, or one per CPU if it has no
-            GPU.
-        per_process: Dict from option to value, for options that the Ray engine does not support, because an actor does
-            not see the answers of other actors. A value of None means that the option is not set.
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
+        per_process: Dict from option to value, or to None for an unset option. The Ray engine does not support these
+            options, because its actors do not see each other's answers.
 
     Raises:
         InputError: If an option in `per_process` is set, or if `actors` is passed without the Ray engine.
@@ -47,25 +46,24 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
         for option, value in per_process.items():
             if value is not None:
                 raise InputError(
-                    f"Expected `{option}` to be left out with the engine ray, because an actor does not see the "
-                    f"answers of the others, but got {value!r}. Pass --engine local, or leave out --{option}."
+                    f"Expected `{option}` to be unset with --engine ray, because actors do not see each other's "
+                    f"answers, but got {value!r}. Pass --engine local, or remove --{option}."
                 )
         return RayWorker(actors)
     if actors is not None:
         raise InputError(
-            f"Expected `actors` to be passed only with the engine ray, but got {actors}. Pass --engine ray."
+            f"Expected `actors` to be passed only with --engine ray, but got {actors}. Pass --engine ray."
         )
     return Worker.from_environment()
 
 
 class RayWorker(Worker):
-    """The only worker of a job. It hands out the blocks to actors, which write the files.
+    """Worker that assigns all blocks to Ray actors, which write the files.
 
-    It connects to the cluster when there is work for the first time. The errors below are raised only then.
+    It connects to the cluster on first use. The errors below are raised only then.
 
     Raises:
-        InputError: If Ray is not installed, the cluster can't be reached or disappears, or it is too small for the
-            actors.
+        InputError: If Ray is not installed, or the cluster can't be reached, disappears or is too small for the actors.
     """
 
     def __init__(self, actors: int | None = None) -> None:
@@ -183,7 +181,7 @@ def connect() -> Any:
         import ray
     except ImportError:
         raise InputError(
-            "Expected the package ray to be installed for the engine ray, but it is not. Run `pip install "
+            "Expected the package `ray` to be installed for --engine ray, but it is not. Run `pip install "
             "'confidence-probes[ray]'`, or use --engine local."
         ) from None
     if ray.is_initialized():
@@ -215,7 +213,7 @@ class _Tokens:
         self.n += tokens
 
     def note(self, text: str) -> None:
-        """Ignore the text at the end of the bar."""
+        """Ignore the text, because an actor has no progress bar."""
 
 
 class _Actor:

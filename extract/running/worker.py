@@ -62,7 +62,7 @@ class Worker:
         return block % self.count == self.rank
 
     def once(self, function: Callable[[], Result]) -> Result:
-        """Call a function in a process that can load the model."""
+        """Call a function once, in a process that can load the model."""
         return function()
 
     def run(

@@ -218,12 +218,12 @@ def test_an_unreachable_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--stop", "adaptive_consistency", *ON_RAY], "Expected `stop` to be left out with the engine ray"),
+        (["--stop", "adaptive_consistency", *ON_RAY], "Expected `stop` to be unset with --engine ray"),
         (
             ["--server.budget_tokens", "9", *ON_RAY],
-            "Expected `server.budget_tokens` to be left out with the engine ray",
+            "Expected `server.budget_tokens` to be unset with --engine ray",
         ),
-        (["--actors", "2"], "Expected `actors` to be passed only with the engine ray, but got 2. Pass --engine ray."),
+        (["--actors", "2"], "Expected `actors` to be passed only with --engine ray, but got 2. Pass --engine ray."),
     ],
 )
 def test_options_of_the_other_engine_are_refused(

@@ -81,17 +81,17 @@ def transfer(
 ) -> Path:
     """Train a probe on each question set and test it on every set.
 
-    Each set is also left out in turn: a probe is trained on all other sets and tested on the left-out set. The
+    Each set is also left out in turn. A probe is trained on all other sets and tested on the left-out set. These
     results are reported with and without back-off, which shifts the confidences of novel questions.
 
     Args:
-        stores: Folders of the stores, one per question set, all from the same model. If there is only one store, each
-            of its question groups is treated as a question set.
+        stores: Folders of the stores, one per question set. All stores must be from the same model. If there is only
+            one store, each of its question groups is a question set.
         out: Folder to create for the page, record and pictures. The default is runs/transfer-STORE. With
-            several stores, STORE is their names, joined with hyphens.
+            several stores, STORE consists of their names, joined with hyphens.
         probe: Name of the probe. Choose from {probes}.
         grader: Grader whose grades are used. Required if a store has several graders.
-        folds: Number of cross-validation folds used to test a probe on its own question set.
+        folds: Number of folds for testing a probe on its own training set.
         seed: Seed for the folds, training and resampling.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
@@ -127,16 +127,16 @@ def curve(
 ) -> Path:
     """Measure how a probe improves with more training questions and with more answers per question.
 
-    The probe is trained on random subsets of the questions and answers outside each test fold, and evaluated on all
-    answers in the test fold. The page also shows how best to divide a budget of graded answers between more questions
-    and more answers per question.
+    The probe is trained on random subsets of the data outside each test fold, and tested on all answers in the test
+    fold. The page also shows whether a budget of graded answers is better spent on more questions or on more answers
+    per question.
 
     Args:
         store: Folder of the store. It must contain samples, grades and the signal `hidden`.
         out: Folder to create for the page, record and pictures. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
-        n: Numbers of training questions. The default is all questions outside a test fold, half of them, a quarter of
-            them, and so on, but at least 40.
+        n: Numbers of training questions. By default, the number of questions outside a test fold is halved repeatedly,
+            down to at least 40.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
@@ -171,7 +171,7 @@ def signals(
     """Score answers by their token signals, without training, and test the best scores.
 
     The signals are pooled over the tokens of an answer in every available way, with and without weights. The best
-    scores are chosen on the validation questions and compared with answer length on the test questions.
+    scores are chosen on the validation questions and evaluated on the test questions.
 
     Args:
         store: Folder of the store. It must contain samples, grades and token signals for the answers.
@@ -207,8 +207,8 @@ def audit(
 ) -> Path:
     """Report how well each property of the questions, such as their text or length, predicts the measured accuracy.
 
-    Four properties are reported as leaks if they predict the accuracy: the answer options (without the question), the
-    right option, and the question's length and position. No probe is trained, and no hidden states are needed.
+    Four properties are leaks if they predict the accuracy: the answer options (without the question), the right option,
+    the length of the question, and its position. The audit trains no probe and needs no hidden states.
 
     Args:
         store: Folder of the store. It must contain samples and grades.
@@ -216,7 +216,7 @@ def audit(
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
         seed: Seed for the folds, permutations and resampling.
-        n_resamples: Number of bootstrap resamples for each interval, and of permutations for each p-value.
+        n_resamples: Number of bootstrap resamples for each interval. Each p-value uses as many permutations.
 
     Returns:
         Path to the new folder.
@@ -291,6 +291,6 @@ def pictures(
         page = render("report/pictures.md.j2", record=record, plots=list(plots))
         write_files(folder, {"pictures.md": page, "pictures.json": record}, plots)
     for what, command in commands.items():
-        print(f"The picture of {what} was not drawn, because the signal is missing. Run `{command}`, then try again.")
+        print(f"Missing signal: {what}. Its picture was not drawn. Run `{command}`, then try again.")
     print(f"Pictures: {final / 'pictures.md'}")
     return final

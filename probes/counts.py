@@ -1,4 +1,4 @@
-"""Probe that classifies the number of right answers to a question."""
+"""Probe that predicts the number of right answers to a question by classification."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from probes.saved.head import CountsHead, Head, expected_log_odds
 class Counts(Descent):
     """Multinomial logistic regression that predicts how many of k answers to a question are right.
 
-    There are k + 1 classes, from 0 to k, where k is the largest number of graded answers to a training question. The
-    label of a question with fewer graded answers is split between the two classes nearest to k p̂, where p̂ is the
-    measured accuracy. The mean class is then k p̂. As in the code of arXiv 2602.13540, the score is the log-odds of the
-    expected accuracy Σ j p_j / k, where p_j is the probability of class j.
+    The classes are 0 to k, where k is the largest number of graded answers to a training question. If a question has
+    fewer graded answers, its label is split between the two classes nearest to k p̂, where p̂ is the measured accuracy.
+    The score is the log-odds of the expected accuracy Σ j p_j / k, where p_j is the probability of class j. The probe
+    follows the code of arXiv 2602.13540.
 
     Args:
         lr, l2, calibrator: See `Descent`.
@@ -43,7 +43,7 @@ class Counts(Descent):
         return torch.einsum("rfd,pfcd->prfc", features, self.weight) + self.bias[:, None]
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy between the predictions and the soft labels, [penalty, feature]."""
+        """Return the mean cross-entropies [penalty, feature] between the predictions and the soft labels."""
         log_p = self._logits(self.standardised(batch.features)).log_softmax(-1)
         label = count_labels(batch.target, log_p.shape[-1])
         return -(log_p * label[:, None]).sum(-1).mean(1)
@@ -61,7 +61,7 @@ class Counts(Descent):
 def count_labels(target: Tensor, n_classes: int) -> Tensor:
     """Convert accuracies p̂ [row] to soft labels [row, class].
 
-    Each soft label is a distribution over the classes. Its mean is p̂ (n_classes − 1).
+    Each soft label is a distribution over the classes with mean p̂ (n_classes − 1).
 
     >>> count_labels(torch.tensor([0.0, 0.75, 1.0]), 3)
     tensor([[1.0000, 0.0000, 0.0000],

@@ -40,7 +40,7 @@ def folds(
         table: The question table.
         questions: [question] int64 rows of the question table that are split into folds.
         n_folds: Number of folds.
-        seed: Seed for the folds, and for choosing the validation questions in each fold.
+        seed: Seed for the folds and the validation questions.
         least_val: Minimum number of validation questions in each fold.
 
     Raises:
@@ -61,9 +61,9 @@ def folds(
 
 
 def fold_of_questions(tests: Iterable[Tensor], n_questions: int) -> Tensor:
-    """Return the fold in which each question is tested, [question] int64; −1 if it is not tested.
+    """Return the test fold [question] of each question. Questions that are not tested have fold −1.
 
-    `tests` are the test rows of each fold, and `n_questions` is the number of rows of the question table.
+    `tests` contains the test rows of each fold. `n_questions` is the number of rows of the question table.
     """
     fold = torch.full((n_questions,), -1)
     for number, test in enumerate(tests):
@@ -72,7 +72,7 @@ def fold_of_questions(tests: Iterable[Tensor], n_questions: int) -> Tensor:
 
 
 def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, seed: int) -> ProbeModule:
-    """Fit a probe on the training split of a datamodule. Choose its options and calibrate it on the validation split.
+    """Fit a probe on the training split. Choose its options and calibrate it on the validation split.
 
     Raises:
         InputError: If the probe or its calibrator cannot be fitted.

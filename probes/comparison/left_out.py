@@ -22,7 +22,7 @@ class LeftOut(NamedTuple):
 
     Attributes:
         raw: [question] float64 confidences without back-off.
-        found: Confidences with back-off, and novelties, each [question].
+        found: Confidences with back-off and novelties. Each tensor has shape [question].
         right, known: [question] numbers of right answers and of graded answers.
         training_mean: [question] float64 mean accuracy of the probe's training questions.
         own: [question] int64 index of the set that contains the question.
@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compare the confidences for a left-out set with and without back-off, and summarise its novelty.
+    """Compare the confidences with and without back-off on a left-out set, and summarise the novelty of the set.
 
     If `scores` contains several sets, the AUROC includes only pairs of questions from the same set.
     """

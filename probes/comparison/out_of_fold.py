@@ -29,11 +29,11 @@ class OutOfFold:
         data: Datamodule with all questions of the store.
         questions: [question] int64 rows of the question table that are tested.
         fold: [question] int64 test fold of each row of the question table; −1 if the row is not tested.
-        confidence: A dict from methods to confidences [question] float64 for the question table; NaN if missing.
-        of_answers: A dict from methods to confidences [answer] float64 for the answer table; NaN if missing.
+        confidence: Dict from each method to its confidences [question] for the question table. NaN means missing.
+        of_answers: Dict from each method to its confidences [answer] for the answer table. NaN means missing.
         chosen: The probe chosen in each fold, with its layers, position, option and validation loss.
-        masked: A dict from missing methods to the reasons why they are missing.
-        notes: Warnings from fitting, with the method and the fold.
+        masked: Dict from each missing method to the reason why it is missing.
+        notes: Warnings from fitting. Each warning names the method and the fold.
     """
 
     data: FeatureDataModule
@@ -69,7 +69,7 @@ class Fit(NamedTuple):
 
 
 def is_close(differences: Tensor) -> bool:
-    """Whether the mean of paired differences [row] is at most one standard error. NaN marks missing rows.
+    """Whether the mean of paired differences is at most one standard error. NaN means missing.
 
     >>> is_close(torch.tensor([0.3, -0.1, torch.nan])), is_close(torch.tensor([0.3, 0.2, torch.nan]))
     (True, False)
@@ -99,7 +99,7 @@ class Comparison:
     ) -> None:
         self._methods = {name: PROBES[name] for name in (PROBES if probes is None else probes)}
         if not self._methods:
-            raise InputError("Expected `probes` to contain at least one probe, but it is empty. Omit it to use all.")
+            raise InputError("Expected `probes` to contain at least one probe, but got none. Omit it to use all probes.")
         check_resampling(seed)
         self.store, self.grader, self.n_folds, self.seed = store, grader, n_folds, seed
         self._data: dict[tuple[Any, ...], FeatureDataModule] = {}
@@ -203,8 +203,8 @@ class Comparison:
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is within one standard error of the lowest loss.
 
-        The standard error is that of the mean difference between the probe's losses and those of the probe with the
-        lowest loss, paired by question. If a probe falls back to the base rate, the loss of the base rate is used.
+        The losses of each probe are compared with the losses of the best probe, question by question. The standard
+        error is that of the mean difference. A probe that falls back to the base rate has the loss of the base rate.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

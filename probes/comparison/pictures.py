@@ -23,7 +23,7 @@ from probes.report.plots import (
 )
 
 _COLOURS_OF_KINDS = {"chosen": RED, "probe": BLUE, "baseline": GREY}
-#: Methods that are drawn as curves if they are available. With more curves, the picture would be hard to read.
+#: Methods that are drawn as curves if they are available.
 _CURVES = (BEST, "text_embedding", "base_rate", "verbalized_isotonic", "p_true_isotonic", "length")
 _CURVE_COLOURS = (RED, *(colour for colour in METHOD_COLOURS if colour != RED))
 
@@ -66,7 +66,7 @@ def forest(methods: dict[str, Any]) -> Figure:
 
 
 def _label(name: str, figures: dict[str, Any]) -> str:
-    """Return the name of a method, with a note if it is scored on only some questions or on half of the answers."""
+    """Return the name of a method, and note if only some questions or half of the answers are used."""
     subset = [f"{figures['n_questions']} questions"] * bool(figures["n_masked"])
     subset += ["half of the answers"] * figures["half"]
     return f"{name} ({', '.join(subset)})" if subset else name

@@ -61,7 +61,7 @@ def _kind(name: str) -> str:
 
 
 def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute a method's metrics, and the mean number of tokens per question that the model reads and writes."""
+    """Compute a method's metrics, and the mean numbers of tokens read and written per question."""
     prompt_tokens = out.data.table.prompt_tokens
     nothing = np.zeros_like(prompt_tokens)
     if name in BASELINES:
@@ -79,7 +79,7 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
 
 
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
-    """Return the baselines with a known token cost that does not exceed the cost of the best probe."""
+    """Return the baselines whose token cost is known and at most as high as that of the best probe."""
     methods = record["methods"]
 
     def cost(name: str, unknown: float) -> float:
@@ -131,7 +131,7 @@ def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) 
 
 
 def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute a method's metrics on individual answers. Question-level confidences are repeated for each answer."""
+    """Compute a method's metrics on individual answers. A question-level confidence is used for all answers."""
     answers = out.data.table.answers
     question, right, known = (torch.from_numpy(column) for column in (answers.question, answers.right, answers.known))
     tested = out.fold[question] >= 0
@@ -144,7 +144,7 @@ def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> di
 def paired_tests(
     out: OutOfFold, pairs: Sequence[tuple[str, str]], n_resamples: int = 10_000, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Test the paired differences between methods, with the Holm correction across all tests of the same metric.
+    """Test paired differences between methods. The Holm correction covers all tests of the same metric.
 
     Args:
         out: Out-of-fold confidences.
@@ -198,7 +198,7 @@ def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def comparison_verdict(record: dict[str, Any]) -> str:
-    """Describe the results of the best probe, and its differences from baselines with equal or lower token cost."""
+    """Describe the results of the best probe, and compare it with baselines that cost no more tokens."""
     tests = {(test["b"], test["metric"]): test for test in record["tests"] if test["a"] == BEST}
     chosen = Counter(fold["probe"] for fold in record["chosen"]).most_common()
     context: dict[str, Any] = {"baselines": cheap_baselines(record), "tests": tests, "chosen": chosen}

@@ -25,14 +25,14 @@ from probes.report.templates import render
 
 #: Minimum number of questions in a set.
 LEAST_QUESTIONS = 20
-#: Minimum number of validation questions in a fold. It is small, so that small sets can be used.
+#: Minimum number of validation questions in a fold. A low minimum admits small sets.
 LEAST_VALIDATION = 4
 #: Name of the training set that combines all sets except the test set.
 OTHERS = "all others"
 
 
 class QuestionSet(NamedTuple):
-    """A named set of questions in a store. `questions` [question] int64 contains row indices of the question table."""
+    """A named set of questions in a store. `questions` contains their rows in the question table."""
 
     name: str
     data: FeatureDataModule
@@ -44,9 +44,9 @@ def transfer_record(
 ) -> dict[str, Any]:
     """Train a probe on each question set and test it on every set.
 
-    With several stores, each store is a set. With a single store, each of its question groups is a set. A probe is
-    tested out of fold on its own training set. Each set is also tested with a probe trained on all other sets, with and
-    without back-off.
+    With several stores, each store is a set. With a single store, each of its question groups is a set. On its own
+    training set, a probe is tested out of fold. In addition, a probe is trained on all sets but one and tested on the
+    remaining set, with and without back-off.
 
     Args:
         stores: Folders of the stores.
@@ -60,7 +60,7 @@ def transfer_record(
         The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set,
         with `n_questions`, `auroc` and `brier_skill`. The skill is relative to the mean accuracy on the test questions.
         `left_out` contains the result of `left_out_record` for each set and for all sets together.
-        `masked` contains the reasons why sets were left out.
+        `masked` contains the reasons why sets are missing.
 
     Raises:
         InputError: If the probe is unknown, the stores are incompatible, fewer than two sets are large enough, or the
@@ -141,8 +141,8 @@ def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMetho
         )
     if len(set(names)) < len(names):
         raise InputError(
-            f"Expected `stores` with different folder names, but got {', '.join(names)}. The folder names are used as "
-            "the names of the sets. Rename a folder."
+            f"Expected `stores` with different folder names, but got {', '.join(names)}. Each folder name is "
+            "used as the name of a set. Rename a folder."
         )
     loaded: list[FeatureDataModule] = []
     for store in stores:
@@ -168,7 +168,7 @@ def _check_grades(group: QuestionSet) -> None:
 
 
 def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> None:
-    """Raise an InputError if two stores have different models or features, or share questions."""
+    """Raise an InputError if two stores differ in model or features, or have a question in common."""
     check_features(first, other, "stores")
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if shared := set(other.table.ids) & set(first.table.ids):
@@ -201,7 +201,7 @@ def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Train a probe and its back-off on the sets `others`, and score the set `own`, whose index is `number`."""
+    """Train a probe and its back-off on the sets `others`, and score the set `own`. `number` is its index."""
     if own.data is others[0].data:  # groups of a single store
         data, questions = own.data, torch.cat([group.questions for group in others]).sort().values
     else:

@@ -1,7 +1,7 @@
 """Fit the novelty of a probe, and the back-off of its confidences for novel questions.
 
-Held-out groups of questions show how good the confidences are for questions unlike the training questions. Fitting the
-probe again for every group would be too slow, so a ridge regression on the chosen features is fitted instead.
+The back-off is fitted on held-out groups of questions. To save time, the probe is not fitted again for each group. The
+scores of held-out groups come from a ridge regression on the chosen features.
 """
 
 from collections.abc import Sequence
@@ -23,20 +23,20 @@ from probes.saved.novelty import Confidences, Novelty, flat
 
 #: Number of folds of questions.
 N_FOLDS = 5
-#: If there are fewer than `LEAST_GROUPS` groups, `N_CLUSTERS` clusters of similar questions are used instead.
+#: With fewer than `LEAST_GROUPS` groups, the questions are divided into `N_CLUSTERS` clusters.
 LEAST_GROUPS, N_CLUSTERS = 3, 5
 #: Prior weight of the base rate, and the penalty on the squared deviation from the prior weight. The penalty is needed
-#: because a few held-out groups are weak evidence of how a probe behaves on other kinds of questions.
+#: because a few held-out groups provide little evidence.
 PRIOR, PENALTY = 0.1, 1.0
-#: Maximum size in bytes of the float32 features to which the novelty is fitted. The fit takes six times as much memory.
+#: Maximum number of bytes of the features that are used for fitting. The fit takes six times as much memory.
 MOST_BYTES = 96 * 2**20
 
 
 def fit_novelty(module: ProbeModule) -> Novelty:
     """Fit the novelty and the back-off of a fitted probe on the training and validation rows.
 
-    If the probe was trained on prefixes of answers, the rows include these prefixes. Without them, the beginning of a
-    streamed answer would count as novel. If the features of all rows exceed `MOST_BYTES`, evenly spaced rows are used.
+    If the probe was trained on prefixes of answers, the rows include these prefixes. If the features of all rows exceed
+    `MOST_BYTES`, evenly spaced rows are used.
     """
     assert module.choice is not None
     data, rows, chosen = module.data, module.data.batch("train", "val", prefixes=True), module.choice.features
@@ -67,7 +67,7 @@ def fit_novelty(module: ProbeModule) -> Novelty:
 
 @torch.no_grad()
 def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confidences:
-    """Compute a probe's confidences with back-off, and novelties, each [row], for features [row, feature, d_model]."""
+    """Return the `Confidences` of a probe with back-off for features [row, feature, d_model]."""
     assert module.choice is not None
     head, calibrator = module.head().to(features.device), module.choice.calibrator.to(features.device)
 
@@ -89,7 +89,7 @@ def clusters(features: Tensor, question: Tensor) -> list[int]:
     """Divide questions into clusters with k-means, and return the cluster of each row.
 
     Args:
-        features: [row, width] features. They are averaged over the rows of a question.
+        features: [row, width] features. They are averaged over the rows of each question.
         question: [row] int64 question of each row.
     """
     from sklearn.cluster import KMeans  # takes a second to import
@@ -113,7 +113,7 @@ def fit_backoff(
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
         random: [row] int64 random folds of questions.
-        groups: [row] int64 folds of groups of questions.
+        groups: [row] int64 folds of whole question groups.
     """
     distance = fit_distance(features[:, 0, :n_hidden], random, groups)
     novelty = Novelty(n_hidden, distance.rank)

@@ -1,7 +1,7 @@
-"""Fit a broader probe, which corrects the confidences of novel questions that are close to its own training questions.
+"""Fit a broader probe to the training questions of a probe and to the questions of other stores.
 
-The broader probe is a ridge regression with Platt scaling. It is fitted to the training questions of a probe and to the
-questions of other stores.
+The broader probe is a ridge regression with Platt scaling. It corrects the probe's confidences for novel questions if
+these are close to the training questions of the broader probe.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from probes.saved.novelty import Broader
 
 #: L2 penalty of the ridge regression on all coordinates of a few layers.
 L2 = 3.0
-#: Minimum number of remaining training questions. With fewer, rewordings of held-out questions are not left out.
+#: Rewordings of held-out questions are left out if at least this number of training questions remains.
 LEAST_ROWS = 50
 
 
@@ -30,18 +30,18 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe, and its distance and weight for unseen groups of questions.
+    """Fit a broader probe, its distance and its weight.
 
-    To fit the weight, groups of the other stores are held out in turn. Rewordings of the held-out questions are left
-    out as well. The original probe is approximated by a ridge regression on the remaining training questions.
+    To fit the weight, question groups of the other stores are held out in turn. Rewordings of the held-out questions
+    are also left out. A ridge regression on the remaining training questions approximates the original probe.
 
     Args:
         features: [row, layer, width] float32 features of the training questions and of the other stores' questions.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
         groups: Group of each row.
-        questions: Id of each row's question. The rewordings of a question have the same id.
-        is_own: [row] bool. Whether a row is a training question of the probe.
+        questions: Id of each row's question. Rewordings of a question share its id.
+        is_own: [row] bool mask of the probe's training questions.
     """
     accuracy, question = right / known, torch.from_numpy(np.unique(questions, return_inverse=True)[1])
     x, random = few_layers(features).flatten(1)[:, None], whole_groups(questions)

@@ -15,7 +15,7 @@ from probes.saved.calibrators import Calibrator, Isotonic, Platt, Temperature
 LEAST_ISOTONIC_ROWS = 30
 #: Penalty per answer on the squared slope of standardised scores. It keeps the slope finite for separable classes.
 RIDGE = 1e-4
-#: Maximum number of scores that `candidate_losses` processes together.
+#: Maximum number of scores that `candidate_losses` processes at once.
 MOST_SCORES = 2**22
 
 
@@ -28,7 +28,7 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
 
     where row i has the score s_i and c_i right answers out of n_i, σ is the logistic function, and s̄ and sd(s) are the
     mean and standard deviation of the scores. The calibrator maps s_i to the confidence f_i. The ridge term keeps the
-    slope finite if the scores separate right from wrong answers. It shrinks a typical slope of 1 by less than 0.1 %.
+    slope finite if the scores separate right from wrong answers.
 
     Args:
         scores: [row] finite scores; higher means more likely right.
@@ -56,9 +56,11 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
     See `fit_platt` for the arguments. Here, `scores` has shape [candidate, row] and can contain non-finite values.
 
     Returns:
-        Slopes and intercepts, each [candidate] float64. A candidate gets the base rate (slope 0, and the log-odds of
-        the base rate as its intercept) if its scores are constant or not all finite, if its slope would be negative, or
-        if the answers are all right or all wrong.
+        Slopes and intercepts, each [candidate] float64. In the following cases, the slope is 0, and the intercept is
+        the log-odds of the base rate:
+            - The scores of the candidate are constant or not all finite.
+            - The fitted slope is negative.
+            - The answers are all right or all wrong.
     """
     scores, right, known = scores.double(), right.double(), known.double()
     base = float(base_rate_calibrator(right, known).intercept)
@@ -117,10 +119,10 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
 
 
 def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
-    """Fit isotonic regression of the accuracy c/n on the score. A row with c right answers out of n has weight n.
+    """Fit isotonic regression of the accuracy on the score, with weights proportional to the number of answers.
 
-    Confidences are clipped to [m, 1 − m] with m = ½ / Σ n, because the log-loss can be infinite at 0 and 1. The knots
-    of the calibrator are the two ends of each step. See `fit_platt` for the arguments.
+    Confidences are clipped to [m, 1 − m], where m is ½ divided by the total number of answers. Otherwise, the log-loss
+    could be infinite. See `fit_platt` for the arguments.
 
     Raises:
         InputError: If there are fewer than `LEAST_ISOTONIC_ROWS` rows.
@@ -155,9 +157,9 @@ def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> C
 
 
 def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
-    """Return a calibrator that ignores the scores. Its confidence is the mean accuracy c/n over all n answers.
+    """Return a calibrator whose confidence is always the base rate, the fraction of right answers.
 
-    The confidence is clipped to [m, 1 − m] with m = ½ / n. If there are no answers, it is ½.
+    The confidence is clipped to [m, 1 − m] with m = ½ / n, where n is the number of answers. It is ½ if n is 0.
     """
     n = known.double().sum().clamp_min(1)
     rate = (right.double().sum() / n).clamp(0.5 / n, 1 - 0.5 / n)
@@ -168,7 +170,7 @@ def cross_fitted_losses(kind: str | None, scores: Tensor, right: Tensor, known: 
     """Compute the cross-entropy between the cross-fitted confidence and the accuracy `right` / `known` of each row.
 
     The questions are divided into five folds. The calibrator for each fold is fitted on the other four folds. If `kind`
-    is None or a calibrator cannot be fitted, the base rate is used. `question` [row] int64 is the question of each row.
+    is None or a calibrator cannot be fitted, the base rate is used. `question` [row] is the question of each row.
     See `fit_calibrator` for the other arguments.
 
     Returns:
@@ -189,16 +191,17 @@ def cross_fitted_losses(kind: str | None, scores: Tensor, right: Tensor, known: 
 def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:
     """Compute the mean binary cross-entropy between logits [penalty, row, feature] and soft labels [row].
 
-    Returns [penalty, feature] in nats.
+    The result has shape [penalty, feature] and is in nats.
     """
     label = target.to(logits.dtype)[None, :, None].expand_as(logits)
     return binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)
 
 
 def candidate_losses(scores: Tensor, target: Tensor, log_odds: bool) -> Tensor:
-    """Compute the cross-entropy of candidates, [penalty, input] in nats, from scores [penalty, row, input].
+    """Compute the cross-entropies [penalty, input] of all candidates in nats.
 
-    Scores that are not log-odds are first calibrated by Platt scaling on the same rows. `target` has shape [row].
+    `scores` has shape [penalty, row, input], and `target` has shape [row]. If the scores are not log-odds, they are
+    first calibrated by Platt scaling on the same rows.
     """
     n_inputs = max(1, MOST_SCORES // scores[:, :, 0].numel())
     loss = soft_label_loss if log_odds else _calibrated_loss

@@ -16,14 +16,14 @@ FULL = 0.1
 
 
 def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, rows: Tensor | None = None) -> Distance:
-    """Fit a `Distance` from the rows of a set, given their hidden states [row, d_model].
+    """Fit a `Distance` to the rows of a set.
 
     Args:
         hidden: [row, d_model] float32 hidden states.
-        fold: [row] int64 folds. The percentiles are computed from the `distances` of rows to the other folds.
-        groups: [row] int64 folds of whole question groups. The `distances` of rows to the other folds determine `full`.
-            If None, `full` is the largest distance.
-        rows: [row] bool mask of the rows that are used for the percentiles; None for all rows.
+        fold: [row] int64 folds. The quantiles are computed from the distance of each row from the other folds.
+        groups: [row] int64 folds of whole question groups. `full` is computed from the distance of each row from the
+            other folds. If `groups` is None, `full` is the highest quantile.
+        rows: [row] bool mask of the rows used for the quantiles. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)
     rank = min(RANK, (len(hidden) - largest_fold) // ROWS_PER_DIRECTION)  # for comparable distances

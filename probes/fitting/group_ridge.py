@@ -17,7 +17,7 @@ MOST_FOLDS = 8
 
 
 def whole_groups(groups: Sequence[Any]) -> Tensor:
-    """Divide rows into at most `MOST_FOLDS` folds of similar size, without dividing a group. Returns [row] int64."""
+    """Assign whole groups to at most `MOST_FOLDS` folds of similar size, and return the fold [row] of each row."""
     _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     fold, filled = np.zeros(len(sizes), dtype=np.int64), np.zeros(min(MOST_FOLDS, len(sizes)), dtype=np.int64)
     for group in np.argsort(-sizes, kind="stable"):  # the largest group goes into the emptiest fold
@@ -41,8 +41,8 @@ def fit_ridge(features: Tensor, target: Tensor, l2: float = RIDGE) -> tuple[Tens
     """Fit a ridge regression to each layer of features [row, layer, width], and average the scores of all layers.
 
     Returns:
-        Weights [layer, width] and the bias [] for raw features. The score of a row is the sum of its weighted features
-        plus the bias.
+        Weights [layer, width] and a scalar bias for raw features. The score of a row is the sum of its weighted
+        features plus the bias.
     """
     mean, scale = standardiser(features)
     weight, bias = (one[0] for one in solvers.ridge((features - mean).div_(scale).transpose(0, 1), target, [l2]))
@@ -51,7 +51,7 @@ def fit_ridge(features: Tensor, target: Tensor, l2: float = RIDGE) -> tuple[Tens
 
 
 def held_out_scores(features: Tensor, target: Tensor, fold: Tensor, l2: float = RIDGE) -> Tensor:
-    """Score each fold with ridge regressions that are fitted to the other folds. Returns [row] float64."""
+    """Return the scores [row] of each fold from ridge regressions that are fitted to the other folds."""
     scores = torch.zeros(len(features), dtype=torch.float64)
     for held, others in each_fold(fold):
         weight, bias = fit_ridge(features[others], target[others], l2)

@@ -1,7 +1,7 @@
 r"""Model of the latent probe, which predicts the distribution of answer embeddings from a question's hidden state.
 
 The model is based on ASEU (arXiv 2410.22685). docs/methods.md lists the differences. An encoder maps a hidden state h
-to a mean μ(h) and standard deviations σ(h). The embedding e_m of answer m, which has norm 1, is modelled as
+to a mean μ(h) and standard deviations σ(h). The embedding e_m of answer m has norm 1. It is modelled as
 
 .. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
     \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),
@@ -52,7 +52,7 @@ class Answers(NamedTuple):
 def principal_axes(embeddings: Tensor, n: int) -> Tensor:
     """Compute the first n principal axes [n, d] of embeddings [..., d], where n ≤ d. Embeddings with NaN are ignored.
 
-    The embeddings are not centred, because their cosine similarities depend on the mean of all embeddings.
+    The embeddings are not centred, because centring would change their cosine similarities.
     """
     given = embeddings.flatten(0, -2).double()
     given = given[given.isfinite().all(-1)]
@@ -70,7 +70,7 @@ def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
 
 
 def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, bias: Tensor) -> Gaussian:
-    """Map hidden states to means and standard deviations with layer norm and a network with one hidden GELU layer.
+    """Map hidden states to means and standard deviations with layer norm and one hidden GELU layer.
 
     Args:
         hidden: [..., row, d_model] standardised hidden states.
@@ -86,9 +86,9 @@ def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, b
 
 
 def initial_weights(n_features: int, d_model: int, hidden: int, components: int) -> dict[str, Tensor]:
-    """Draw initial weights for `encode`, one encoder per feature, with torch's global random generator.
+    """Draw initial weights for one encoder per feature, with torch's global random generator. See `encode`.
 
-    The initial standard deviation is 1/√components, as for unrelated embeddings with norm 1.
+    The initial standard deviations are 1/√components, like those of random embeddings with norm 1.
     """
     bias = torch.zeros(n_features, 1, 2 * components)
     bias[..., components:] = math.log(math.expm1(max(components**-0.5 - FLOOR, FLOOR)))
@@ -101,7 +101,7 @@ def initial_weights(n_features: int, d_model: int, hidden: int, components: int)
 
 
 def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor:
-    """Compute the negative log-likelihood of the answers, [...] in nats per answer.
+    """Compute the negative log-likelihood [...] of the answers, in nats per answer.
 
     The n answers to a question scatter around their mean with variance σ². Their mean scatters around μ with variance
     τ² + σ²/n. Here μ and σ are predicted, and τ² is the variance of the shared offset.
@@ -137,8 +137,7 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
         noise: [draw, component] noise from `drawn_noise`.
 
     Returns:
-        [...] in [−1, 1]; higher means more agreement. For an even number of pairs, the median is the lower of the two
-        middle values.
+        Scores [...] between −1 and 1. Higher means more agreement.
     """
     mean, deviation = predicted
     longer = (1 + shared / mean.square().sum(-1).clamp_min(1e-12)).sqrt()
@@ -161,7 +160,7 @@ def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
 
 
 def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None:
-    """Return a sentence that describes how the predicted spread has collapsed, or None if it has not collapsed.
+    """Return a warning if the predicted spread has collapsed, and None otherwise.
 
     The spread has collapsed if one of these conditions is met on the validation questions:
         1. At least 99 % of the predicted standard deviations σ are within 1 % of `FLOOR`.

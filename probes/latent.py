@@ -35,14 +35,14 @@ class Latent(Descent):
     The score is 1 − ASEU, the similarity of answers drawn from this distribution (`sampled_score`). Training maximises
     the likelihood of the answer embeddings (`answer_loss`) and does not use grades.
 
-    Each candidate (a layer and a penalty) keeps the weights from the epoch with the highest rank correlation between
-    its validation scores and the agreement of the answers (1 − SEU). Checkpoints contain both the current and the best
-    weights. The layer and the penalty are chosen by the validation loss, and the score is calibrated.
+    Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from its best epoch. This is
+    the epoch in which its validation scores have the highest rank correlation with the agreement of the answers
+    (1 − SEU). The candidate with the lowest validation loss is then chosen and calibrated.
 
     Args:
         hidden: Number of hidden units.
-        components: Number of principal components of the answer embeddings to predict. The components are computed on
-            the training questions, without centring.
+        components: Number of principal components that represent an answer embedding. They are computed on the training
+            questions, without centring.
         lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule.
         l2: L2 penalty λ, or a list of penalties to try. λ/2 times the sum of squared weights is added to the mean loss.
         calibrator: Calibrator for the scores, fitted on the validation split: platt or isotonic.
@@ -126,7 +126,7 @@ class Latent(Descent):
         return sampled_score(self.predicted(features), shared, self.noise).transpose(1, 2)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the negative log-likelihood of the answer embeddings in nats per answer, [penalty, feature]."""
+        """Return the negative log-likelihood [penalty, feature] of the answer embeddings in nats per answer."""
         moments = (self.answer_number, self.answer_mean, self.answer_variance)
         answers = Answers(*(moment[batch.question] for moment in moments))
         return answer_loss(self.predicted(self.standardised(batch.features)), self.log_shared.exp(), answers)

@@ -10,7 +10,7 @@ class LayerAverage(Ridge):
     """Average of ridge regressions, with one regression for each layer in the upper half of the layers.
 
     The regressions predict the expected accuracy p̂ and have the same L2 penalty. Because no single layer is chosen,
-    the result depends less on chance. If several positions are read, each of them is a candidate.
+    the result depends less on chance. If several positions are read, each position is a candidate.
 
     Args:
         l2, calibrator: See `Ridge`.
@@ -19,7 +19,7 @@ class LayerAverage(Ridge):
     name = "layer_average"
 
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
-        """Return each feature as an input (for the layer plot), then the upper half of the layers at each position."""
+        """Return one input per feature, and one input per position that contains the upper half of the layers."""
         of_position: dict[str, list[int]] = {}
         for feature, name in enumerate(names):
             of_position.setdefault(name.partition("/")[2], []).append(feature)

@@ -4,7 +4,7 @@ from probes.fitting.training import Descent, Directions
 
 
 class Linear(Directions, Descent):
-    """Linear probe with a sigmoid, trained to predict the expected accuracy p̂ by minimising the cross-entropy.
+    """Linear probe with a sigmoid, trained with cross-entropy to predict the expected accuracy p̂.
 
     Args:
         lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule. The default is 0.01.

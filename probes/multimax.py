@@ -1,4 +1,4 @@
-"""MultiMax probe, which sums the largest or the smallest token value of each head."""
+"""MultiMax probe, which adds up the largest or smallest token value of each head."""
 
 from probes.fitting.sequence import MultiHeadProbe, random_rows
 from probes.saved.sequence_head import MultiMaxHead
@@ -7,8 +7,8 @@ from probes.saved.sequence_head import MultiMaxHead
 class MultiMax(MultiHeadProbe):
     """MultiMax probe (Kramár et al., arXiv 2601.11516), in which a single token can decide the score.
 
-    Each head computes a value per token. The score is a sum over the heads, which are numbered from 0. Even heads
-    contribute their largest value over the tokens, and odd heads contribute their smallest.
+    Each head computes a value for each token. The score is the sum of the largest values of heads 0, 2, 4, … and the
+    smallest values of heads 1, 3, 5, ….
 
     Args:
         n_heads, lr, l2, calibrator: See `MultiHeadProbe`.

@@ -8,14 +8,14 @@ from probes.saved.sequence_head import RollingHead
 
 
 class Rolling(SequenceProbe):
-    """Probe on the largest mean of w · x over any window of consecutive tokens (arXiv 2601.11516).
+    """Probe that reads the largest mean of w · x over any window of consecutive tokens (arXiv 2601.11516).
 
     x is the standardised state of a token. A larger mean is evidence that the answer is wrong. With a window of one
     token, the probe uses the maximum over tokens. With a window as long as the answer, it is a linear probe on
     `mean_answer`.
 
     Args:
-        window: Number of consecutive tokens in a window. A shorter answer forms a single window.
+        window: Number of consecutive tokens in a window. An answer with fewer tokens forms a single window.
         **options: `lr`, `l2` and `calibrator`. See `Descent`.
     """
 

@@ -32,7 +32,7 @@ from probes.saved.head import Head, zeros
 
 
 class ProbeModule(L.LightningModule, ABC):
-    """Base class of all probes. Each combination of penalty and input is a candidate.
+    """Base class of all probes. Each combination of a penalty and an input is a candidate.
 
     An input consists of one or more features, such as the hidden states of a layer. The candidate with the lowest
     validation loss is chosen, and its calibrator is fitted to its validation scores. If the calibrated confidences
@@ -82,8 +82,8 @@ class ProbeModule(L.LightningModule, ABC):
         self.warning: str | None = None
         #: Validation loss of each candidate in nats, [penalty, input] float64.
         self.val_loss: Tensor | None = None
-        #: Validation losses in nats with cross-fitted calibrators, [row] float64, and the indices of the rows, [row]
-        #: int64. Prefixes are left out. After training, `val_confidence` [row] float64 contains the rows' confidences.
+        #: Cross-fitted validation losses [row] in nats, and the indices [row] of the rows. Prefixes are left out.
+        #: After training, `val_confidence` [row] contains the confidences of these rows.
         self.val_losses, self.val_rows = torch.empty(0), torch.empty(0)
         self.val_figures: dict[str, float] = {}
 
@@ -97,7 +97,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     @abstractmethod
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """Return the head of one candidate, which takes the raw features of an input."""
+        """Return the head of one candidate. The head takes the raw features of an input."""
 
     @abstractmethod
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
@@ -108,7 +108,7 @@ class ProbeModule(L.LightningModule, ABC):
         return [(feature,) for feature in range(len(names))]
 
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
-        """Copy the standardiser, the named parameters of one candidate, and `values` into a head, and return it."""
+        """Return the head, filled with the standardiser, the named parameters of one candidate, and `values`."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
 
@@ -194,7 +194,7 @@ class ProbeModule(L.LightningModule, ABC):
     def on_train_end(self) -> None:
         """After training, choose and calibrate a candidate, and set `val/loss` to its cross-fitted loss.
 
-        If this loss is not below the loss of the base rate, the calibrator is replaced by the base rate.
+        If this loss is not below that of the base rate, the probe returns the base rate for all rows.
         """
         choice = self._choose(*self._score_validation())
         chosen = choice.candidate, self.inputs.index(choice.features)
@@ -237,16 +237,16 @@ class ProbeModule(L.LightningModule, ABC):
         return self.choice
 
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
-        """Return `scores`, `right`, `known`, `row` and `question` of the validation rows with a given fraction.
+        """Return the columns `scores`, `right`, `known`, `row` and `question` of the validation rows, each [row].
 
-        Each of these tensors has shape [row]. `place` is the index of the candidate's input.
+        Only rows that contain the given fraction of an answer are included. `place` is the index of the input.
         """
         scores, batch = self._validation
         rows = batch.fraction == fraction
         return scores[candidate, rows, place], *(column[rows] for column in batch[2:6])
 
     def _figures(self, confidence: Tensor, right: Tensor, known: Tensor) -> dict[str, float]:
-        """Compute AUROC and Brier score (debiased if rows have several answers) of confidences [row]."""
+        """Compute the AUROC and the Brier score, which is debiased if all rows have several answers."""
         metrics = {"val/auroc": capability_auroc, "val/brier": debiased_brier if known.min() > 1 else response_brier}
         return {name: float(metric(confidence, right, known)) for name, metric in metrics.items()}
 
@@ -262,7 +262,7 @@ class ProbeModule(L.LightningModule, ABC):
             self.log(f"test/{name}", metric, on_step=False, on_epoch=True, batch_size=len(batch.row))  # type: ignore[arg-type]
 
     def head(self) -> Head:
-        """Return the head of the chosen candidate on the CPU. It takes the raw features that the candidate reads.
+        """Return the head of the chosen candidate on the CPU. The head takes the raw features of the chosen input.
 
         Raises:
             RuntimeError: If no candidate has been chosen yet.

@@ -19,9 +19,9 @@ TOKENS_AT_ONCE = 2**14
 
 
 class SequenceProbe(Descent):
-    """Base class of probes that compute a few numbers per token and pool them over the tokens of an answer.
+    """Base class of probes that compute a few values per token and pool them over the tokens of an answer.
 
-    The numbers of a token with the standardised hidden state x are W x. The score of an answer is pool(W x) + b.
+    A token with the standardised hidden state x has the values W x. The score of an answer is pool(W x) + b.
     Subclasses implement `initial_head`.
 
     Args:
@@ -36,7 +36,7 @@ class SequenceProbe(Descent):
         """Return an untrained head. All candidates start from its weights."""
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create a head whose tensors have the additional axes [penalty, feature]."""
+        """Create a head whose tensors have two additional leading axes [penalty, feature]."""
         self.candidates = self.initial_head(d_model)
         del self.candidates.mean, self.candidates.scale  # the probe has a standardiser for each feature
         for name, initial in list(self.candidates.named_buffers()):
@@ -89,5 +89,5 @@ class MultiHeadProbe(SequenceProbe):
 
 
 def random_rows(n: int, d_model: int) -> Tensor:
-    """Return random weights [n, d_model], whose products with standardised states have a variance of about 1."""
+    """Return random weights [n, d_model] whose products with standardised states have a variance of about 1."""
     return torch.randn(n, d_model) / d_model**0.5

@@ -44,8 +44,8 @@ def fit_statistics(
         column: The feature.
         target: [row] float64 targets in [0, 1].
         fold: [row] int64 fold of each row.
-        solve: Function from statistics to weights [penalty, d] and biases [penalty] for centred rows.
-        products: Whether `solve` needs the whole covariance matrix. If false, it gets only the variances.
+        solve: Function that maps statistics to weights [penalty, d] and biases [penalty] for centred rows.
+        products: Whether `solve` needs the covariance matrix.
     """
     fits = []
     for number, statistics in enumerate(outside_folds(column, target, fold, products)):
@@ -79,7 +79,7 @@ def targets_vary(target: Tensor) -> Tensor:
 
 
 def held_out_scores(features: StreamedFeatures, feature: int, fits: Fits, fold: Tensor) -> Tensor:
-    """Score the rows of each fold with the fits to the other folds. Returns scores [row, penalty] float32."""
+    """Return the scores [row, penalty] of each fold from the fits to the other folds."""
 
     def score(places: Tensor, rows: Tensor) -> Tensor:
         found = rows.new_empty(len(rows), fits.bias.shape[1])

@@ -1,7 +1,7 @@
-"""Logistic regression for streamed features, with one pass over the rows per step of a quasi-Newton method.
+"""Logistic regression for streamed features, fitted with a quasi-Newton method.
 
-All penalties and folds of a feature share the passes. A pass computes only losses and gradients. If it also computed a
-Hessian for each penalty and fold, it would take hundreds of times as long.
+Each step takes one pass over the rows. The pass computes losses and gradients for all penalties and folds of a feature.
+It computes no Hessians, which would take hundreds of times as long.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +24,8 @@ MEMORY = 10
 def logistic(column: Column, target: Tensor, fold: Tensor, penalties: Sequence[float]) -> Fits:
     """Fit logistic regression to a feature. The objective is that of `solvers.logistic`.
 
-    L-BFGS (Nocedal & Wright, Numerical Optimization, alg. 7.4) starts from zero weights. Its initial matrix is the
-    inverse of the Hessian at zero weights, which is computed from sums over all rows. Each weight is within 10⁻⁷ of its
-    optimal value.
+    The solver is L-BFGS (Nocedal & Wright, Numerical Optimization, alg. 7.4). It starts from zero weights and the
+    inverse Hessian at zero weights. Each fitted weight is within 10⁻⁷ of its optimal value.
 
     Args:
         column: The feature.
@@ -68,13 +67,14 @@ def passes(
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Return a function that computes losses and gradients in one pass over the rows.
 
-    The argument of the function contains the weights of standardised rows, followed by the bias, [fit, penalty, d + 1].
-    The function returns losses [fit, penalty] and gradients [fit, penalty, d + 1].
+    The function takes points [fit, penalty, d + 1], which contain the weights of standardised rows and the bias. It
+    returns losses [fit, penalty] and gradients [fit, penalty, d + 1].
 
     Args:
         column, target: See `logistic`.
-        outside: [fit, row] bool rows of each fit.
-        centre, inverse: [fit, d] mean, relative to the reference of the column, and 1 / scale.
+        outside: [fit, row] bool mask of the rows of each fit.
+        centre: [fit, d] mean, relative to the reference of the column.
+        inverse: [fit, d] 1 / scale.
         l2: [penalty] penalties.
     """
     share = outside.double() / outside.sum(1, keepdim=True)
@@ -132,7 +132,7 @@ def minimise(
     """Minimise the losses of all candidates with L-BFGS. Returns None if a candidate does not converge.
 
     Args:
-        evaluate: Function from points [fit, penalty, d + 1] to losses [fit, penalty] and gradients.
+        evaluate: Function that maps points [fit, penalty, d + 1] to losses [fit, penalty] and gradients.
         precondition: Function that multiplies gradients by an initial approximation of the inverse Hessian.
         start: Points, losses and gradients at the start.
         enough: [fit, penalty] gradient norm below which a candidate has converged.

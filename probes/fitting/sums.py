@@ -1,7 +1,7 @@
 """Sums over the rows of a feature that does not fit into memory. Moments and linear fits are computed from these sums.
 
-The rows are read in chunks and in the order of the store. The sums are in float64. To prevent cancellation in the
-variances, the rows are relative to a reference close to their mean.
+The rows are read in chunks and in the order of the store. The sums are in float64. To prevent cancellation, a reference
+close to the mean is subtracted from all rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ REFERENCE_ROWS = 1024
 
 
 class Column:
-    """One feature of streamed rows. Its chunks are in float64 and relative to `reference`, [d].
+    """One feature of streamed rows. The vector `reference` [d] is subtracted from all rows.
 
     Args:
         features: Features of the rows.
@@ -42,14 +42,14 @@ class Column:
 
 
 class Statistics(NamedTuple):
-    """Statistics of rows with a standardised feature z and a target y. They determine linear fits of y to z.
+    """Statistics of rows with a standardised feature z and a target y, for linear regression of y on z.
 
     Attributes:
         mean, scale: [d] float32 standardiser.
-        offset: [d] float64 mean of z. It is close to 0, because `mean` is rounded.
+        offset: [d] float64 mean of z. It is not exactly 0, because `mean` is rounded.
         target: Mean of y.
         cross: [d] float64 covariance of y and z, with divisor n.
-        covariance: [d, d] float64 covariance of z, with divisor n. If only squares are summed, the variances of z, [d].
+        covariance: [d, d] float64 covariance of z, with divisor n. Do not use it if only squares were summed.
     """
 
     mean: Tensor
@@ -62,13 +62,13 @@ class Statistics(NamedTuple):
 
 @dataclass
 class Sums:
-    """Sums over rows with targets y and features x relative to a reference.
+    """Sums over rows with targets y and features x. The reference is subtracted from x.
 
     Attributes:
         n: Number of rows.
         y: Σ y.
         x, xy: [d] Σ x and Σ y x.
-        xx: [d, d] Σ x xᵀ, or [d] its diagonal.
+        xx: [d, d] Σ x xᵀ, or only its diagonal [d].
         low, high: [d] minimum and maximum of x.
     """
 
@@ -110,7 +110,7 @@ class Sums:
         self.low, self.high = torch.minimum(self.low, other.low), torch.maximum(self.high, other.high)
 
     def standardiser(self, reference: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean and scale, each [d] float32. See `probes.fitting.standardiser`."""
+        """Return the mean [d] and the scale [d]. See `probes.fitting.standardiser`."""
         squares = self.xx.diagonal() if self.xx.dim() == 2 else self.xx
         variance = (squares - self.x.square() / self.n).clamp_min(0) / (self.n - 1)
         largest = torch.maximum((reference + self.low).abs(), (reference + self.high).abs())
@@ -155,7 +155,7 @@ def outside_folds(column: Column, target: Tensor, fold: Tensor, products: bool) 
 
 
 def moments(features: StreamedFeatures) -> tuple[Tensor, Tensor]:
-    """Compute the mean and scale of streamed features, each [feature, d_model]. See `probes.fitting.standardiser`."""
+    """Compute the mean and scale [feature, d_model] of streamed features. See `probes.fitting.standardiser`."""
     found, nothing = [], torch.zeros(len(features.rows), dtype=torch.int64, device=features.device)
     with Progress("standardise", features.shape[1], "features") as progress:
         for feature in range(features.shape[1]):

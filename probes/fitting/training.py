@@ -60,11 +60,11 @@ class Descent(ProbeModule):
         return super().moments(features)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of each candidate in nats, [penalty, feature]."""
+        """Return the mean losses [penalty, feature] of all candidates in nats."""
         return soft_label_loss(self.candidate_scores(self.standardised(batch.features)), batch.target)
 
     def penalty(self) -> Tensor:
-        """Return λ/2 times the sum of squares of each candidate's penalised parameters, [penalty, feature]."""
+        """Return the penalties [penalty, feature]: λ/2 times the sum of squares of the penalised parameters."""
         weights: list[Tensor] = [self.get_parameter(name) for name in self.penalised]
         l2 = torch.tensor(self.penalties, device=weights[0].device)
         return l2[:, None] / 2 * sum(weight.square().sum(tuple(range(2, weight.dim()))) for weight in weights)
@@ -77,7 +77,7 @@ class Descent(ProbeModule):
         return total
 
     def on_train_epoch_end(self) -> None:
-        """Log the mean loss of the epoch. It is averaged here because Lightning's averaging slows down every step."""
+        """Log the mean loss of the epoch. Averaging by Lightning would slow down every step."""
         losses, rows = zip(*self._passed, strict=True)
         self._passed.clear()
         weight = torch.tensor(rows, dtype=torch.float32, device=losses[0].device)
@@ -151,7 +151,7 @@ class Directions(ProbeModule):
         return scores
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """See `ProbeModule.candidate_head`. If an input has several features, the score is the mean over them."""
+        """See `ProbeModule.candidate_head`. The score is the mean over the features of an input."""
         features = list(self.inputs[feature])
         weight = self.weight[penalty, features] / len(features)
         head = LinearHead(weight.numel())

@@ -1,1 +1,1 @@
-"""Learning curves: AUROC and Brier skill by the number of training questions and of answers per question."""
+"""Learning curves: AUROC and Brier skill for different numbers of training questions and answers."""

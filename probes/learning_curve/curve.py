@@ -28,11 +28,11 @@ LEAST_QUESTIONS = round(LEAST_VALIDATION / VAL_SHARE)
 
 @dataclass(frozen=True)
 class Cell:
-    """Out-of-fold confidences of probes trained on the same numbers of questions and of answers per question.
+    """Out-of-fold confidences of probes that were trained on n questions with k answers each.
 
     Attributes:
-        confidence: [subset, question] float64, with one row for each random subset. The columns correspond to the rows
-            of the question table; NaN for questions that are not tested.
+        confidence: [subset, question] float64, for each random subset and each row of the question table. Questions
+            that are not tested have NaN.
         n_fits: Number of fits.
         n_base_rate: Number of fits that return the base rate.
     """
@@ -64,9 +64,9 @@ def round_numbers(most: int) -> list[int]:
 
 
 def random_ranks(answers: AnswerTable, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Put the graded answers to each question in random order, and return their ranks [answer], starting at 0.
+    """Return the rank of each answer in a random order of the answers to its question.
 
-    Answers with unknown grades come last.
+    Ranks start at 0. Answers with unknown grades come last.
     """
     order = np.lexsort((rng.random(len(answers.question)), 1 - answers.known, answers.question))
     question, places = answers.question[order], np.arange(len(order))
@@ -77,17 +77,16 @@ def random_ranks(answers: AnswerTable, rng: np.random.Generator) -> NDArray[np.i
 
 @dataclass
 class LearningCurve:
-    """Train a probe on random subsets of the questions and answers outside each test fold, and score the test fold.
+    """Train a probe on random subsets of the data outside each test fold, and score the test fold.
 
-    A subset consists of n questions, each with k graded answers (or all its graded answers, if it has fewer). Smaller
-    subsets are contained in larger ones, because the random orders depend only on `seed` and the subset number. The
-    probe is fitted and calibrated on the grades of the subset. It is evaluated on all grades of the test fold.
+    A subset consists of n questions with up to k graded answers each. Larger subsets contain the smaller subsets. The
+    probe is fitted and calibrated on the grades of a subset. It is evaluated on all grades of the test fold.
 
     Args:
         store: Folder of the store.
         grader: Grader whose grades are used. Required if the store has several graders.
         probe: Name of the probe in `CLOSED_FORM`.
-        n: Numbers of training questions. The default is `halvings` of all questions outside a test fold.
+        n: Numbers of training questions. The default is `halvings` of the number outside a test fold.
         k: Numbers of graded answers per training question. The default is `round_numbers` up to the maximum.
         n_folds: Number of folds.
         n_subsets: Number of random subsets.
@@ -98,8 +97,8 @@ class LearningCurve:
         table: Question table with all grades.
         questions: [question] int64 rows of the question table that are tested.
         folds: Test rows of each fold.
-        cells: A dict from (n, k) to cells whose fits all succeeded.
-        masked: A dict from every other (n, k) to the reason why a fit failed.
+        cells: Dict from (n, k) to the cell, if all its fits succeeded.
+        masked: Dict from (n, k) to the reason why a fit failed, for all other cells.
     """
 
     store: str
@@ -152,7 +151,7 @@ class LearningCurve:
         return self
 
     def subsets(self, n: int, k: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return, for each subset, a random order of the question table and the `random_ranks` of the answers."""
+        """Return a random order of the question table and the `random_ranks` of the answers for each subset."""
         generators = [np.random.default_rng([self.seed, subset]) for subset in range(self._n_subsets(n, k))]
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
 
@@ -184,7 +183,7 @@ class LearningCurve:
             self.cells[n, k] = Cell(confidence, len(fallbacks), sum(fallbacks))
 
     def _fit(self, train: Tensor, test: Tensor, kept: NDArray[np.bool_]) -> tuple[Tensor, bool]:
-        """Fit the probe with the grades in the mask `kept` [answer].
+        """Fit the probe with the grades that the mask `kept` [answer] selects.
 
         Returns:
             - The confidences of the test questions, [question] float64.

@@ -17,7 +17,7 @@ from probes.report.results import record_header
 from probes.report.templates import render
 
 METRICS = ("auroc", "brier_skill")
-#: Number of training questions, and number of graded answers to each of them.
+#: Number of training questions, and number of graded answers to each question.
 Split = tuple[int, int]
 
 
@@ -26,13 +26,12 @@ def over_subsets(
 ) -> dict[str, Any] | None:
     r"""Compute the mean of a metric over random training subsets, with a 95 % interval.
 
-    The interval accounts for the choice of the test questions and of the subsets. Its half-widths are
+    The interval accounts for the random choice of test questions and subsets. Its half-widths are
 
     .. math:: \sqrt{h^2 + t_{S-1, 0.975}^2\, s^2 / S}
 
-    where h are the half-widths of the bootstrap interval over test questions, computed with the subsets fixed, s is the
-    standard deviation of the metric over S subsets, and t is a quantile of Student's t distribution. With one subset,
-    the half-widths are h.
+    where h is a half-width of the bootstrap interval over test questions, s is the standard deviation of the metric
+    over S subsets, and t is a quantile of Student's t distribution. With one subset, the half-width is h.
 
     Args:
         metrics: The metric of each subset, as a function of the resampling weights.
@@ -41,8 +40,8 @@ def over_subsets(
         seed: Seed of the resampling.
 
     Returns:
-        A dict with `value`, `low`, `high` and the standard deviation `spread` (None with one subset), or None if the
-        metric is undefined.
+        A dict with `value`, `low`, `high` and `spread`, the standard deviation over subsets (None with one subset). If
+        the metric is undefined, the result is None.
     """
     interval = bootstrap(
         lambda weights: torch.stack([metric(weights) for metric in metrics]).mean(0), n_questions, n_resamples, seed
@@ -104,9 +103,9 @@ class _Measured:
 def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
     """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
-    The budgets are the numbers n · k of graded answers in the cells of the grid. A split belongs to a budget if it uses
-    more than half of the budget and does not exceed it. For each k, only the split with the highest n is kept. Budgets
-    with a single split are left out, and so are budgets that are at most 5 % below a larger budget.
+    A split (n, k) costs n · k graded answers. The cost of each split is a budget. A split belongs to a budget if it
+    costs more than half of the budget but no more than the budget. For each k, only the split with the highest n is
+    kept. A budget is left out if it has a single split, or if it is at most 5 % below a larger budget.
 
     >>> splits_of_budgets([(48, 1), (96, 1), (48, 2), (96, 2), (48, 5), (96, 5)])
     {96: [(96, 1), (48, 2)], 240: [(96, 2), (48, 5)]}
@@ -133,12 +132,12 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
         seed: Seed of the resampling.
 
     Returns:
-        The content of curve.json. `cells` contains a dict for each number of training questions `n` and of answers per
-        question `k`, with `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and `n_base_rate`.
-        `budgets` contains, for each budget, the splits [n, k] with the best AUROC (`best`) and the second-best AUROC
-        (`runner_up`), and their `difference`. `many_minus_few` is the difference between the splits with the most and
-        the fewest questions. `contrasts` compares the largest cell with two smaller cells. `masked` contains the
-        reasons why cells are missing.
+        The content of curve.json. `cells` contains a dict for each combination of `n` training questions and `k`
+        answers per question, with `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and `n_base_rate`.
+        `budgets` contains a dict for each budget. `best` and `runner_up` are the splits [n, k] with the highest and
+        second-highest AUROC, and `difference` is their difference. `many_minus_few` is the difference between the
+        splits with the most and the fewest questions. `contrasts` compares the largest cell with two smaller cells.
+        `masked` contains the reasons why cells are missing.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))
@@ -185,9 +184,9 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
 
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
-    """Compare the largest cell with the cell that has the next lower n, and with the cell that has the lowest k.
+    """Compare the largest cell with two smaller cells: one with the next lower n, and one with the lowest k.
 
-    `splits` are sorted.
+    `splits` must be sorted.
     """
     n, k = largest = splits[-1]
     fewer_questions = [split for split in splits if split[1] == k and split[0] < n][-1:]

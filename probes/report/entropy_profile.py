@@ -22,7 +22,7 @@ def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, se
     The entropies of each answer are first averaged over its tokens.
 
     Raises:
-        InputError: If the signal is missing, or if there are no right or no wrong answers with entropies.
+        InputError: If the signal is missing, or if no right answer or no wrong answer has entropies.
     """
     keys = [key for key in store.signals.keys("entropy_profile", "sample") if key.endswith("/entropy")]
     means = torch.stack([pool(store.signals.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
@@ -42,13 +42,13 @@ def entropy_profile(
         seed: Seed of the resampling.
 
     Returns:
-        A dict. `right`, `wrong` and `difference` (wrong − right) contain the mean in nats at each of the `layers`, with
-        a pointwise 95 % interval. `n_answers` contains the numbers of right and of wrong answers. `n_questions`
-        contains the numbers of questions with right answers and with wrong answers. `n_missing` is the number of graded
-        answers without entropies.
+        A dict. `right` and `wrong` contain the mean entropy in nats at each layer, with a pointwise 95 % interval.
+        `difference` contains wrong − right. `n_answers` contains the numbers of right and wrong answers. `n_questions`
+        contains the numbers of questions with right and with wrong answers. `n_missing` is the number of graded answers
+        without entropies.
 
     Raises:
-        InputError: If there are no right or no wrong answers with entropies.
+        InputError: If no right answer or no wrong answer has entropies.
     """
     right, known, question = map(torch.from_numpy, (answers.right, answers.known, answers.question))
     used = (known > 0) & means.isfinite().all(0)
@@ -62,7 +62,7 @@ def entropy_profile(
     own, place = question[used].unique(return_inverse=True)
 
     def mean(values: Tensor, rows: Tensor) -> WeightedMetric:
-        """Return a function from question weights to the weighted mean over the selected answers."""
+        """Return a function that maps question weights to the weighted mean of the selected answers."""
         included = rows[used].double()
         counts, sums = by_group(torch.stack([included, values[used].double() * included]), place, len(own))
         return lambda weights: (weights @ sums) / (weights @ counts)

@@ -37,7 +37,7 @@ _OF_QUESTIONS = ("auroc_hard", "brier_skill", "rmsce", "spearman")
 _OF_ANSWERS = {name: metric for name, metric in CAPABILITY.items() if name not in _OF_QUESTIONS}
 #: Metrics for each target. The Brier score on individual answers needs no debiasing.
 METRICS = {"capability": CAPABILITY, "response": _OF_ANSWERS | {"brier": functional.response_brier}}
-#: Metrics without a valid interval. A calibration error cannot be negative, so resampling biases it upwards.
+#: Metrics without a valid interval, because resampling biases calibration errors upwards.
 WITHOUT_INTERVAL = ("ece_width", "ece_mass", "rmsce")
 _STRATIFIED = ("auroc", "auroc_hard")
 
@@ -68,8 +68,7 @@ class Scored(NamedTuple):
     def merged(self) -> "Scored":
         """Merge answers with the same question, confidence and grade, and sort the rows. Questions are never merged.
 
-        A bootstrap of millions of answers is several times as fast with sorted rows, and faster still if answers share
-        the confidence of their question.
+        Both steps speed up the bootstrap.
         """
         if self.question is None or not len(self.right):
             return self
@@ -102,7 +101,7 @@ class Scored(NamedTuple):
 
 
 def metric_of(scored: Scored, name: str, reference: float | Tensor = 0.5) -> WeightedMetric:
-    """Return a metric of a method as a function from resampling weights [resample, question] to values [resample]."""
+    """Return a function that maps resampling weights [resample, question] to values [resample] of a metric."""
     options: dict[str, Any] = {"reference": reference} if name == "brier_skill" else {}
     if name in _STRATIFIED and scored.fold is not None:
         options["strata"] = scored.fold
@@ -136,7 +135,7 @@ def estimate(
 def evaluate(
     scored: Scored, n_unknown: int, reference: float | Tensor, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Compute all metrics of a method, and the numbers of questions and answers that they are based on.
+    """Compute all metrics of a method, and count the evaluated questions and answers.
 
     Args:
         scored: Confidences and grades.
@@ -164,7 +163,7 @@ def evaluate(
 
 
 def ceiling(right: Tensor, known: Tensor) -> Interval | None:
-    """Return the result of `functional.auroc_ceiling` with its bounds as `low` and `high`, or None if it is NaN."""
+    """Return `functional.auroc_ceiling` as a dict with `value`, `low` and `high`, or None if it is undefined."""
     value, low, high = functional.auroc_ceiling(right, known)
     return None if math.isnan(value + low + high) else {"value": value, "low": low, "high": high}
 

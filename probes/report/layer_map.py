@@ -41,7 +41,7 @@ SOLVERS: Registry[Solver] = Registry(
 )
 #: Token positions of the hidden states for each target.
 _POSITIONS = {"capability": ("last_prompt",), "response": ("first_answer", "mean_answer", "last_answer")}
-#: Colour map without its ends, because white cells would look empty and frames would not be visible on dark cells.
+#: Colour map without its lightest and darkest colours, in which cells or frames would be hard to see.
 _RAMP = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 0.96, 256)))
 
 
@@ -60,8 +60,8 @@ def layer_map(
     answers. The probe is `difference_of_means`, or `ridge` with λ = 1.
 
     Returns:
-        A dict with `auroc` [position][layer], where None marks a missing cell. `best` describes the cell with the
-        highest AUROC, and its entry `of` is the number of cells. The 95 % interval is not corrected for this choice.
+        A dict. `auroc` is a nested list [position][layer], in which missing cells are None. `best` describes the cell
+        with the highest AUROC out of `of` cells. Its 95 % interval is not corrected for this choice.
         `n_questions` is the number of tested questions, and `n_rows` the number of tested rows (questions or answers).
         `n_missing` is the number of graded rows that are left out because a hidden state is missing.
 
@@ -117,7 +117,7 @@ def layer_map(
 
 
 def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver = SOLVERS["ridge"]) -> Tensor:
-    """Compute out-of-fold scores [row] float32 of a closed-form probe; NaN for rows that are unused or lack features.
+    """Compute out-of-fold scores [row] of a closed-form probe. Rows that are unused or lack features get NaN.
 
     Args:
         features: [row, d_model] float32 features; NaN if missing.

@@ -137,10 +137,14 @@ def by_layer(
 ) -> Figure:
     """Plot the AUROC and the Brier score of a probe by layer, with 95 % bands.
 
-    `names` contains the name ``layer/position`` of each feature. `intervals` maps `auroc` and `brier` to one interval
-    per feature. `figures` contains the AUROC and the Brier score of the probe, which reads the layers `chosen`. Each
-    of these values is drawn as a circle, or as a line if there are several layers. `references` maps up to two
-    baselines to their AUROC and Brier score, which are drawn as lines.
+    Args:
+        method: Name of the probe.
+        names: Name of each feature, in the form ``layer/position``.
+        intervals: Dict from `auroc` and `brier` to the intervals of all features.
+        chosen: Layers that the probe reads.
+        figures: AUROC and Brier score of the probe, drawn as circles. With several layers, they are drawn as lines.
+        references: Dict from up to two baselines to their AUROC and Brier score, which are drawn as lines.
+        target: `capability` or `response`.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)
     labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")

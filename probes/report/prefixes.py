@@ -44,7 +44,7 @@ def by_fraction(module: ProbeModule, data: FeatureDataModule, **resampling: Any)
 
 
 def length_quantiles(data: FeatureDataModule) -> list[int]:
-    """Return quantiles of the answer length in content tokens over the training and validation splits."""
+    """Return quantiles of the number of content tokens per answer in the training and validation splits."""
     n_tokens = data.feature_spec.n_tokens[data.batch("train", "val").row].double()
     levels = torch.linspace(0, 1, N_LENGTHS, dtype=torch.float64)
     return [int(n) for n in n_tokens.quantile(levels, interpolation="nearest")]

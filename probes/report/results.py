@@ -26,10 +26,10 @@ _PACKAGES = "confidence-probes lightning torch transformers torchmetrics numpy s
 def result_folder(
     command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int = 2000
 ) -> Iterator[tuple[Path, Path]]:
-    """Context manager that atomically creates the result folder `out`, by default runs/COMMAND-STORE.
+    """Context manager that creates a result folder atomically. The default of `out` is runs/COMMAND-STORE.
 
-    It yields the paths of a temporary folder for the results and of the final folder. The temporary folder is renamed
-    on success, and removed if an error occurs.
+    It yields two paths: a temporary folder for the results, and the final folder. The temporary folder is renamed on
+    success and removed on failure.
 
     Raises:
         InputError: If `seed` or `n_resamples` is out of range, or if the folder already exists or cannot be created.

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from probes.metrics.functional.inputs import by_group
 
-#: Minimum number of questions with right answers, and of questions with wrong answers, for a standard error.
+#: A standard error needs at least this many questions with right answers, and as many with wrong answers.
 LEAST_OF_A_CLASS = 5
 #: Maximum number of elements (draws × scores) in memory at once.
 _CHUNK = 2**24
@@ -56,12 +56,12 @@ class ClusteredAuroc(NamedTuple):
         return torch.where(self.enough & (variance > 1e-20), variance.sqrt(), torch.nan)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the bounds of the confidence intervals, each [score]. They are symmetric on the log-odds scale."""
+        """Return the lower and upper bounds [score] of intervals that are symmetric on the log-odds scale."""
         return logit_interval(self.auroc, self.standard_error, self.n_questions, level)
 
 
 def logit_interval(auroc: Tensor, error: Tensor, n_questions: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Return the bounds of the confidence intervals of AUROCs, each [score].
+    """Return the lower and upper bounds [score] of the confidence intervals of AUROCs.
 
     The intervals are symmetric on the log-odds scale. `error` [score] contains the standard errors. The quantile is
     from Student's t distribution with `n_questions` − 1 degrees of freedom.
@@ -105,7 +105,7 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
 
 
 def placements(scores: Tensor, others: Tensor) -> Tensor:
-    """Return the fraction of `others` below each score, counting ties as ½, [score, answer] float64; NaN if missing."""
+    """Return the fraction of `others` below each score, with shape [score, answer]. Ties count ½. NaN means missing."""
     present, others_present = scores.isfinite(), others.isfinite()
     ordered = torch.where(others_present, others, torch.inf).sort(1).values.contiguous()  # missing scores come last
     values = torch.where(present, scores, 0.0).contiguous()
@@ -127,12 +127,9 @@ def max_t(
     Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
     answers to a question get the grades of the answers to another question, matched by sample number. The statistic of
     a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of
-    draws in which the largest statistic of all scores is at least as large as the observed statistic. The Holm
-    correction would have less power, because the scores are correlated.
+    draws in which the largest statistic of all scores is at least as large as the observed statistic.
 
-    Suppose that no score is related to the grades and that all questions have the same number of answers. The
-    probability that any p-value is below 0.05 is then at most 5 %, for any number of right and wrong answers.
-    Statistics based on clustered standard errors would guarantee this only for large samples.
+    The familywise error rate is controlled in samples of any size if all questions have the same number of answers.
 
     Args:
         scores: [score, answer] scores; NaN means missing.
@@ -144,7 +141,8 @@ def max_t(
         progress: Whether to show a progress bar.
 
     Returns:
-        [score] float64 in (0, 1]; NaN for scores that are constant or that cover only right or only wrong answers.
+        [score] float64 p-values. Scores have NaN if they are constant, or if they are missing for all right answers or
+        for all wrong answers.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1

@@ -71,8 +71,8 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the first row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score has an AUROC and is not constant. The number of answers for which the score is
-        defined must also be at least 95 % of the largest such number among all scores.
+        A row qualifies if its score has an AUROC and is not constant. In addition, the score must be defined for at
+        least 95 % as many answers as any other score in `rows`.
         """
         if not rows:
             return None
@@ -97,10 +97,10 @@ class Grid:
         return best
 
     def of_families(self) -> dict[str, int]:
-        """Return a dict from each family of scores to the row of its best score, in the order of the scores.
+        """Return a dict from each family of scores to the row of its best score.
 
-        A weighted score is excluded if it has the same influences on the validation answers as an unweighted score with
-        the same signal and key. For example, the maximum does not depend on the weights.
+        A weighted score is excluded if it is equivalent to an unweighted score on the validation answers. For example,
+        weights do not affect the maximum.
         """
         influence = self.aurocs["val"].influence
         unweighted: dict[tuple[str, ...], list[int]] = {}

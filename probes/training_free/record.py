@@ -104,7 +104,7 @@ class _Tested:
     def rows(self) -> list[dict[str, Any]]:
         """Return metrics of every reported score.
 
-        The AUROC is computed on all answers, on answers that were not truncated, and on answer pairs of similar length.
+        The AUROC is computed on all answers, on untruncated answers, and on pairs of answers of similar length.
         """
         part, scores = self._part, torch.stack([scored.confidence for scored in self._scored.values()])
         p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()
@@ -178,7 +178,7 @@ class _Tested:
 
 
 def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
-    """Return the fraction of pairs of a right and a wrong answer that share a stratum, or None if there is no pair."""
+    """Return the fraction of right–wrong pairs within the same stratum, or None if there are no pairs."""
     members = (stratum[scored.usable & (scored.right == grade)] for grade in (0, 1))
     wrong, right = (torch.bincount(strata, minlength=int(stratum.max()) + 1) for strata in members)
     n_pairs = int(wrong.sum()) * int(right.sum())

@@ -102,7 +102,7 @@ class Scores:
         self._signals = [signal for signal, keys in self._keys.items() if keys and not SIGNALS[signal].weights]
         if not self._signals:
             raise InputError(
-                f"Expected the store {str(store.path)!r} to contain a token signal for all answers, but got none "
+                f"Expected the store {str(store.path)!r} to contain a token signal for all answers, but it has none "
                 f"(stored signals: {', '.join(store.signals.names()) or 'none'}). Run `{_command(store, TOKENS)}`."
             )
         #: Dict from the name of each weighting to the signal and key of its weights.
@@ -173,7 +173,7 @@ class Scores:
         return torch.where(held_out, mean[question].float(), torch.nan)
 
     def _read(self, keys: Sequence[tuple[str, str]]) -> Ragged:
-        """Read one column of token values for each pair of signal and key, [token, column]."""
+        """Read token values [token, column], with one column for each pair of a signal and a key."""
         columns = [self._store.signals.read_ragged(signal, key) for signal, key in keys]
         return Ragged(torch.stack([column.values for column in columns], 1), columns[0].offsets)
 

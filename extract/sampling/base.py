@@ -58,7 +58,7 @@ class Sampler(Protocol):
 
         Args:
             decoding: Decoding options with one temperature.
-            model: `ModelIdentity` of the store, as a dict. It supplies all values that are not known yet.
+            model: `ModelIdentity` of the store, as a dict. Values that are not known yet are taken from this dict.
         """
         return self.policy(decoding)
 

@@ -229,8 +229,7 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 
     where P(c) is the posterior probability that class c is right. The sum is over the classes that have occurred and
-    the class of unseen answers. The gain is small if the leading answer is almost certainly right, if no other class is
-    likely both to be right and to catch up with the leading class, or if more answers would do as much harm as good.
+    the class of unseen answers.
 
     Args:
         prior: Prior of the question.

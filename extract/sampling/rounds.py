@@ -72,12 +72,12 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
 def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping: Stopping, worker: Worker) -> None:
     """Draw up to k answers to each question at each temperature.
 
-    Sampling of a question stops as soon as its stopping rule is met.
+    Sampling for a question stops as soon as the stopping rule is met.
 
     Args:
         draw: Function that draws answers and appends them to the answer logs (see `Sampler.draw`).
         stores: Dict from temperature to store.
-        k: Largest number of answers to each question at each temperature.
+        k: Maximum number of answers to each question at each temperature.
         stopping: Settings of early stopping.
         worker: Worker whose blocks are sampled.
 

@@ -36,7 +36,7 @@ class Stopping:
 
         Args:
             temperatures: Temperatures of the grid, or the only temperature.
-            budget: Largest number of answers to each question at each temperature.
+            budget: Maximum number of answers to each question at each temperature.
         """
         priors = sha256_json({id_: list(prior) for id_, prior in self.priors.items()}) if self.priors else None
         settings = {"rule": self.rule, "threshold": self.threshold, "grader": self.grader, "priors": priors}

@@ -1,4 +1,4 @@
-"""`Pass`, the data of a forward pass from which signals are computed, and the classes of its attributes."""
+"""`Pass`, the data of a forward pass for computing signals, and the classes of its attributes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,12 +99,12 @@ class Places:
 
 
 class Lens(dict[str, Tensor]):
-    """Statistics of the distributions from which the answers' tokens were drawn, float32 on the CPU, padded with NaN.
+    """Statistics of the distributions from which the answers' tokens were drawn.
 
-    The first four keys describe the model's own distribution. The other keys are computed from the residual stream of
-    each layer l or from the distribution p_l that the final norm and the head compute from this residual stream. L is
-    the last layer. The first four keys and `early_late` have shape [row, token]. All other keys have shape [row, token,
-    layer]. Entropies and divergences are in nats.
+    The first four keys describe the model's own distribution. The other keys describe the residual stream of each
+    layer l, or the distribution p_l that the final norm and the head compute from this residual stream. L is the last
+    layer. The first four keys and `early_late` have shape [row, token]. All other keys have shape [row, token, layer].
+    The values are float32 on the CPU, padded with NaN. Entropies and divergences are in nats.
 
     Keys:
         log_p: Log-probability of the drawn token; NaN if none was drawn.

@@ -1,8 +1,4 @@
-"""Logit lens: token distributions of all layers, computed in chunks with the model's final norm and head.
-
-If layers are compared with each other, the residual streams at the answers' tokens are kept until the end of the pass.
-Otherwise, each layer is reduced to its entropies as soon as it is computed.
-"""
+"""Logit lens: token distributions of all layers, computed in chunks with the model's final norm and head."""
 
 from collections import defaultdict
 from collections.abc import Collection

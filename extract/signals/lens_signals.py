@@ -78,8 +78,7 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
     The result is a dict from ``L/name`` to tensors [row, token] float32 in (0, 1]. Names contain the threshold λ in
     thousandths. h_l is the residual stream of layer l before the final norm, and p₁ and p₂ are the two largest
     probabilities in the distribution of layer l. If no earlier layer meets the condition, the value is 1, for layer L.
-    Layer 0 contains the embeddings. It is left out, because with tied embeddings its distribution repeats the input
-    token.
+    Layer 0 (the embeddings) is left out, because its distribution repeats the input token if embeddings are tied.
 
     - ``softmax_response_λ``: first layer l ≥ 1 with p₁ − p₂ ≥ λ (CALM, arXiv 2207.07061).
     - ``state_saturation_λ``: first layer l ≥ 2 with cos(h_{l−1}, h_l) ≥ λ (CALM).
@@ -87,8 +86,8 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
     - ``saturation_event``: first layer l ≥ 1 such that all layers j ≥ l have the same most likely token as layer L
       (Geva et al. 2022, arXiv 2203.14680).
 
-    CALM calibrates λ for each task and lowers it for later tokens of an answer. Here, λ is constant. It is one of
-    `CONFIDENCES` for the first two names, and one of `SIMILARITIES` for the third.
+    CALM calibrates λ for each task and lowers it for later tokens of an answer. Here, λ is constant. The values are
+    `CONFIDENCES` for the first two names, and `SIMILARITIES` for the third.
     """
     lens, last = batch.lens, batch.n_layers
     found = {"saturation_event": last + 1 - _n_leading(lens["agrees"].flip(-1) > 0)}

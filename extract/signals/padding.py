@@ -63,7 +63,7 @@ class Padded:
         return (self.w * self.u).sum(-1) / self.total
 
     def at(self, place: Tensor) -> Tensor:
-        """Return each row's value at the 0-based position `place` [..., row] in ascending order, [..., row]."""
+        """Return the element with index `place` [..., row] of each row's values in ascending order."""
         values = self.ascending[0]
         shape = torch.broadcast_shapes(values.shape[:-1], place.shape)
         return values.expand(*shape, -1).gather(-1, place.expand(shape)[..., None])[..., 0]
@@ -126,7 +126,7 @@ def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
 
 
 def _side_by_side(ragged: Ragged, rows: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """Return padded rows [..., row, token] float64, with 0 for non-finite values, and a mask of the finite rows."""
+    """Return padded rows [..., row, token] float64 and a mask of the finite rows. Non-finite values become 0."""
     step = torch.arange(int(n.max()))
     there = step < n[:, None]
     index = (ragged.offsets[rows][:, None] + step).where(there, 0)

@@ -1,7 +1,7 @@
 """Poolings, which reduce the token values of each answer to one number.
 
-The result is NaN for a row without tokens, or with a value or weight that is not finite. A row whose weights sum to 0
-is pooled without weights.
+The result is NaN if a row has no tokens, or if a value or weight is not finite. A row whose weights sum to 0 is pooled
+without weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -113,7 +113,7 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
             [sum of lengths, 1] are pooled with each column of weights [sum of lengths, m].
 
     Returns:
-        [row, …] float32. NaN for a row without tokens, or with a value or weight that is not finite.
+        [row, …] float32. NaN if a row has no tokens, or if a value or weight is not finite.
 
     Raises:
         InputError: If the name is unknown, a weight is negative, or the numbers of values and weights differ.

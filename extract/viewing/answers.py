@@ -205,9 +205,9 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
 def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
-    A token's text is the difference between the decoded prefixes with and without the token, because many tokenizers
-    decode a token differently on its own (leading spaces, bytes of a character). Tokens that add no text (bytes of an
-    unfinished character, special tokens) are merged into the next piece or, at the end, into the last piece.
+    A token's text is what the token adds to the decoded text of all earlier tokens. Tokens that add no text, such as
+    special tokens or bytes of an unfinished character, are merged into the next piece. At the end, they are merged into
+    the last piece.
 
     `token_ids` are the ids of the content tokens. `text` ends before any stop string, which can begin inside the last
     token.

@@ -31,7 +31,7 @@ class GradeCounts:
         right: Number of right answers, [question] int64.
         wrong: Number of wrong answers, [question] int64.
         unknown: Number of answers with an unknown grade, [question] int64.
-        no_answer: Number of texts without a readable answer, [question] int64. They are included in `right` or `wrong`.
+        no_answer: Number of texts without a readable answer, [question] int64. `right` and `wrong` include these texts.
     """
 
     right: Counts

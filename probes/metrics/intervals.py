@@ -55,7 +55,7 @@ def by_question(metric: WeightedMetric, question: Tensor, copies: Tensor | float
     Args:
         metric: The metric.
         question: [row] int64 question of each row.
-        copies: [row] number of identical rows that each row stands for.
+        copies: [row] number of identical rows that each row represents.
     """
     step = _chunk(len(question))
     return lambda weights: torch.cat([metric(chunk[:, question] * copies) for chunk in weights.split(step)])

@@ -121,8 +121,8 @@ def read_config(path: Path) -> dict[str, Any]:
     n_broader = config.get("novelty", {}).get("broader", {}).get("n_features", config["d_model"])
     if n_broader != config["d_model"]:
         raise InputError(
-            f"Expected `novelty.broader.n_features` in {str(path)!r} to be `d_model`, but got {n_broader}. Restore the "
-            "file."
+            f"Expected `novelty.broader.n_features` in {str(path)!r} to equal `d_model`, but got {n_broader}. Restore "
+            "the file."
         )
     if "pooled" in config:
         try:

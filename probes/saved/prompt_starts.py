@@ -45,10 +45,7 @@ class PromptStarts:
         self._caches = {start: None for start in sorted(starts, key=len, reverse=True) if len(start) >= _MIN_TOKENS}
 
     def of(self, prompts: Sequence[Sequence[int]]) -> SharedPrompt | None:
-        """Return the cache of the longest start that all prompts share and that is shorter than every prompt.
-
-        Returns None if there is no such start.
-        """
+        """Return the cache of the longest start that all prompts share, or None. It is shorter than every prompt."""
         first, last = min(map(tuple, prompts)), max(map(tuple, prompts))  # all prompts share what these two share
         for start, cache in self._caches.items():
             n = len(start)

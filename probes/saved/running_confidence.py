@@ -1,4 +1,4 @@
-"""Confidence of an answer after each of its tokens, updated without reading earlier states again."""
+"""Confidence of an answer after each of its tokens. Earlier states are not read again."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _add(rows: Sequence[RunningConfidence], found: Confidences, wait: bool) -> N
 
 
 class RunningScore:
-    """Score of an answer so far, updated with the state of each token without reading earlier states again.
+    """Score of an answer so far, updated with the state of each token. Earlier states are not read again.
 
     Args:
         probe: Probe that reads answers.

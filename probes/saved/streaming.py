@@ -1,4 +1,4 @@
-"""Stream an answer with the confidence after each token, without an additional pass or synchronisation."""
+"""Stream an answer with the confidence after each token. No additional pass or synchronisation is needed."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ class Endpoints:
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call a function that tokenises texts of the given lengths. Use another thread if the texts are many or long."""
+    """Call a function that tokenises texts of the given lengths. Use another thread for many or long texts."""
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Token limit of an answer if neither the request nor the probe's training data specifies one.
 MAX_TOKENS = 256
 #: Message for failures whose cause is not sent to clients.
-FAILED = "The server failed to answer the request. Its log has the reason."
+FAILED = "The server failed to answer the request. The reason is in the server's log."
 
 
 @dataclass(frozen=True)

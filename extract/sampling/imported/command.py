@@ -26,8 +26,8 @@ def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> 
     """Make a store from the answers and scores in a log of lm-evaluation-harness or Inspect, or in a JSON Lines file.
 
     Scores become grades: 1 means right, 0 means wrong, and all other values mean unknown. Scores with different
-    names are stored as the grades of different graders. If the log contains references, you can also use `grade`.
-    Settings that the log does not contain are stored as unknown.
+    names are stored as the grades of different graders. If the log contains references, the answers can be graded again
+    with `python -m extract grade`. Settings that the log does not contain are stored as unknown.
 
     Args:
         store: Folder of the store.

@@ -42,7 +42,7 @@ class Log:
     Attributes:
         origin: Name and version of the tool, and name of the task; None if unknown.
         model: Name of the model.
-        decoding: Decoding options, as far as the log states them.
+        decoding: Decoding options that the log contains.
         questions: Questions, in order.
         answers: Dict from question id and sample index to answer. Answers that are not in the log have no entry.
         k: Number of answers to each question, including answers that are not in the log.

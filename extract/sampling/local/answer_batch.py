@@ -90,7 +90,7 @@ class AnswerBatch:
             rows: Rows without tokens.
             read: Cache of prompts.
             logits: [question, vocab] logits after the prompts.
-            questions: [row] int64 indices of each row's question in `read`.
+            questions: [row] int64 index of each row's prompt in `read`.
         """
         if isinstance(self._cache, SharedCache):
             rows, logits = self._rows.joined(rows), torch.cat([self._logits, logits[questions]])

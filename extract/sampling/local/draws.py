@@ -115,8 +115,7 @@ def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Find the first token [row] at which the cumulative share of `weights` [row, vocab] exceeds `uniforms` [row].
 
-    The vocabulary is divided into chunks. The sums of the chunks show which chunk contains the token, and only that
-    chunk is summed token by token. Tokens with weight 0 are never drawn.
+    Tokens with weight 0 are never drawn. For speed, only one chunk of the vocabulary is summed token by token.
     """
     if n_missing := -weights.shape[-1] % _CHUNK:
         weights = torch.nn.functional.pad(weights, (0, n_missing))

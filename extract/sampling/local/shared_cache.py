@@ -39,7 +39,7 @@ class Group:
 
 @dataclass
 class Move:
-    """Rows that are copied from a group to a new group. `rows` and `target` are indices in these groups."""
+    """Rows that are copied to a new group. `rows` are indices in the old group, `target` in the new group."""
 
     source: int
     rows: Tensor
@@ -78,7 +78,7 @@ class SharedLayer(DynamicLayer):
         self.prompts = keys, values
 
     def set_groups(self, groups: Sequence[Group], moves: Sequence[int | Sequence[Move]]) -> None:
-        """Copy the answers to new groups. If `moves` contains an index, that old group's buffers are kept."""
+        """Copy the answers to new groups. If an entry of `moves` is an index, that old group's buffers are reused."""
         answers = list[Pair]()
         for group, of_group in zip(groups, moves, strict=True):
             if isinstance(of_group, int):

@@ -64,7 +64,7 @@ class TokenSampler:
         samples: range,
         progress: Callable[[int, int], None] = lambda answers, tokens: None,
     ) -> list[Sample]:
-        """Draw answers at a single temperature, ordered by question and then sample. See `sample_grid`."""
+        """Draw answers at a single temperature. They are ordered by question, then by sample. See `sample_grid`."""
         (temperature,) = self.decoding.temperatures
         return self.sample_grid(question_ids, prompts, samples, [temperature], progress)[temperature]
 
@@ -94,7 +94,7 @@ class TokenSampler:
                 between calls.
 
         Returns:
-            Dict from temperature to answers, ordered by question and then sample.
+            Dict from temperature to answers. Answers are ordered by question, then by sample.
 
         Raises:
             InputError: If the model can't read a prompt, or a logit is NaN.

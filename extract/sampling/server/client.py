@@ -225,9 +225,8 @@ def _prompt_bytes(request: Request) -> int:
 def retry_wait(state: Any) -> float:
     """Return the number of seconds to wait before the next attempt.
 
-    The wait is the time that the server requests, if any, plus full jitter: a random time between 0 and a limit that
-    doubles with each attempt. The jitter spreads out requests that failed together (Brooker, Exponential Backoff and
-    Jitter, AWS Architecture Blog, 2015).
+    The wait is the time that the server requests, plus full jitter (Brooker, Exponential Backoff and Jitter, AWS
+    Architecture Blog, 2015). The jitter is a random time between 0 and a limit that doubles with each attempt.
     """
     wait_random_exponential = import_package("tenacity").wait_random_exponential
     jitter, asked = wait_random_exponential(multiplier=0.5, max=_LONGEST_WAIT)(state), state.outcome.exception().wait

@@ -41,8 +41,7 @@ class Failure(Exception):
     Args:
         reached: Whether a server was reached.
         wait: Wait requested by the server, in seconds.
-        brief: Short form of `reason` without the text sent by the server, because that text may quote a question. By
-            default, `reason` itself.
+        brief: Short form of `reason` without the server's text, which may quote a question. By default, `reason`.
         crashed: Whether the server may have crashed: the connection failed or broke, or the status is 500.
     """
 
@@ -68,7 +67,7 @@ class Endpoint:
         url: Base address, one of `server.urls`.
 
     Attributes:
-        rests_until: Time on the clock `time.monotonic` until which other endpoints are preferred.
+        rests_until: End of the rest period, on the clock `time.monotonic`. Until then, other endpoints are preferred.
 
     Raises:
         InputError: If the package openai is not installed, or the API key, the address or a proxy address is invalid.

@@ -40,7 +40,7 @@ class Server:
     """Options for an OpenAI-compatible server, such as vLLM, SGLang, llama.cpp, LiteLLM or `transformers serve`.
 
     Attributes:
-        url: Base address, without /chat/completions. If there are several, the requests are divided among them.
+        url: Base address, without /chat/completions. Requests are divided among several addresses.
         max_concurrency: Maximum number of concurrent requests.
         n: Number of answers per request. If it is above 1, prompts are read less often. Not all servers support this.
         logprobs: Whether to request the log-probability of each token.

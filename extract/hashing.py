@@ -24,7 +24,7 @@ def sha256_json(value: Any) -> str:
 
 
 def sha256_json_list(values: Iterable[Any]) -> str:
-    """SHA-256 (hex) of the canonical JSON of a list, computed with only one value in memory at a time.
+    """SHA-256 (hex) of the canonical JSON of a list. Only one value is in memory at a time.
 
     >>> sha256_json_list(iter([1, "b"])) == sha256_json([1, "b"])
     True
@@ -59,7 +59,7 @@ def hash_order(ids: list[str], seed: int) -> list[int]:
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the entries in which two nested dicts differ, in the form ``a.b: found 1, expected 2``."""
+    """Yield the differences between two nested dicts, as texts such as ``a.b: found 1, expected 2``."""
     for key in sorted(found.keys() | wanted.keys()):
         left, right = found.get(key), wanted.get(key)
         if isinstance(left, dict) and isinstance(right, dict):

@@ -118,7 +118,7 @@ class ModelIdentity:
         id: Name of the embedded model, Hub id, name of a folder (never its path), or name of the model on a server.
         revision: Commit of a Hub model, otherwise None.
         fingerprint: Checksum of the loaded weights (`extract.models.loading.weight_fingerprint`).
-        dtype: Resolved dtype of the weights, for example "float32"; never "auto".
+        dtype: Dtype of the loaded weights, for example "float32".
         tokenizer: SHA-256 of the tokenizer.
         chat_template: SHA-256 of the chat template.
     """

@@ -82,7 +82,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def values(self) -> Signals:
-        """The store's signals. The embeddings are one of them."""
+        """The store's signals, where the embeddings are stored."""
         return self.store.signals
 
     def check_file(self, shard: Shard) -> None:

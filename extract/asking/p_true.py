@@ -133,7 +133,7 @@ class PTrue(AskedTable):
         self._reader = YesNoReader(*self.context.load())
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per question. Reading the distribution counts as one completion token."""
+        """Return one row per question. Each question costs one completion token."""
         tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = [self.prompt.encode(tokenizer, text) for text in questions.values()]
         values = self._reader.read(prompts, progress)

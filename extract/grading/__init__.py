@@ -49,8 +49,8 @@ def grader_of_kinds(kinds: Iterable[Kind]) -> str:
     names = sorted({GRADER_OF_KIND[kind] for kind in kinds})
     if len(names) > 1:
         raise InputError(
-            f"Expected questions of a single kind, but got {' and '.join(kinds)}, whose default graders are "
-            f"{' and '.join(names)}. Pass --grader, or make one store per kind."
+            f"Expected questions with the same default grader, but got the kinds {' and '.join(kinds)}, whose default "
+            f"graders are {' and '.join(names)}. Pass --grader, or make one store per kind."
         )
     return names[0]
 

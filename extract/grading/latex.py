@@ -102,7 +102,7 @@ def stated_answer(text: str) -> str | None:
 
     In order of preference, the answer is the content of the last \boxed{}, the text after the last "answer is", the
     last formula, or the last line. In prose, the answer is the only number, or the words if there is no number. A
-    number or formula that is denied ("not 20") or only a part ("10 or 20", "20 times x") is not an answer.
+    number or formula is not an answer if it is denied ("not 20") or incomplete ("10 or 20", "20 times x").
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')

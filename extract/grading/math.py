@@ -29,7 +29,7 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
 
     Args:
         gold: Gold answer in LaTeX.
-        answer: Answer in the spelling that `spelled` returns.
+        answer: Answer as returned by `spelled`.
 
     Returns:
         Whether they are equal, or None if the comparison needs algebra.
@@ -55,7 +55,7 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
 class Algebra:
     """Compares expressions with math-verify in a separate process.
 
-    The process starts on first use and restarts after a failure. It ends when the context or the parent process ends.
+    The process starts on first use and restarts after a failure. It ends with the ``with`` block or the parent process.
     Instances are thread-safe.
 
     Args:

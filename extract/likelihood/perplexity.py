@@ -19,7 +19,7 @@ from extract.running.progress import Progress
 from extract.schemas import TEXT
 from extract.text import one_line
 
-#: Context length in tokens for models whose config states none.
+#: Context length in tokens if the model's config has none.
 _DEFAULT_CONTEXT = 2048
 
 
@@ -56,7 +56,7 @@ def read_texts(path: str) -> list[str]:
     empty = [number for number, text in enumerate(texts, 1) if not (TEXT.holds(text) and text.strip())]
     if empty or not texts:
         problem = f"row {empty[0]} has no valid text" if empty else "the file has no rows"
-        raise InputError(f"Expected a text in every row of {path!r}, but {problem}. Use the column name `text`.")
+        raise InputError(f"Expected a text in every row of {path!r}, but {problem}. The column must be named `text`.")
     return texts
 
 
@@ -79,7 +79,7 @@ def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int,
 
 
 def context_of(model: Any) -> int:
-    """Return the context length of a model in tokens, or 2048 if its config states none."""
+    """Return the context length of a model in tokens, or 2048 if its config has none."""
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_CONTEXT)
 
 

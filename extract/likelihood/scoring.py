@@ -53,8 +53,8 @@ def encode_item(
         continuations: Texts of the continuations.
 
     Returns:
-        The item, and a second item for the unconditional log-probabilities, whose prompt is the output of
-        `first_token`.
+        The item, and a second item for the unconditional log-probabilities. The prompt of the second item is the
+        output of `first_token`.
     """
     text = template.rendered(tokenizer, prompt)
     context = text.rstrip()
@@ -100,13 +100,13 @@ def score(
         progress: Callback that receives the numbers of items and tokens in each finished batch.
 
     Returns:
-        One list per item, with the log-probability of each continuation in nats. It is the sum over all tokens.
+        One list per item. Each value is the log-probability of a continuation in nats, summed over its tokens.
 
     Raises:
         InputError: If a prompt or a continuation is empty, the model can't read them, or a logit is NaN.
     """
     if not all(item.prompt and all(item.continuations) for item in items):
-        raise InputError("Expected prompts and continuations with at least one token, but got an empty one. Remove it.")
+        raise InputError("Expected prompts and continuations with at least one token, but one is empty. Remove it.")
     check_prompts(model, [[*item.prompt, *continuation] for item in items for continuation in item.continuations])
     rows = [(i, item) for i, item in enumerate(items)]
     if any(item.branches for item in items) and not supports_trees(model):
@@ -133,7 +133,7 @@ def score(
 
 
 def _score_batch(model: Any, head: ModelHead, items: Sequence[Item], shared: SharedPrompt | None) -> list[list[float]]:
-    """Return the log-probability of each continuation of each item, from a single pass."""
+    """Compute the log-probabilities of a batch of items in a single pass. See `score`."""
     n_before = 0 if shared is None else len(shared.tokens)
     ids = right_padded([_inputs(item)[n_before:] for item in items], model.device)
     options: dict[str, Any] = {}

@@ -91,7 +91,7 @@ def encode_prompts(
         if recorded is not None and len(prompts[id_]) != recorded:
             fix = f"Use the version of transformers with which {str(store.path)!r} was sampled."
             if not store.samples.provides.weights:
-                fix = f"The server of {store.model_id!r} has another model or chat template. Pass --model SERVED_MODEL."
+                fix = f"{store.model_id!r} was served with another model or chat template. Pass that model as --model."
             raise InputError(
                 f"Expected the prompt of question {id_!r} to have the recorded length of {recorded} tokens, but "
                 f"got {len(prompts[id_])} from this tokenizer. {fix}"

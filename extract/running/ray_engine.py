@@ -51,9 +51,7 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
                 )
         return RayWorker(actors)
     if actors is not None:
-        raise InputError(
-            f"Expected `actors` to be passed only with --engine ray, but got {actors}. Pass --engine ray."
-        )
+        raise InputError(f"Expected `actors` to be passed only with --engine ray, but got {actors}. Pass --engine ray.")
     return Worker.from_environment()
 
 
@@ -82,8 +80,8 @@ class RayWorker(Worker):
         n_units = int(total.get(unit, 0))
         if self._given is not None and not 0 < self._given <= n_units:
             raise InputError(
-                f"Expected `actors` to be from 1 to {n_units}, because each actor needs a {unit} and the cluster has "
-                f"{n_units}, but got {self._given}. Pass a smaller --actors, or leave it out for one actor per {unit}."
+                f"Expected `actors` to be between 1 and {n_units}, the number of {unit}s in the cluster, but got "
+                f"{self._given}. Pass a smaller --actors, or leave it out for one actor per {unit}."
             )
         return self._given or n_units, {f"num_{unit.lower()}s": 1}
 
@@ -166,7 +164,7 @@ def _gone(error: Exception) -> InputError:
     line = str(error).strip().splitlines()[0]
     return InputError(
         f"Expected the Ray cluster to finish the job, but got {type(error).__name__}: {line.rstrip('.')}. Finished "
-        "blocks are kept. Run the same command again to continue, with more memory per actor if a block needs it."
+        "blocks are kept. Run the same command again to continue. If memory ran out, give each actor more memory."
     )
 
 

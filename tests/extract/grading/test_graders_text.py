@@ -172,5 +172,7 @@ def test_only_text_before_the_last_end_of_thinking_is_reasoning() -> None:
 def test_the_grader_depends_on_the_kind_and_several_kinds_are_refused() -> None:
     assert grader_of_kinds(["short", "cloze", "short"]) == "short"
     assert [grader_of_kinds([kind]) for kind in ("number", "math", "choice")] == ["number", "math", "choice"]
-    with pytest.raises(InputError, match="got math and short, whose default graders are math and short. Pass --grader"):
+    with pytest.raises(
+        InputError, match="kinds math and short, whose default graders are math and short. Pass --grader"
+    ):
         grader_of_kinds(["short", "math"])

@@ -164,7 +164,9 @@ def test_an_actor_that_cannot_write_ends_the_job_with_one_line_and_the_next_run_
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("actors", [0, 3])
 def test_more_actors_than_the_cluster_has_cpus_are_refused(actors: int) -> None:
-    with pytest.raises(InputError, match=rf"`actors` to be from 1 to 2, .* the cluster has 2, but got {actors}\. Pass"):
+    with pytest.raises(
+        InputError, match=rf"`actors` to be between 1 and 2, .* in the cluster, but got {actors}\. Pass"
+    ):
         RayWorker(actors).once(dict)
 
 

@@ -47,7 +47,7 @@ def compare(
     Args:
         store: Folder of the store. It must contain samples, grades and the signal `hidden`.
         out: Folder to create for the page, record, predictions and pictures. The default is runs/compare-STORE.
-        probes: Names of the probes to compare. Choose from {probes}. The default is all of them.
+        probes: Names of the probes to compare. Choose from {probes}. By default, all probes are compared.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
         seed: Seed for the folds, training and resampling.
@@ -135,8 +135,8 @@ def curve(
         store: Folder of the store. It must contain samples, grades and the signal `hidden`.
         out: Folder to create for the page, record and pictures. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
-        n: Numbers of training questions. By default, the number of questions outside a test fold is halved repeatedly,
-            down to at least 40.
+        n: Numbers of training questions. The default is the number of questions outside a test fold, half of this
+            number, a quarter, and so on, with a minimum of 40.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
@@ -216,7 +216,7 @@ def audit(
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
         seed: Seed for the folds, permutations and resampling.
-        n_resamples: Number of bootstrap resamples for each interval. Each p-value uses as many permutations.
+        n_resamples: Number of bootstrap resamples for each interval. Each p-value uses the same number of permutations.
 
     Returns:
         Path to the new folder.

@@ -11,7 +11,7 @@ from probes.saved.head import Head, KNNHead, neighbour_means, zeros
 
 
 class KNN(AtOnce):
-    """Weighted mean of the expected accuracies of the nearest training rows.
+    """Probe that computes a weighted mean of the expected accuracies of the nearest training rows.
 
     The weights are inverse Euclidean distances between standardised features. The number of neighbours is chosen on the
     validation split. The probe follows the classifier of Entropy-Lens (arXiv 2502.16570), which uses 25 neighbours, raw

@@ -1,4 +1,4 @@
-"""Rolling probe: the largest rolling mean of a linear function of the token states of an answer."""
+"""Rolling probe, which scores an answer by the largest rolling mean of its token values."""
 
 from typing import Any
 

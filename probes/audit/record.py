@@ -35,7 +35,7 @@ def audit_record(
         store: The store.
         table: Question table of the store.
         n_folds: Number of folds.
-        n_resamples: Number of bootstrap resamples for each interval. Each p-value uses as many permutations.
+        n_resamples: Number of bootstrap resamples for each interval. Each p-value uses the same number of permutations.
         seed: Seed for the folds, resamples and permutations.
 
     Returns:
@@ -117,7 +117,7 @@ def _least(n_folds: int) -> int:
 
 
 def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
-    """Return the reason why questions with these accuracies cannot be audited, or an empty string."""
+    """Return the reason why questions with these accuracies cannot be audited, or an empty string if they can."""
     if len(accuracy) < _least(n_folds):
         return f"there are only {len(accuracy)}"
     return "" if np.ptp(accuracy) > 0 else f"all {len(accuracy)} have an accuracy of {accuracy[0]:.3f}"

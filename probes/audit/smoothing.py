@@ -13,8 +13,8 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
     r"""Predict the accuracies of each fold with a ridge regression that is fitted to the other folds.
 
     The penalty λ minimises the generalised cross-validation score ‖y − ŷ‖² / (n − 1 − tr H)² (Golub, Heath and Wahba,
-    Technometrics 21, 1979). Here, y contains the n training accuracies, ŷ = ȳ + H (y − ȳ) is the fit, and
-    H = X (XᵀX + λI)⁻¹ Xᵀ, where X contains the centred features.
+    Technometrics 21, 1979). Here, y contains the n training accuracies, X contains the centred features, and the fit is
+    ŷ = ȳ + H (y − ȳ) with H = X (XᵀX + λI)⁻¹ Xᵀ.
 
     Args:
         features: [question, feature] float64.

@@ -10,7 +10,7 @@ from scipy.special import entr
 
 
 def mean_distance(similarity: NDArray[np.float64]) -> float:
-    """Compute the mean of 1 − S_ij over all pairs i ≠ j. For ROUGE-L, this is 1 minus the lexical similarity."""
+    """Compute the mean of 1 − S_ij over all pairs i ≠ j. For ROUGE-L, it is 1 minus the lexical similarity."""
     n = len(similarity)
     return float(1 - (similarity.sum() - n) / (n * (n - 1)))
 
@@ -26,7 +26,7 @@ def degree(similarity: NDArray[np.float64]) -> float:
 def eigenvalue_sum(similarity: NDArray[np.float64]) -> float:
     r"""Compute Σ_k max(0, 1 − λ_k), a continuous version of the number of clusters (Lin et al.).
 
-    λ_k are the eigenvalues of the normalised graph Laplacian
+    The λ_k are the eigenvalues of the normalised graph Laplacian
 
     .. math:: L = I - D^{-1/2} S D^{-1/2}, \qquad D_{ii} = \sum_j S_{ij}.
 

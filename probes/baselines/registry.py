@@ -174,7 +174,7 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
 def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") -> Callable[[Rows], Tensor]:
     """Return a function that computes the calibrated confidences of a baseline.
 
-    The function takes a dict from each split to its rows of the question table. If `scope` is "sample", these are rows
+    The function takes a dict from each split to its rows in the question table. If `scope` is "sample", these are rows
     of the answer table. The function returns the confidences of all rows of the table; missing confidences are NaN. The
     calibrator is fitted outside the test split. If no scores are available for the fit, an InputError is raised.
     """

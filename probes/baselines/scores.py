@@ -117,7 +117,7 @@ def token_entropy(pooling: str) -> AnswerUncertainty:
 
 
 def first_token(data: FeatureDataModule, value: str) -> Tensor:
-    """Read a statistic of the next-token distribution after the prompt, with shape [question]."""
+    """Read a statistic of the next-token distribution after the prompt, with one value per question."""
     (key,) = choose_keys(data.store, "tokens", "question", [value], layers=None)
     return data.store.signals.read("tokens", key)
 
@@ -198,7 +198,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    The states come from the middle layer: the stored layer closest to half of the highest stored index.
+    The states come from the middle layer: the stored layer whose index is closest to half of the highest index.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

@@ -18,7 +18,7 @@ def jaccard(texts: Sequence[str]) -> NDArray[np.float64]:
     """Compute the Jaccard similarities of all pairs of answers, as in Lin et al. (arXiv 2305.19187).
 
     The similarity of two answers with the word sets a and b is |a ∩ b| / |a ∪ b|. Words are separated by spaces,
-    converted to lower case, and include punctuation marks.
+    include punctuation marks, and are converted to lower case.
 
     >>> float(jaccard(["It is Lima", "it is Rome"])[0, 1])
     0.5

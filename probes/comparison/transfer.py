@@ -69,10 +69,10 @@ def transfer_record(
     every = _question_sets(stores, grader, PROBES[probe])
     sets = [group for group in every if len(group.questions) >= LEAST_QUESTIONS]
     if len(sets) < 2:
-        sizes = ", ".join(f"{group.name!r} with {len(group.questions)}" for group in every)
+        sizes = ", ".join(f"{group.name!r} ({len(group.questions)})" for group in every)
         raise InputError(
             f"Expected at least two sets with at least {LEAST_QUESTIONS} questions each, but got {sizes}. Pass several "
-            "--stores, or one store with several groups of questions."
+            "stores, or one store with several groups of questions."
         )
     masked = {
         group.name: f"it has {len(group.questions)} questions, but at least {LEAST_QUESTIONS} are needed"
@@ -201,7 +201,7 @@ def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Train a probe and its back-off on the sets `others`, and score the set `own`. `number` is its index."""
+    """Train a probe and its back-off on the sets `others`, and score the set `own`. `number` is the index of `own`."""
     if own.data is others[0].data:  # groups of a single store
         data, questions = own.data, torch.cat([group.questions for group in others]).sort().values
     else:

@@ -28,7 +28,7 @@ LEAST_GROUPS, N_CLUSTERS = 3, 5
 #: Prior weight of the base rate, and the penalty on the squared deviation from the prior weight. The penalty is needed
 #: because a few held-out groups provide little evidence.
 PRIOR, PENALTY = 0.1, 1.0
-#: Maximum number of bytes of the features that are used for fitting. The fit takes six times as much memory.
+#: Maximum size of the features for fitting, in bytes. The fit takes six times as much memory.
 MOST_BYTES = 96 * 2**20
 
 

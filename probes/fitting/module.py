@@ -237,7 +237,7 @@ class ProbeModule(L.LightningModule, ABC):
         return self.choice
 
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
-        """Return the columns `scores`, `right`, `known`, `row` and `question` of the validation rows, each [row].
+        """Return the columns `scores`, `right`, `known`, `row` and `question` of the validation rows.
 
         Only rows that contain the given fraction of an answer are included. `place` is the index of the input.
         """

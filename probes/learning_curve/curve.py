@@ -31,8 +31,7 @@ class Cell:
     """Out-of-fold confidences of probes that were trained on n questions with k answers each.
 
     Attributes:
-        confidence: [subset, question] float64, for each random subset and each row of the question table. Questions
-            that are not tested have NaN.
+        confidence: [subset, question] float64 confidences. Questions that are not tested have NaN.
         n_fits: Number of fits.
         n_base_rate: Number of fits that return the base rate.
     """
@@ -43,7 +42,7 @@ class Cell:
 
 
 def halvings(most: int) -> list[int]:
-    """Halve `most` repeatedly, down to `LEAST_QUESTIONS`, and return all numbers in increasing order.
+    """Halve `most` repeatedly, but not below `LEAST_QUESTIONS`, and return all numbers in increasing order.
 
     >>> halvings(384)
     [48, 96, 192, 384]
@@ -86,7 +85,7 @@ class LearningCurve:
         store: Folder of the store.
         grader: Grader whose grades are used. Required if the store has several graders.
         probe: Name of the probe in `CLOSED_FORM`.
-        n: Numbers of training questions. The default is `halvings` of the number outside a test fold.
+        n: Numbers of training questions. The default is `halvings` of the number of questions outside a test fold.
         k: Numbers of graded answers per training question. The default is `round_numbers` up to the maximum.
         n_folds: Number of folds.
         n_subsets: Number of random subsets.

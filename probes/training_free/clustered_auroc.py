@@ -28,7 +28,7 @@ class ClusteredAuroc(NamedTuple):
     """AUROCs of several scores on the same answers.
 
     Attributes:
-        auroc: [score] float64, AUROC of each score; NaN unless there are both right and wrong answers.
+        auroc: [score] float64, AUROC of each score; NaN if there are no right or no wrong answers.
         influence: [score, question] float64, AUROC derivatives with respect to the question weights. They sum to 0.
         n_answers: [score] int64, number of answers that have the score.
         has_answer: [score, question] bool, whether any answer to the question has the score.
@@ -105,7 +105,7 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
 
 
 def placements(scores: Tensor, others: Tensor) -> Tensor:
-    """Return the fraction of `others` below each score, with shape [score, answer]. Ties count ½. NaN means missing."""
+    """Return the fractions [score, answer] of `others` below each score. Ties count ½, and NaN means missing."""
     present, others_present = scores.isfinite(), others.isfinite()
     ordered = torch.where(others_present, others, torch.inf).sort(1).values.contiguous()  # missing scores come last
     values = torch.where(present, scores, 0.0).contiguous()
@@ -129,7 +129,7 @@ def max_t(
     a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of
     draws in which the largest statistic of all scores is at least as large as the observed statistic.
 
-    The familywise error rate is controlled in samples of any size if all questions have the same number of answers.
+    If all questions have the same number of answers, the familywise error rate is controlled in samples of any size.
 
     Args:
         scores: [score, answer] scores; NaN means missing.
@@ -141,8 +141,8 @@ def max_t(
         progress: Whether to show a progress bar.
 
     Returns:
-        [score] float64 p-values. Scores have NaN if they are constant, or if they are missing for all right answers or
-        for all wrong answers.
+        [score] float64 p-values. The p-value is NaN if a score is constant, or if it is missing for all right answers
+        or for all wrong answers.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1

@@ -73,7 +73,7 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
 
 
 def length_stratum(n_tokens: Tensor) -> Tensor:
-    """Return the length class of each answer, [answer]. Within a class, lengths above 5 differ by less than 25 %."""
+    """Return the length class [answer] of each answer. Within a class, lengths above 5 differ by less than 25 %."""
     return (n_tokens.clamp_min(1).double().log() / math.log(1.25) + 1e-9).floor().long()
 
 

@@ -105,7 +105,7 @@ class Sampler(Protocol):
             InputError: If some samples could not be drawn, or the sampler cannot stop early.
         """
         raise InputError(
-            f"Expected `sampler` to be able to stop early, but {type(self).__name__} has no method `draw`. Omit --stop."
+            f"Expected a sampler that can stop early, but {type(self).__name__} has no method `draw`. Omit --stop."
         )
 
 

@@ -224,7 +224,7 @@ def rows_largest(
 
 
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:
-    """Compute the first `size` columns of the product over layers of w A + (1 − w) I, [row, query, mix, column].
+    """Compute the first `size` columns [row, query, mix, column] of the product of w A + (1 − w) I over layers.
 
     The first layer is the rightmost factor. `layers` yields the lower triangular matrices A [row, query, query], and
     `shares` contains the weights w [row, mix, query].

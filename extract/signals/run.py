@@ -125,7 +125,9 @@ def _settings(name: str, dtype: str) -> dict[str, Any]:
 def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
     """Return the stored layers of a signal, which must include `layers`. If none are stored, return `layers`."""
     if layers is not None and not layers:
-        raise InputError("Expected at least one layer in `layers`, but got none. Leave it out for the default layers.")
+        raise InputError(
+            "Expected at least one layer in `layers`, but got none. Omit the option for the default layers."
+        )
     held: list[int] = []
     for shard in store.shards(scope):
         if not held and is_finished(store.signals.file(signal, shard)):

@@ -82,7 +82,7 @@ def read_prefix(
 def can_share(model: Any) -> bool:
     """Whether the model's key/value cache stores a whole prompt in transformers' standard cache layers.
 
-    This is false for models with sliding windows, which drop tokens, or with recurrent or compressed states.
+    It does not if the model has sliding windows, which drop tokens, or recurrent or compressed states.
     """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer

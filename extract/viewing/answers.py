@@ -83,7 +83,7 @@ def read_answers(
     grader: str | None = None,
     influence: str | None = None,
 ) -> tuple[list[ShownAnswer], str | None]:
-    """Read the answers to show. Returns them in question order, and the name of the token weights shown as influence.
+    """Read the answers to show, in the order of their questions.
 
     Args:
         store: Store with the signal `tokens` of the answers.
@@ -93,6 +93,9 @@ def read_answers(
         grader: Grader whose grades are shown. By default, the store's only grader, if any.
         influence: Name of the token weights to show, with or without the signal's name, for example
             ``rollout/norm_element_mean_token``. By default, ``norm_element_mean_token`` if it was read.
+
+    Returns:
+        The answers, and the name of the token weights that are shown as influence.
 
     Raises:
         InputError: If an id or sample is unknown, a signal was not read, or a question is private.

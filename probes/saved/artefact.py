@@ -182,7 +182,7 @@ class ConfidenceProbe(ModelHubMixin):
         return ConfidentModel(self, hf_model, tokenizer)
 
     def save(self, folder: str | Path, card: str | None = None) -> Path:
-        """Write the probe to a folder, with `card` or the probe's own card as its README.md, and return the folder."""
+        """Write the probe to a folder, and return the folder. By default, README.md is the probe's own card."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = probe_tensors(self.head, self.calibrator, self.prefixes, self.novelty)

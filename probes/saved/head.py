@@ -160,7 +160,7 @@ class LatentHead(VectorHead):
         components: Number of components of an answer embedding.
 
     Attributes:
-        shared: Scalar Σ τ², the sum of the variances of the offset shared by all answers to a question.
+        shared: Scalar Σ τ², where τ² are the variances of the offset that all answers to a question share.
         noise: [draw, component] standard normal draws, which are the same for all questions.
     """
 

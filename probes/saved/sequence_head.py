@@ -20,7 +20,7 @@ from probes.saved.head import Head, zeros
 
 
 def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
-    r"""Average the values of each head with attention weights, and sum over heads (EleutherAI's attention probes).
+    r"""Sum the attention-weighted means of all heads, as in EleutherAI's attention probes.
 
     .. math:: \sum_h \sum_t \mathrm{softmax}_t(q_{ht} + s_h t) \, v_{ht}
 
@@ -49,7 +49,7 @@ def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
 
 
 def rolling_pool(numbers: Tensor, there: Tensor, window: int) -> Tensor:
-    """Return the largest mean over any `window` consecutive tokens, or the mean over all tokens of a shorter row.
+    """Return the largest mean over `window` consecutive tokens. For shorter rows, return the mean over all tokens.
 
     See the module docstring for the other arguments. There is one number per token.
     """

@@ -215,7 +215,7 @@ def _draw(rows: Sequence[Row], logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _entropies(rows: Sequence[Row], logits: Tensor) -> dict[int, float]:
-    """Compute next-token entropies in nats from logits [row, vocab]. The keys are the rows that request entropies."""
+    """Compute the next-token entropies in nats of the rows that request them. The keys are the indices of the rows."""
     from extract.signals.lens import entropy, softmax
 
     chosen = [i for i, row in enumerate(rows) if row.job.settings.entropy]

@@ -23,7 +23,7 @@ class Settings:
     """Settings of one generated answer.
 
     Attributes:
-        max_tokens: Maximum number of tokens, at least 1. The answer can end earlier at the end of the model's context.
+        max_tokens: Maximum number of tokens, at least 1. The answer also ends when the model's context is full.
         temperature: Sampling temperature; 0 is greedy.
         top_p: Probability mass of the tokens that can be drawn (nucleus sampling), in (0, 1].
         seed: Seed of the draws. With a seed, the answer does not depend on concurrent requests. If None, every request

@@ -101,5 +101,5 @@ def _question(record: Record, dataset: str, where: str) -> Question:
     try:
         id_ = draft["id"] or sha256_json([draft.get("text"), draft.get("messages"), draft["choices"]])[:16]
     except ValueError as error:
-        raise InputError(f"Expected {where} to contain valid text, but it does not: {error}. Correct it.") from None
+        raise InputError(f"Expected {where} to contain text, but it does not: {error}. Correct it.") from None
     return Question(**{**draft, "id": id_, "dataset": dataset})

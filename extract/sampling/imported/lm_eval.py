@@ -87,7 +87,7 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
 def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> list[tuple[str, Grade]]:
     """Return the grader name and the grade for each score of the first answer.
 
-    Scores that combine several answers are left out. Metrics for which lower is better are also left out.
+    Scores that combine several answers, and metrics for which lower is better, are left out.
     """
     if len(row["resps"][0]) > 1 and not _takes_first(config, row["filter"]):
         return []

@@ -15,6 +15,6 @@ class ImportedSampler(Sampler):
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
         raise InputError(
-            "Expected `sampler` to draw answers, but got 'imported', the sampler of stores that were imported from a "
-            "log. Make such a store with `python -m extract import`, or use the sampler local or server."
+            "Expected `sampler` to draw answers, but got 'imported', which is only for stores that were imported from "
+            "a log. Pass local or server, or make such a store with `python -m extract import`."
         )

@@ -47,7 +47,7 @@ PARSER = {
 
 
 class TrainParser(OneLineErrors, LightningArgumentParser):
-    """Lightning's parser, changed so that it reports each error in one line."""
+    """Command-line parser that reports each error in one line."""
 
     def parse_args(self, args: Sequence[str], *more: Any, **options: Any) -> Any:
         """Parse a command line."""
@@ -55,10 +55,10 @@ class TrainParser(OneLineErrors, LightningArgumentParser):
 
 
 class KeepConfig(SaveConfigCallback):
-    """Write the resolved config to the run's folder, and log it to W&B with the store's identity and the git commit."""
+    """Callback that writes the complete config to the run's folder and logs it to W&B."""
 
     def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Write and log the config. Lightning calls this once, after the datamodule has been set up."""
+        """Write and log the config. Lightning calls this method after the datamodule has been set up."""
         dump = partial(self.parser.dump, self.config, skip_none=False)
         Path(trainer.default_root_dir, "config.yaml").write_text(dump(), encoding="utf-8")
         store = trainer.datamodule.store
@@ -79,7 +79,7 @@ class TrainCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Create a parser that reports each error in one line."""
         parser = TrainParser(**kwargs)
-        parser.add_argument("-c", "--config", action="config", help="YAML file. Options after it override its values.")
+        parser.add_argument("-c", "--config", action="config", help="YAML file. Later options override its values.")
         return parser
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -95,13 +95,13 @@ class TrainCLI(LightningCLI):
         parser.add_lightning_class_args(self.trainer_class, "trainer")
 
     def before_instantiate_classes(self) -> None:
-        """Check the numbers of devices and resamples, create the run's folder, and point the loggers at it."""
+        """Check the options, create the run's folder, and make the loggers write to this folder."""
         n_resamples, devices = self.config.n_resamples, self.config.trainer.devices
         at_least_one("n_resamples", n_resamples, default=2000)
         if str(devices) != "1" and not (isinstance(devices, list) and len(devices) == 1):
             raise InputError(
-                f"Expected `trainer.devices` to be 1, but got {devices!r}. The probes of all layers are fitted on one "
-                "device. Omit the option. Only `python -m extract` can use several devices, with `torchrun`."
+                f"Expected `trainer.devices` to be 1, but got {devices!r}. The probes are fitted on one device. "
+                "Omit the option. Only `python -m extract` supports several devices."
             )
         recipes = [Path(str(path)).stem for path in self.config.config or []]
         module, _, probe_class = self.config.model.class_path.rpartition(".")
@@ -117,13 +117,13 @@ class TrainCLI(LightningCLI):
                 logger.init_args.name, logger.init_args.version = "logs", ""
 
     def instantiate_classes(self) -> None:
-        """Create the model, the data and the trainer. If this fails, remove the run's folder."""
+        """Create the model, the datamodule and the trainer. Remove the run's folder if an error occurs."""
         with discarding(self.run_folder):
             super().instantiate_classes()
 
 
 def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
-    """Rewrite dotted recipe options as mappings, because jsonargparse 4.53 loses escape sequences in dotted options."""
+    """Convert dotted recipe options to JSON, because jsonargparse 4.53 loses their escape sequences."""
     converted, rest = [], list(arguments)
     while rest:
         option, equals, value = (argument := rest.pop(0)).partition("=")
@@ -138,7 +138,7 @@ def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
 
 
 def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
-    """Create ``runs/name``. The default name is the method and the time, plus a number if that folder exists.
+    """Create the folder of a run. The default name contains the method and the time.
 
     Raises:
         InputError: If `name` is invalid, or the folder already exists.
@@ -154,13 +154,13 @@ def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
             if name is not None:
                 break
     raise InputError(
-        f"Expected `name` to be the name of a new run, but {str(folder)!r} exists. Pass another --name, or omit it."
+        f"Expected `name` to be the name of a new run, but {str(folder)!r} exists. Omit --name, or pass another name."
     )
 
 
 @contextmanager
 def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Iterator[None]:
-    """Context manager that deletes the run's files after an error, and then the run's folder if it is empty."""
+    """Delete the files of a run if an error occurs."""
     try:
         yield
     except errors:
@@ -173,7 +173,7 @@ def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Ite
 
 
 def without_paths(value: Any) -> Any:
-    """Replace each absolute path in a config with its last component, as in a store's identity."""
+    """Replace absolute paths in a config by their last components."""
     if isinstance(value, dict):
         return {key: without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -184,7 +184,7 @@ def without_paths(value: Any) -> Any:
 
 
 def git_commit() -> str | None:
-    """Return the git commit of this code, or None outside a clone."""
+    """Return the git commit of this repository, or None if it is not a git clone."""
     command = ["git", f"--git-dir={HERE / '.git'}", "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -194,7 +194,7 @@ def git_commit() -> str | None:
 
 
 def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
-    """If there is no API key, make W&B log offline and print a notice."""
+    """Make W&B log offline if there is no API key, and print a notice."""
     for logger in loggers:  # Lightning always passes `anonymous`, which makes W&B print a warning
         logger._wandb_init.pop("anonymous", None)
     if not loggers or "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
@@ -208,7 +208,7 @@ def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
 def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers: Sequence[WandbLogger]) -> None:
     """Log a report's metrics, predictions, plots and saved probe to W&B.
 
-    The probe is logged as an artifact named after its method and base model. Each run adds a version of the artifact.
+    The artifact with the probe is named after the probe's method and base model. Each run adds a version.
     """
     table, config = report.predictions(), report.probe().config
     rows = [list(row.values()) for row in table.to_pylist()]
@@ -240,7 +240,7 @@ def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers:
 
 @contextmanager
 def closing_wandb() -> Iterator[None]:
-    """Finish the W&B run. After an error, mark it as failed, so that a sweep does not count it as finished."""
+    """Finish the W&B run, and mark the run as failed if an error occurs."""
     try:
         yield
     except BaseException:

@@ -195,7 +195,7 @@ class ConfidentModel:
         mask = options.get("attention_mask")
         if mask is not None and not bool(torch.atleast_2d(mask)[:, -1].all()):
             raise InputError(
-                "Expected `inputs` to be padded on the left, but `attention_mask` ends in padding. Set "
+                "Expected `inputs` to be padded on the left, but they are padded on the right. Set "
                 "`tokenizer.padding_side = 'left'`."
             )
         prompts, pad = self._encode(inputs, mask), self._pad_token()

@@ -1,8 +1,8 @@
 """Novelty of questions and answers, and the back-off of their confidences.
 
-The novelty of a row depends on the distance between its hidden state and the hidden states of the training rows. It is
-the fraction of training rows that have a smaller distance. The confidence of a row that is more novel than 99 % of the
-training rows is mixed with the base rate. The weight of the base rate increases linearly with the distance, up to a
+The distance of a row is measured from its hidden state to the hidden states of the training rows. The novelty of the
+row is the fraction of training rows with a smaller distance. The confidence of a row that is more novel than 99 % of
+the training rows is mixed with the base rate. The weight of the base rate increases linearly with the distance, up to a
 maximum weight. `probes.fitting.backoff` fits this maximum to held-out groups of questions.
 
 A broader probe can be trained on the questions of other stores in addition to the training rows. The confidence of a

@@ -39,7 +39,7 @@ def serve(
     device: str = "auto",
     device_map: str | None = None,
 ) -> None:
-    """Serve a model with a probe: answers with confidences over HTTP, compatible with the OpenAI API.
+    """Serve answers with confidences over an HTTP API that is compatible with the OpenAI API.
 
     The server runs until Ctrl-C or SIGTERM. Concurrent requests share forward passes of the model. See docs/serving.md.
 

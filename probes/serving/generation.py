@@ -53,7 +53,7 @@ class Batch:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all answers, without ending their jobs, and free the cache."""
+        """Remove all answers and free the cache. The jobs are not ended."""
         self.rows, self._cache = list[Row](), self._cache_class(self._hf_model)
 
     def fail(self, error: BaseException) -> None:

@@ -100,7 +100,7 @@ class Server:
             found = "the API key" if secret is None else f"the field {shown(secret)}"
             raise InputError(
                 f"Expected `server.extra_body` to contain no secrets, but got {found}. Remove it, because the store "
-                f"records the option. The API key in the environment variable {self.api_key_env} is sent automatically."
+                f"records this option. The API key in {self.api_key_env} is sent automatically."
             )
         given = (name for name, value in self.extra_body.items() if value is not None)
         if conflict := next(filter(_SET_BY_OPTIONS.__contains__, given), None):

@@ -49,7 +49,7 @@ class OpenRange:
     Attributes:
         log: Log of the answers received so far.
         asks: Requests for the missing answers.
-        n_waiting: Number of requests that have been neither answered nor abandoned.
+        n_waiting: Number of requests that are still open.
     """
 
     def __init__(self, store: Store, samples: SampleRange, n: int, wanted: Mapping[str, range] | None = None) -> None:

@@ -199,7 +199,7 @@ def read(
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         worker: See `sample_family`.
-        dtype: Data type of the stored hidden_tokens. bfloat16 needs half the space, but keeps only about 3 digits.
+        dtype: Data type of the stored hidden_tokens. bfloat16 halves the size and keeps about 3 significant digits.
         engine: Where the work is done: in this process (local) or in Ray actors (ray). See `sample`.
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
 

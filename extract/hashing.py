@@ -1,4 +1,4 @@
-"""Content hashes (SHA-256 of canonical JSON), and comparison of nested dicts."""
+"""SHA-256 hashes of texts, files and JSON values, and differences between nested dicts."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """Serialise a value as JSON with sorted keys and no spaces, so that equal values produce identical strings.
+    """Serialise a value as JSON with sorted keys and no spaces. Equal values give identical strings.
 
     NaN is rejected.
 

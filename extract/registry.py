@@ -1,4 +1,4 @@
-"""Registries of named entries. Option choices, help texts and documentation tables are generated from them."""
+"""Registries of named entries. They provide the values of options, the help texts and the tables in the docs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module

@@ -159,7 +159,7 @@ def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> N
     if lacking or unknown:
         found = f"lacks {', '.join(lacking)}" if lacking else f"has the unknown key {shown(unknown[0])}"
         fields = ", ".join(f"{prefix}{key}{' (optional)' * isinstance(field, Maybe)}" for key, field in schema.items())
-        raise InputError(f"Expected {where} to have exactly the keys {fields}, but it {found}. Restore the file.")
+        raise InputError(f"Expected {where} to have the keys {fields}, but it {found}. Restore the file.")
     for key, value in record.items():
         field = schema[key]
         field = field.field if isinstance(field, Maybe) else field

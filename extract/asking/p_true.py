@@ -56,7 +56,7 @@ def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[
         forms: Token ids of Yes and of No, from `surface_forms`.
 
     Returns:
-        The ratio and the mass, each of shape [...] and float32.
+        The ratio and the mass, both float32 of shape [...].
     """
     logprobs = logits.float().log_softmax(-1)
     yes, no = (logprobs[..., tokens].logsumexp(-1) for tokens in forms)
@@ -121,7 +121,7 @@ class PTrue(AskedTable):
 
     @cached_property
     def prompt(self) -> PromptTemplate:
-        """Prompt template for a question, or for a question and an answer."""
+        """Prompt template of the baseline."""
         return asking_prompt({**self.store.identity["policy"], "model": self.model}, self.template)
 
     def settings(self, scope: Scope) -> dict[str, Any]:

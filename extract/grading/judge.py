@@ -110,7 +110,7 @@ def messages_for(case: Case) -> list[dict[str, str]]:
 
 
 def _read_verdict(reply: str) -> bool | None:
-    """Extract the verdict from a reply. None means that the reply is neither clearly yes nor clearly no.
+    """Extract the verdict from a reply: True for yes, False for no, or None if it is unclear.
 
     A verdict is the only word on a line, or the first word of the reply if punctuation follows it. "No way to tell" is
     not a verdict.

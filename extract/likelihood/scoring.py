@@ -42,9 +42,9 @@ def encode_item(
 ) -> tuple[Item, Item]:
     """Tokenize a question's prompt and continuations as lm-evaluation-harness does.
 
-    A prompt and a continuation are tokenized together and split after the tokens of the prompt. Whitespace at the end
-    of the prompt is moved to the continuation. If the prompt does not end in whitespace, a space is inserted before the
-    continuation, except in a chat.
+    Prompt and continuation are tokenized together. The tokens after the length of the prompt belong to the
+    continuation. Whitespace at the end of the prompt is moved to the continuation. Without such whitespace, a space is
+    inserted before the continuation, except in a chat.
 
     Args:
         template: Prompt template of the policy.

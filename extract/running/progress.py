@@ -1,4 +1,4 @@
-"""Output on standard error: progress bars and messages for the user. Library messages can be silenced."""
+"""Progress bars and messages on standard error, and a way to silence the messages of libraries."""
 
 import logging
 import sys

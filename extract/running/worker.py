@@ -149,7 +149,7 @@ def alone(store: Path) -> Iterator[None]:
 
 
 class Lazy(Generic[Result]):
-    """Value that each process builds at the first call, such as a loaded model. Only `build` is pickled."""
+    """Value that each process builds on first use, such as a loaded model. Only `build` is pickled."""
 
     def __init__(self, build: Callable[[], Result]) -> None:
         self._build, self._built = build, list[Result]()

@@ -37,10 +37,8 @@ SOURCES: dict[str, Source] = {
     "text": Source("question text", "words and word pairs in the question, without its options"),
     "text_embedding": Source("text embedding", "sentence embedding of the question, from `extract ask`"),
     "group": Source("group", "the question's group"),
-    "options": Source(
-        "options alone", "words in the options, their number and their lengths, without the question", leak=True
-    ),
-    "key": Source("key", "letter of the right option, and its length relative to that of the others", leak=True),
+    "options": Source("options alone", "words, number and lengths of the options, without the question", leak=True),
+    "key": Source("key", "letter of the right option, and its length relative to the other options", leak=True),
     "length": Source("length", "number of characters and words in the question, without its options", leak=True),
     "position": Source("position", "position of the question in its source", leak=True),
 }

@@ -309,7 +309,7 @@ def test_curve_writes_its_page_record_and_pictures(
     assert "nan" not in page.lower()
     printed = capsys.readouterr().out
     assert printed.startswith(
-        "Trained on 60 questions with 2 answers each, the ridge probe (`ridge`) has an out-of-fold"
+        "The ridge probe (`ridge`) was trained on 60 questions with 2 answers each. It has an out-of-fold"
     )
     with pytest.raises(InputError, match="`out` to be a new folder"):
         curve(str(store), str(tmp_path / "out"))

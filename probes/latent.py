@@ -121,7 +121,7 @@ class Latent(Descent):
         return encode(features.transpose(0, 1), self.weight_in, self.bias_in, self.weight, self.bias)
 
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Return the scores 1 − ASEU, [penalty, row, feature]. See `sampled_score`."""
+        """Return the scores [penalty, row, feature], which are 1 − ASEU. See `sampled_score`."""
         shared = self.log_shared.exp().sum(-1)
         return sampled_score(self.predicted(features), shared, self.noise).transpose(1, 2)
 

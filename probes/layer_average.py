@@ -7,7 +7,7 @@ from probes.ridge import Ridge
 
 
 class LayerAverage(Ridge):
-    """Average of ridge regressions on single layers, over the upper half of the layers.
+    """Average of ridge regressions that each read one layer. The upper half of the layers is used.
 
     The regressions predict the expected accuracy p̂ and have the same L2 penalty. Because no single layer is chosen,
     the result depends less on chance. If several positions are read, each position is a candidate.

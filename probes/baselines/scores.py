@@ -1,7 +1,7 @@
 """Score functions of the baselines, based on properties of the question or on its sampled answers.
 
-An uncertainty baseline scores an answer by its negated uncertainty, and a question by the negated uncertainty of half
-of its answers.
+The score of an uncertainty baseline is the negated uncertainty. Half of the answers to a question determine the
+uncertainty of the question.
 """
 
 from collections import defaultdict
@@ -27,11 +27,11 @@ from probes.fitting.calibration import fit_platt
 Rows = dict[str, Tensor]
 #: Function that maps the data and the rows of each split to scores of all rows. Higher means more likely right.
 Score = Callable[[FeatureDataModule, Rows], Tensor]
-#: Function that maps the data to the uncertainty of each answer, [answer] float64. Missing values are NaN.
+#: Function that maps the data to the uncertainties [answer] of all answers. NaN means missing.
 AnswerUncertainty = Callable[[FeatureDataModule], NDArray[np.float64]]
 #: Function that maps rows of the answer table to the joint uncertainty of these answers.
 JointUncertainty = Callable[[NDArray[np.int64]], float]
-#: Function that maps rows of the answer table to the similarities of these answers, [row, row] float64.
+#: Function that maps rows of the answer table to the similarities [row, row] of these answers.
 Similarities = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
 

@@ -99,7 +99,9 @@ class Comparison:
     ) -> None:
         self._methods = {name: PROBES[name] for name in (PROBES if probes is None else probes)}
         if not self._methods:
-            raise InputError("Expected `probes` to contain at least one probe, but got none. Omit it to use all.")
+            raise InputError(
+                "Expected `probes` to contain at least one probe, but got none. Omit the option to use all probes."
+            )
         check_resampling(seed)
         self.store, self.grader, self.n_folds, self.seed = store, grader, n_folds, seed
         self._data: dict[tuple[Any, ...], FeatureDataModule] = {}

@@ -69,7 +69,7 @@ def transfer_record(
     every = _question_sets(stores, grader, PROBES[probe])
     sets = [group for group in every if len(group.questions) >= LEAST_QUESTIONS]
     if len(sets) < 2:
-        sizes = ", ".join(f"{group.name!r} ({len(group.questions)})" for group in every)
+        sizes = ", ".join(f"{group.name!r} ({len(group.questions)} questions)" for group in every)
         raise InputError(
             f"Expected at least two sets with at least {LEAST_QUESTIONS} questions each, but got {sizes}. Pass several "
             "stores, or one store with several groups of questions."
@@ -141,8 +141,8 @@ def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMetho
         )
     if len(set(names)) < len(names):
         raise InputError(
-            f"Expected `stores` with different folder names, but got {', '.join(names)}. Each folder name is "
-            "used as the name of a set. Rename a folder."
+            f"Expected `stores` to have different folder names, but got {', '.join(names)}. Each folder name "
+            "is used as the name of a set. Rename a folder."
         )
     loaded: list[FeatureDataModule] = []
     for store in stores:

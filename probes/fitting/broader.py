@@ -15,7 +15,7 @@ from probes.fitting.distance import fit_distance
 from probes.fitting.group_ridge import few_layers, fit_ridge, held_out_scores, whole_groups
 from probes.saved.novelty import Broader
 
-#: L2 penalty of the ridge regression on all coordinates of a few layers.
+#: L2 penalty of the ridge regressions.
 L2 = 3.0
 #: Rewordings of held-out questions are left out if at least this number of training questions remains.
 LEAST_ROWS = 50

@@ -56,8 +56,8 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
     See `fit_platt` for the arguments. Here, `scores` has shape [candidate, row] and can contain non-finite values.
 
     Returns:
-        Slopes and intercepts, each [candidate] float64. In the following cases, the slope is 0, and the intercept is
-        the log-odds of the base rate:
+        Slopes [candidate] and intercepts [candidate] in float64. In the following cases, the slope is 0, and the
+        intercept is the log-odds of the base rate:
             - The scores of the candidate are constant or not all finite.
             - The fitted slope is negative.
             - The answers are all right or all wrong.

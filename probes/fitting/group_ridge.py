@@ -27,7 +27,7 @@ def whole_groups(groups: Sequence[Any]) -> Tensor:
 
 
 def each_fold(fold: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each fold, yield a mask [row] of its rows and a mask [row] of all other rows."""
+    """Yield two masks for each fold: one of its rows, and one of all other rows. Both have shape [row]."""
     for number in fold.unique():
         yield fold == number, fold != number
 

@@ -69,7 +69,7 @@ class ProbeModule(L.LightningModule, ABC):
         kinds = [kind for kind in CALIBRATORS if self.log_odds or kind != "temperature"]
         if calibrator not in kinds:
             raise InputError(
-                f"Expected `calibrator` of {type(self).__name__} to be one of {', '.join(kinds)}, "
+                f"Expected the `calibrator` of {type(self).__name__} to be one of {', '.join(kinds)}, "
                 f"but got {calibrator!r}.{nearest(calibrator, kinds)}"
             )
         self.calibrator = calibrator
@@ -80,7 +80,7 @@ class ProbeModule(L.LightningModule, ABC):
         self.n_not_chosen = 0
         #: Reason why the fitted probe cannot be trusted, or None.
         self.warning: str | None = None
-        #: Validation loss of each candidate in nats, [penalty, input] float64.
+        #: Validation losses [penalty, input] of all candidates in nats.
         self.val_loss: Tensor | None = None
         #: Cross-fitted validation losses [row] in nats, and the indices [row] of the rows. Prefixes are left out.
         #: After training, `val_confidence` [row] contains the confidences of these rows.
@@ -155,7 +155,7 @@ class ProbeModule(L.LightningModule, ABC):
             self._make(*checkpoint["state_dict"]["mean"].shape)
 
     def moments(self, features: Any) -> tuple[Tensor, Tensor]:
-        """Return the mean and scale of the standardiser, each [feature, d_model]."""
+        """Return the mean and the scale of the standardiser. Both have shape [feature, d_model]."""
         if isinstance(features, TokenStates):
             raise unreadable(type(self).__name__, "hidden_tokens", "hidden")
         if isinstance(features, StreamedFeatures):

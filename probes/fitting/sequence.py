@@ -44,7 +44,7 @@ class SequenceProbe(Descent):
             setattr(self.candidates, name, nn.Parameter(copies))
 
     def moments(self, features: Any) -> tuple[Tensor, Tensor]:
-        """Compute the mean and standard deviation over the tokens of all rows, each [feature, d_model]."""
+        """Compute the mean and standard deviation over all tokens. Both have shape [feature, d_model]."""
         if not isinstance(features, TokenStates):
             raise unreadable(type(self).__name__, self.data.signal, "hidden_tokens --data.target=response")
         of_features = (features[:, i].values[:, None] for i in range(features.shape[1]))

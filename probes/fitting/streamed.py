@@ -15,7 +15,7 @@ from probes.fitting.sums import Column, Statistics, outside_folds
 
 
 class Fits(NamedTuple):
-    """Linear fits to one feature: to the rows outside each fold, then to all rows. All tensors are float32.
+    """Linear fits to one feature, in float32. The last fit is to all rows, the others to the rows outside each fold.
 
     Attributes:
         mean, scale: [fit, d] standardisers.
@@ -74,7 +74,7 @@ def difference_of_means(statistics: Statistics) -> tuple[Tensor, Tensor]:
 
 
 def targets_vary(target: Tensor) -> Tensor:
-    """Return whether targets [row] are not all equal."""
+    """Return whether the targets [row] differ between rows."""
     return target.min() < target.max()
 
 

@@ -185,7 +185,7 @@ class LearningCurve:
         """Fit the probe with the grades that the mask `kept` [answer] selects.
 
         Returns:
-            - The confidences of the test questions, [question] float64.
+            - [question] float64 confidences of the test questions.
             - Whether the probe returns the base rate for every question.
         """
         self.data.use_grades(self.table.with_grades(kept))

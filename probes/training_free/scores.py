@@ -52,7 +52,7 @@ class Score(NamedTuple):
 
     @property
     def half(self) -> bool:
-        """Whether the score uses answers with even sample numbers and is evaluated on answers with odd numbers."""
+        """Whether the score is computed from even-numbered answers and evaluated on odd-numbered answers."""
         return self.signal == PREDICTIVE
 
     @property
@@ -161,9 +161,9 @@ class Scores:
         return torch.stack([total, self._mean_of_half(total), self._mean_of_half(mean)])
 
     def _mean_of_half(self, values: Tensor) -> Tensor:
-        """Average values [answer] over each question's answers with even sample numbers.
+        """Average `values` [answer] over the even-numbered answers to each question.
 
-        Answers with odd sample numbers get the mean for their question. Answers with even sample numbers get NaN.
+        Odd-numbered answers get the mean for their question. Even-numbered answers get NaN.
         """
         question, held_out = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held_out)
         counted = ~held_out & values.isfinite()

@@ -5,7 +5,7 @@ Let p be the proportion of right answers to a question whose calibrated confiden
 .. math:: p \sim \mathrm{Beta}(a, b), \quad a = \kappa f, \quad b = \kappa (1 - f)
 
 Right answers are equal to each other. Wrong answers follow a Chinese restaurant process: after w wrong answers, the
-next wrong answer is new with probability θ/(θ + w), and otherwise equal to a random earlier wrong answer. If f is high,
+next wrong answer is new with probability θ/(θ + w). Otherwise, it repeats a random earlier wrong answer. If f is high,
 most answers are therefore right and equal. If f is low, answers differ from each other or agree on a wrong answer.
 
 A class is a set of equal answers. After n answers, the posterior probability that a class of m answers is right is
@@ -101,8 +101,8 @@ def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> d
         Dict from question id to prior.
 
     Raises:
-        InputError: If the file cannot be read, a column is missing, a question has no prior or several priors, a
-            confidence is not in [0, 1], or another value is not in [0.01, 1000].
+        InputError: If the file cannot be read, a column is missing, a question does not have exactly one prior, or a
+            value is out of range.
     """
     columns = ["question_id", *Prior._fields]
     try:
@@ -203,10 +203,10 @@ def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
 def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Yield the probabilities that the right class ends up with more answers than a rival.
 
-    Suppose that x of the n answers so far are in the right class, and y ≤ n − x of them are in a wrong class, called
-    the rival. Element [x, y] is the probability that the right class has more answers than the rival after the whole
-    budget. A tie counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in
-    the rival class with probability y/(θ + n − x).
+    Suppose that x of the n answers so far are in the right class, and y ≤ n − x are in one wrong class, the rival.
+    Element [x, y] is the probability that the right class has more answers than the rival after the whole budget. A tie
+    counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class
+    with probability y/(θ + n − x).
 
     Yields:
         n = budget, budget − 1, …, 0, and the probabilities [n + 1, n + 1] float64.

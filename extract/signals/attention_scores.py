@@ -111,9 +111,12 @@ def _score_chunks(
 ) -> Iterator[tuple[slice, Tensor, int, Iterator[Tensor]]]:
     """Yield the scores of causal attention for chunks of the queries at `places`.
 
-    Each item contains the slice of queries, the number of keys that each query sees, the number of keys with scores,
-    and an iterator over groups of heads. The iterator yields scores [row, head, query, key] float32. Scores of keys
-    that a query can't see are `HIDDEN`.
+    Yields:
+        - The slice of queries.
+        - The number of keys that each query sees, [row, query] int64.
+        - The number of keys with scores.
+        - An iterator over groups of heads, which yields scores [row, head, query, key] float32. Scores of keys that a
+          query can't see are `HIDDEN`.
     """
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
@@ -208,8 +211,7 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
     """Compute the column field, which divides attention to a key by the number of queries that see the key.
 
-    A key at place j is seen by T − j queries, where T is `n_tokens` for the alignment `token`, and `n_tokens` − 1 for
-    `emit`.
+    A key at place j is seen by T − j queries. T is `n_tokens` for the alignment `token`, and `n_tokens` − 1 for `emit`.
 
     Args:
         key: Places j of the keys, [row, key] int64.

@@ -94,9 +94,15 @@ class Samples:
     def stopping(self, samples: SampleRange) -> dict[str, Any] | None:
         """Return a range's early-stopping record, or None if a fixed number of samples was drawn.
 
-        The record contains the `rule`, its `threshold`, the `temperatures`, the `budget` (samples per question and
-        temperature), the `grader` that parsed the answers, the SHA-256 of the `priors`, and the number of `skipped`
-        samples in the range. The entry `questions` maps each question id to a dict with the following keys:
+        The record contains the rule, its threshold, the temperatures and these entries:
+
+        - ``budget``: maximum number of samples per question and temperature.
+        - ``grader``: grader that parsed the answers.
+        - ``priors``: SHA-256 of the priors.
+        - ``skipped``: number of skipped samples in the range.
+        - ``questions``: dict from question id to a dict with the keys below.
+
+        The keys for a question are:
 
         - ``reason``: why sampling stopped (rule, budget or rejected).
         - ``n_answers``: number of answers on which the decision is based.

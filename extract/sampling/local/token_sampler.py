@@ -89,9 +89,9 @@ class TokenSampler:
             samples: Indices of the answers to draw, for example ``range(0, 10)``.
             temperatures: Distinct temperatures. They replace the temperature of the policy.
             progress: Called after each step with the number of newly finished answers and of newly drawn tokens.
-            block: All prompts of a block. Pass the block if several calls draw answers to its prompts. If it fits into
-                one batch, the prompts are read only in the first call. Otherwise, only their common prefix is kept
-                between calls.
+            block: All prompts of a block. Pass the block if several calls draw answers to its prompts. If the block
+                fits into one batch, the prompts are read only in the first call. Otherwise, only their common prefix is
+                kept between calls.
 
         Returns:
             Dict from temperature to answers. Answers are ordered by question, then by sample.

@@ -40,8 +40,8 @@ def brier_skill(
 ) -> Tensor:
     """Compute the Brier skill score 1 − B / B₀. B and B₀ are the debiased Brier scores of `preds` and `reference`.
 
-    `reference` is a confidence shared by all questions, such as the mean accuracy of the training split, or a tensor
-    [question] with a confidence for each question. The result is NaN if B₀ is not positive.
+    `reference` is one confidence for all questions, such as the mean accuracy of the training split, or a tensor
+    [question] with one confidence per question. The result is NaN if B₀ is not positive.
     """
     base = torch.as_tensor(reference, dtype=torch.float64, device=preds.device).expand(preds.shape)
     worst = debiased_brier(base, right, known, weights)

@@ -29,7 +29,7 @@ def read_confidence(source: str, store: Store, ignored: Collection[str] = ()) ->
             ``runs/compare-facts/predictions.parquet:layer_average``. A file must also have the column
             ``question_id``.
         store: The store. If the source is a probe, the store must contain the signals that the probe reads.
-        ignored: Ids of questions outside the store whose confidences are ignored.
+        ignored: Ids of questions that a file may contain although they are not in the store.
 
     Returns:
         [question] float64 probabilities in the order of `store.questions`; NaN for questions without a confidence.

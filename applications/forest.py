@@ -18,8 +18,8 @@ def paired_picture(
 
     Args:
         accuracies: Estimates of the accuracies by name.
-        differences: Results of `paired_record` with three additional entries: the names `a` and `b` of the two systems,
-            and the Holm-adjusted p-value `p_holm`.
+        differences: Results of `paired_record`, with the names `a` and `b` of the two systems and the Holm-adjusted
+            p-value `p_holm` added.
         label: Axis label of the accuracies.
     """
     rows = len(accuracies), len(differences)

@@ -10,7 +10,7 @@ from torch import Tensor
 from probes.metrics.functional.inputs import by_group, mean
 from probes.metrics.intervals import WeightedMetric, bootstrap
 
-#: Dict with a `value` and the bounds `low` and `high` of its interval. The bounds are None if there is no interval.
+#: Dict with a `value` and the bounds `low` and `high` of its interval, which can be None.
 Estimate = dict[str, Any]
 
 
@@ -32,7 +32,7 @@ def mean_of(values: NDArray[np.float64]) -> WeightedMetric:
 
 
 def mean_over_groups(values: NDArray[np.float64], group: Tensor) -> WeightedMetric:
-    """Average values [question] within each group, and return the mean over groups as a function of the weights.
+    """Return the mean over groups of the group means of values [question], as a function of the weights.
 
     `group` [question] int64 is the index of each question's group. Groups without questions in a resample are left out.
     """

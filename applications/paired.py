@@ -1,7 +1,7 @@
 """Paired comparison of two systems on the same units: intervals of the mean difference, tests and sample sizes.
 
-A unit is a question, or a fact that several questions ask about. The difference of a unit is a − b, where a and b are
-the accuracies of the two systems on it.
+A unit is a question, or a fact with several questions. Its difference is a − b, where a and b are the accuracies of the
+two systems on the unit.
 """
 
 import math
@@ -34,8 +34,7 @@ def standard_error(values: Values, cluster: Labels | None = None) -> float:
     .. math::
         \mathrm{SE}^2 = \frac{G}{G-1} \sum_{g=1}^G \Big(\frac1N \sum_{i \in g} (x_i - \bar x)\Big)^2
 
-    for N values in G clusters (Miller, Adding Error Bars to Evals, arXiv 2411.00640). If every value is a separate
-    cluster, it is the standard deviation divided by √N.
+    for N values in G clusters (Miller, Adding Error Bars to Evals, arXiv 2411.00640).
 
     Args:
         values: [unit] values.
@@ -49,8 +48,8 @@ def standard_error(values: Values, cluster: Labels | None = None) -> float:
 def effective_clusters(cluster: Labels) -> float:
     """Return the effective number of clusters, (Σ n_g)² / Σ n_g² for clusters of n_g units.
 
-    It equals the number of clusters if all clusters have the same size. If it is small, clustered intervals are
-    unreliable, even if there are many clusters.
+    If all clusters have the same size, this is the number of clusters. If it is small, clustered intervals are
+    unreliable.
 
     >>> effective_clusters(np.repeat([0, 1, 2], 4)), effective_clusters(np.repeat([0, 1, 2], [6, 1, 1]))
     (3.0, 1.6842105263157894)
@@ -62,8 +61,8 @@ def effective_clusters(cluster: Labels) -> float:
 def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
     """Compute the mean and its 95 % interval from Student's t distribution.
 
-    The number of degrees of freedom is `effective_clusters` minus 1, and at least 1. For G clusters of the same size,
-    it is G − 1. See `standard_error` for the arguments. If the standard error is 0, there is no interval.
+    The number of degrees of freedom is `effective_clusters` minus 1, and at least 1. If the standard error is 0, there
+    is no interval. See `standard_error` for the arguments.
     """
     mean, error = float(values.mean()), standard_error(values, cluster)
     if error < _LEAST_ERROR:
@@ -92,9 +91,8 @@ def mcnemar(differences: Values) -> dict[str, float]:
         differences: [unit] differences, each −1, 0 or 1.
 
     Returns:
-        The exact two-sided p-value `p` from the binomial distribution, and the mid-p value `p_mid`, which gives half
-        weight to the observed outcome (Fagerland et al. 2013). The test with `p_mid` has more power, but its error
-        rate can slightly exceed the level.
+        A dict with the exact two-sided p-value `p`, and the mid-p value `p_mid` (Fagerland et al. 2013). `p_mid` gives
+        the test more power, but its error rate can slightly exceed the level.
 
     >>> {name: round(p, 5) for name, p in mcnemar(np.array([1.0, 1, 1, 1, 1, 0, -1])).items()}
     {'p': 0.21875, 'p_mid': 0.125}
@@ -106,7 +104,7 @@ def mcnemar(differences: Values) -> dict[str, float]:
 
 
 def detectable(error: float) -> float:
-    r"""Return the smallest difference that is detected with a power of 80 % in a two-sided test at 5 %.
+    r"""Return the smallest difference that a two-sided test at 5 % detects with a power of 80 %.
 
     It is :math:`(z_{0.975} + z_{0.8}) \, \mathrm{SE}`, where `error` is the standard error SE of the mean difference.
     """
@@ -116,7 +114,7 @@ def detectable(error: float) -> float:
 def n_needed(error: float, n: int, difference: float) -> int:
     """Return the number of units for which `difference` is the smallest `detectable` difference.
 
-    The number is extrapolated from `error`, the standard error for `n` units, which is proportional to 1/√n.
+    `error` is the standard error for `n` units. It is assumed to be proportional to 1/√n.
     """
     return math.ceil(n * (detectable(error) / difference) ** 2)
 
@@ -134,9 +132,8 @@ def check_difference(difference: float) -> None:
 def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
     """Test whether the mean difference is 0, with a two-sided test.
 
-    McNemar's test is used if all differences are −1, 0 or 1, for example because there is one answer per unit.
-    Otherwise, the sign-flip test is used. With clusters, the sign-flip test is always used. It then flips the signs of
-    whole clusters.
+    McNemar's test is used if all differences are −1, 0 or 1 and there are no clusters. Otherwise, the sign-flip test is
+    used. With clusters, it flips the signs of whole clusters.
 
     Args:
         differences: [unit] differences.
@@ -155,7 +152,7 @@ def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | 
 
 
 def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
-    """Compute the mean difference of two systems with its intervals, and test whether it is 0.
+    """Compute the mean difference of two systems with intervals, and test whether it is 0.
 
     Args:
         differences: [unit] differences, at least two.

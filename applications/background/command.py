@@ -26,9 +26,10 @@ def background_temperature(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Estimate the temperature at which reference models vary as much as the tested system at temperature 0.
+    """Estimate the background temperature of a system that samples at temperature 0.
 
-    The background temperature was defined by Messina and Scotta (arXiv 2604.22411). This command adds intervals.
+    At its background temperature, a reference model varies as much as the system (Messina and Scotta, arXiv
+    2604.22411).
 
     Args:
         tested: Outputs of the tested system: a store, or a JSON or CSV file. A JSON file contains an object that

@@ -39,8 +39,8 @@ class Cell:
         ks_temperature: [resample] temperatures from `ks_temperatures`.
         ks_distance: [temperature] Kolmogorov–Smirnov distances.
         ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests.
-        outside: ``above`` if the tested system varies more than the reference does at the highest temperature,
-            ``below`` if it varies less than the reference does at the lowest temperature, else empty.
+        outside: ``above`` if the tested system varies more than the reference at the highest temperature, ``below`` if
+            it varies less than the reference at the lowest temperature, else empty.
     """
 
     means: Array
@@ -88,7 +88,7 @@ class Estimate:
 
 
 def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estimate:
-    """Match the tested system with all references, and estimate its background temperature.
+    """Compare the tested system with all references, and estimate its background temperature.
 
     Raises:
         InputError: If the outputs of a reference do not vary more at its highest temperature than at its lowest.
@@ -122,7 +122,7 @@ def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estim
 def match_reference(
     tested: Mapping[str, Array], grid: Mapping[float, Mapping[str, Array]], weights: Array
 ) -> dict[str, Cell]:
-    """Match the tested system with one reference by each metric.
+    """Compare the tested system with one reference by each metric.
 
     Args:
         tested: Values [prompt] of each metric.
@@ -147,7 +147,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of one half of a reference's outputs by matching it to the other half.
+    """Estimate the temperatures of one half of a reference's outputs from the other half.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.
@@ -171,7 +171,7 @@ def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights
 
 
 def rising(name: str, values: Sequence[Mapping[str, Array]]) -> Array:
-    """Stack the values of a metric to [temperature, prompt]. A metric that falls with temperature becomes 1 − value."""
+    """Return values of a metric, [temperature, prompt]. If the metric falls with temperature, return 1 − value."""
     stacked = np.stack([one[name] for one in values])
     return stacked if METRICS[name].rises else 1 - stacked
 
@@ -194,12 +194,11 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
-    """Return the first value, with the 95 % expanded percentile interval of the other values [resample].
+    """Return the first element of `values` [resample], with a 95 % expanded percentile interval of the others.
 
     The bounds of the interval are the quantiles at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t, where n is the number of
-    prompts and t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom. With few
-    prompts, the interval between the quantiles at 2.5 % and 97.5 % would be too narrow (Hesterberg, The American
-    Statistician 69, 2015).
+    prompts and t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom (Hesterberg, The
+    American Statistician 69, 2015).
     """
     reach = (n_prompts / (n_prompts - 1)) ** 0.5 * stdtrit(n_prompts - 1, 0.975)
     low, high = np.quantile(values[1:], ndtr([-reach, reach]))

@@ -1,7 +1,6 @@
 """Find the temperature at which a reference varies as much as the tested system.
 
-A metric has one value per prompt for the tested system, and one per temperature and prompt for the reference. The
-resampling weights [resample, prompt] sum to 1 and are the same for both systems.
+The resampling weights [resample, prompt] sum to 1 and are the same for both systems.
 """
 
 import numpy as np
@@ -45,8 +44,8 @@ def ks_temperatures(distances: Array, temperatures: Array) -> Array:
 def ks_p_values(tested: Array, reference: Array) -> Array:
     """Compute the p-values [temperature] of the two-sample Kolmogorov–Smirnov tests.
 
-    The tests assume independent samples. They are conservative here, because both systems answer the same prompts. The
-    p-values are asymptotic, because exact p-values are not valid for values with ties.
+    The tests assume independent samples, so they are conservative if both systems answer the same prompts. The p-values
+    are asymptotic, because values can have ties.
     """
     return np.array([ks_2samp(tested, values, method="asymp").pvalue for values in reference])
 
@@ -90,9 +89,8 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
     """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF if each prompt has identical outputs.
 
-    The limit is 1 − 0.05^(1 / (M (N − 1))) for M prompts, where N is the minimum of `n_outputs` [prompt]. One output
-    for each prompt is not counted, because it defines the most frequent output. The limit also holds if the prompts
-    have different mismatch rates.
+    The limit is 1 − 0.05^(1 / (M (N − 1))) for M prompts, where N is the minimum of `n_outputs` [prompt]. It is also
+    valid if the prompts have different mismatch rates.
     """
     return float(1 - 0.05 ** (1 / (len(n_outputs) * (n_outputs.min() - 1))))
 
@@ -101,7 +99,7 @@ def temperature_limit(curve: Array, rate: float, temperatures: Array) -> float |
     """Return the highest temperature above 0 at which the mismatch rate of the reference is at most `rate`.
 
     `curve` [temperature] contains the non-decreasing mismatch rates of the reference. Returns None if there is no such
-    temperature. The limit is then below the first step of the grid.
+    temperature.
     """
     within = temperatures[(curve <= rate) & (temperatures > 0)]
     return float(within[-1]) if len(within) else None

@@ -25,7 +25,7 @@ _FORMAT = (
 
 @dataclass(frozen=True)
 class Source:
-    """Source of the outputs of a system, or of a reference at one temperature.
+    """Store or file with the outputs of a system, or of a reference at one temperature.
 
     Attributes:
         name: Name in messages and tables.

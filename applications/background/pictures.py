@@ -1,4 +1,4 @@
-"""Pictures of a background temperature: reference curves with the tested system, and the recovery test."""
+"""Pictures of a background temperature: the curves of all metrics, and the recovery test."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def background_pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
 
 @styled
 def curves_picture(record: Mapping[str, Any]) -> Figure:
-    """Plot the mean of each metric against the temperature of the references, with the value of the tested system."""
+    """Plot the mean of each metric against the temperature, for the references and the tested system."""
     figure, grid = new_figure(7.2, 5.4, nrows=2, ncols=2, sharex=True)
     for axes, (name, metric) in zip(grid.flat, METRICS.items(), strict=True):
         cells = [cell for cell in record["cells"] if cell["metric"] == name]

@@ -27,8 +27,8 @@ def background_record(
 ) -> dict[str, Any]:
     """Compute the content of background-temperature.json, with 95 % intervals.
 
-    If all outputs for each prompt are identical, resampling shows no variation. The interval of the temperature then
-    ends at the limit from `temperature_limit`.
+    If all outputs for each prompt are identical, the interval of the temperature ends at the limit from
+    `temperature_limit`.
     """
     n, limit = len(systems.prompts), _upper_limit(estimate, references)
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
@@ -120,8 +120,8 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
     """Return the upper limit of the temperature if all outputs are identical, else None.
 
-    The limit is the maximum over the references. `inclusive` is false if the limit is the lowest temperature above 0 of
-    a grid, because the background temperature is then below this temperature.
+    The limit is the maximum over the references. If `inclusive` is false, the background temperature is below the
+    limit, which is then the lowest temperature above 0 of a grid.
     """
     if estimate.mismatch_rate is None:
         return None
@@ -151,7 +151,7 @@ def prompt_table(systems: Systems, estimate: Estimate) -> pa.Table:
 def authors_csv(record: Mapping[str, Any]) -> str:
     """Return the results as one CSV row, with the column and metric names of Messina and Scotta's notebook.
 
-    In the columns ``REFERENCE_METRIC_Tn``, ``REFERENCE`` is the full name of a reference.
+    ``REFERENCE`` in the columns ``REFERENCE_METRIC_Tn`` is the full name of a reference.
     """
     cells = [cell for cell in record["cells"] if cell["metric"] in AUTHORS]
     row = {"Tested": record["tested"]["name"], "Tbg estimate": record["authors_temperature"]["value"]}

@@ -1,7 +1,6 @@
 """Variability of a system's outputs for the same prompt (Messina and Scotta, arXiv 2604.22411, section 4).
 
-An output is a sequence of tokens or words. The expected value of the maximum exact match fraction depends on the
-number of outputs, so this metric is computed for the same number of outputs in all systems.
+An output is a sequence of tokens or words.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -63,15 +62,14 @@ class Counted:
         return Counted.of(self.texts[i] for i in self.index[start::2])
 
     def mean_over_pairs(self, distances: NDArray[np.float64]) -> float:
-        """Average distances [distinct, distinct], whose diagonal is 0, over all pairs of outputs."""
+        """Return the mean over all pairs of outputs. `distances` has shape [distinct, distinct] and diagonal 0."""
         return float(self.counts @ distances @ self.counts) / (self.n * (self.n - 1))
 
 
 def max_exact_match(outputs: Counted, n: int, seed: int = 0) -> float:
     """Compute the maximum exact match fraction (MEMF), the fraction of the most frequent output among `n` outputs.
 
-    The expectation of MEMF depends on the number of outputs. If there are more than `n` outputs, the result is
-    therefore the mean over `N_SUBSETS` random subsets of `n` outputs.
+    If there are more than `n` outputs, the result is the mean over `N_SUBSETS` random subsets of `n` outputs.
     """
     if n == outputs.n:
         return float(outputs.counts.max()) / n
@@ -114,7 +112,8 @@ class Metric:
 
     Attributes:
         label: Name in tables and pictures.
-        compute: Function of the outputs for a prompt, the token limit and the common number of outputs.
+        compute: Function of three arguments: the outputs for a prompt, the token limit, and the number of outputs for
+            MEMF.
         rises: Whether the metric increases with temperature. A decreasing metric is 1 if all outputs are identical.
         authors: Name in the table of Messina and Scotta, or None if they do not use the metric.
     """

@@ -1,7 +1,7 @@
 """Allocate a sampling budget to questions by the expected gain of each further answer.
 
-The expected number of questions with at least one right answer is a sum of concave functions, one for each question.
-Taking the answers with the largest gains is therefore optimal, and a single sort gives the allocation for every budget.
+The expected number of questions with at least one right answer is a sum of concave functions, one for each question. It
+is therefore optimal to draw the answers with the largest gains.
 """
 
 from collections.abc import Sequence
@@ -52,9 +52,6 @@ def plug_in_gains(confidence: Array, most: int) -> Array:
 def beta_gains(a: Array, b: Array, most: int) -> Array:
     """Return the gain E[p (1 − p)^j] = B(a + 1, b + j) / B(a, b) of each answer j = 0, 1, … for p ~ Beta(a, b).
 
-    For small j, these gains decrease faster than those of `plug_in_gains`, because each wrong answer is evidence of a
-    low p. For large j, they decrease more slowly.
-
     Args:
         a: [question] first parameters. If a is 0, p is 0.
         b: [question] second parameters. If b is 0, p is 1.
@@ -76,7 +73,7 @@ def hazards(a: Array, b: Array, most: int) -> Array:
 
 
 def _decreasing(first: Array, factors: Array) -> Array:
-    """Return cumulative products of values in [0, 1]. The products do not increase, even with rounding."""
+    """Return cumulative products of values in [0, 1]. The products never increase."""
     return np.concatenate([first, factors], axis=1).cumprod(axis=1)
 
 
@@ -96,7 +93,7 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
 
 
 def allocate(gains: Array, caps: NDArray[np.int64], totals: Sequence[int]) -> NDArray[np.int64]:
-    """For each total number of answers, find the allocation with the largest sum of gains.
+    """Return the allocation with the largest sum of gains, for each total number of answers.
 
     See `rank` for the arguments `gains` and `caps`.
 

@@ -26,21 +26,20 @@ def success(
 ) -> Tensor:
     """Compute the expected success of drawing answers in the order of their gains, at several budgets.
 
-    In each resample, the budget is allocated again. If it runs out within a tie, the remaining budget is divided
-    equally among the tied answers. This gives the expectation over random orders of the tied answers.
+    In each resample, the budget is allocated again. If it runs out within a tie, the rest is divided equally among the
+    tied answers.
 
-    The result is exact for the original questions. For resamples, success is interpolated linearly between about
-    2¹⁷ / N points of the ranking, where N is the number of questions in the fold.
+    The result is exact for the original questions. For resamples, success is interpolated between points of the
+    ranking.
 
     Args:
         gains: [question, answer] gains, which do not increase along `answer`.
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers, which limit the allocation.
         budgets: [budget] mean numbers of answers per question.
-        weights: [resample, question] number of copies of each question. With weights of 1, the result is the expected
-            success of the original questions.
+        weights: [resample, question] number of copies of each question.
         fold: [question] fold of each question. Each fold has a separate budget.
-        online: Whether sampling for a question stops at the first right answer. The budget then limits the expected
+        online: Whether sampling for a question stops at the first right answer. If so, the budget limits the expected
             number of answers.
 
     Returns:

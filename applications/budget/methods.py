@@ -54,8 +54,7 @@ class Questions(NamedTuple):
         rows: [question] rows of the question table.
         fold: [question] fold, stratified by question group. Each fold has a separate budget.
         settings: The settings `all` (all answers), `half` (answers with odd indices) and `online` (all answers).
-        concentration: Dict from the name of a confidence to the mean concentration of its priors, or None if the
-            concentration cannot be estimated.
+        concentration: Dict from the name of a confidence to the mean concentration of its priors; None if unknown.
     """
 
     rows: NDArray[np.int64]
@@ -67,8 +66,8 @@ class Questions(NamedTuple):
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
     """Compute the gains of all methods.
 
-    A question is used if it has all confidences, and graded answers at both even and odd indices. Methods that are
-    computed from the answers with even indices, such as the oracle, are included only in the setting `half`.
+    A question is used if it has all confidences, and graded answers at both even and odd indices. Some methods, such as
+    the oracle, are computed from the answers with even indices. They are included only in the setting `half`.
 
     Args:
         table: The question table.

@@ -1,4 +1,4 @@
-"""Plots of success against the budget, and of differences from the uniform allocation."""
+"""Plots of success and of its difference from the uniform allocation, against the budget."""
 
 from typing import Any
 

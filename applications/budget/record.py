@@ -41,8 +41,8 @@ def budget_record(
         seed: Seed of the folds and resamples.
 
     Returns:
-        The content of budget.json, and the allocations as a table with the columns `question_id`, `confidence`, `gain`,
-        `budget` and `answers`. In the record, `settings` maps each setting to the result of `evaluate_setting`.
+        The content of budget.json, and a table of the allocations. In budget.json, `settings` maps each setting to the
+        result of `evaluate_setting`.
 
     Raises:
         InputError: If there are too few questions, no answer is right, or a budget exceeds the available answers.
@@ -88,11 +88,14 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
         weights: [resample, question] number of copies of each question. The first row contains only ones.
 
     Returns:
-        A dict with `limit` (the largest budget), `n_answers` (the number of available answers), `budgets` (up to
-        this limit) and `methods`. Each method is a dict with its `confidence` and `gain`, and with `success`,
-        `difference` and `saved` for each budget. `saved` is the number of additional answers per question that the
-        uniform allocation needs for the same success. It is None if, in more than a tenth of the resamples, the
-        uniform allocation would need more answers than are available.
+        A dict with these entries:
+
+        - `limit`: The largest budget.
+        - `n_answers`: Number of available answers.
+        - `budgets`: The budgets up to `limit`.
+        - `methods`: For each method, a dict with its `confidence` and `gain`, and with `success`, `difference` and
+          `saved` for each budget. `saved` is the number of additional answers per question that the uniform allocation
+          needs for the same success. None if the available answers are too few in more than a tenth of the resamples.
     """
     counts, limit = (setting.right, setting.known), setting.limit(questions.fold)
     used = [budget for budget in budgets if budget <= limit]
@@ -118,14 +121,12 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
 
 
 def _interval(values: Tensor) -> Interval | None:
-    """Return the first value, with a 95 % percentile interval of the other values, which come from resamples.
+    """Return the first of `values`, with a 95 % percentile interval of the others, which come from resamples.
 
     The result is None if the first value is not finite, or if more than a tenth of the other values are not finite.
 
-    Copies of a question have the same gains, so the allocation in a resample can distinguish fewer questions than the
-    original allocation. The allocation is therefore slightly worse, and the resampled values are too small. The bias
-    correction of BCa intervals would double this bias. With 40 questions, BCa intervals cover the expected difference
-    in 83–88 % of simulations, and percentile intervals in 92–96 %.
+    With 40 questions, these intervals cover the expected difference in 92–96 % of simulations, and BCa intervals in
+    83–88 %.
     """
     resampled = values[1:][values[1:].isfinite()]
     if not values[0].isfinite() or len(resampled) < 0.9 * (len(values) - 1):
@@ -135,7 +136,7 @@ def _interval(values: Tensor) -> Interval | None:
 
 
 def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence[int]) -> pa.Table:
-    """Return a table of the number of answers that each method allocates to each question in the setting `all`."""
+    """Return the number of answers that each method allocates to each question in the setting `all`, as a table."""
     setting, tables = questions.settings["all"], []
     for (name, gain), gains in setting.gains.items():
         answers = np.empty((len(budgets), len(questions.rows)), dtype=np.int64)

@@ -39,14 +39,13 @@ def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | A
     .. math:: K_t = K_{t-1} \, (1 + b_t (\mathrm{risk} - \ell_t)), \qquad 0 \le b_t \le \frac{1}{1 - \mathrm{risk}}
 
     If the mean loss is at least `risk`, K is a nonnegative supermartingale, and p = 1 / max K is a p-value (Ville's
-    inequality; Waudby-Smith and Ramdas, arXiv 2010.09686). This holds for any bet that depends only on earlier losses.
-    The bet used here would be optimal for normally distributed losses: it would maximise the probability that K reaches
-    1 / δ by the last question, with δ = 1 − level (Browne, Reaching Goals by a Deadline, 1999). The bet is
+    inequality; Waudby-Smith and Ramdas, arXiv 2010.09686). A bet can depend only on earlier losses. The bet here is
 
     .. math:: b = \frac{\varphi(\Phi^{-1}(u))}{u \, \sigma \sqrt n}
 
-    where u = δ K, n is the number of questions left, and σ is the standard deviation estimated from earlier losses.
-    Betting stops at u = 1. The test needs little more evidence than a one-sided z-test at the same level.
+    where δ = 1 − level, u = δ K, n is the number of questions left, and σ is the standard deviation estimated from
+    earlier losses. Betting stops at u = 1. For normally distributed losses, this bet maximises the probability that K
+    reaches 1 / δ (Browne, Reaching Goals by a Deadline, 1999).
 
     Args:
         losses: [question, threshold] or [question, 1] losses in [0, 1]. The order of the questions must not depend on

@@ -16,7 +16,7 @@ from scipy.special import expit
 from applications.decisions.betting import betting_p_values, hoeffding_p_values
 
 Array = NDArray[np.float64]
-#: Candidate thresholds from strict to loose: log-odds from 7 to −7, and the threshold 0. They are independent of data.
+#: Candidate thresholds from strict to loose: log-odds from 7 to −7, and the threshold 0.
 THRESHOLDS: Array = np.append(expit(np.arange(140, -141, -1) / 20), 0.0)
 #: Sequences of tested thresholds. Each pair contains the fraction of questions that the first threshold keeps, and the
 #: fraction of the error probability 1 − level that the sequence may spend. Sequences that start at looser thresholds
@@ -65,8 +65,7 @@ def n_needed(risk: float, level: float) -> int:
 def necessary_abstention(base_risk: float, risk: float) -> float:
     """Return the smallest fraction of questions that a rule with this risk must leave unanswered.
 
-    It is (μ − α) / (1 − α), where μ is the mean loss `base_risk` of all questions and α is `risk`. If the fraction a of
-    the questions is left unanswered, then μ ≤ (1 − a) α + a, because a loss is at most 1.
+    It is (μ − α) / (1 − α), where μ is the mean loss `base_risk` of all questions and α is `risk`.
     """
     return max(0.0, (base_risk - risk) / (1 - risk))
 
@@ -85,10 +84,9 @@ def certify(
     """Find the loosest threshold with E[ℓ | f ≥ λ] ≤ `risk` that is certified at `level`.
 
     This is fixed-sequence testing with several starts. Each sequence in `STARTS` tests thresholds from strict to loose
-    and ends at the first hypothesis that is not rejected. Together, the sequences spend the error probability
-    1 − `level`, so the risk of the returned threshold exceeds `risk` with at most this probability. The first threshold
-    of a sequence depends only on the confidences. It must keep the fraction of the questions given in `STARTS`, and at
-    least twice `n_needed` questions.
+    and ends at the first hypothesis that is not rejected. The risk of the returned threshold exceeds `risk` with a
+    probability of at most 1 − `level`. The first threshold of a sequence keeps at least the fraction of the questions
+    given in `STARTS`, and at least twice `n_needed` questions.
 
     Args:
         confidence: [question] confidences f. A question with the confidence NaN is never answered.

@@ -92,9 +92,8 @@ def decide_record(
 ) -> dict[str, Any]:
     """Compute the content of decide.json: the thresholds of each confidence for each requested risk.
 
-    `requests` contains the quantities that depend only on the risk. For each confidence, `confidences` contains the
-    risk–coverage `curve` and the results of `threshold_record`. `routing` is None and is set by the command if there
-    is a strong store.
+    `requests` contains the quantities that do not depend on a confidence. For each confidence, `confidences` contains
+    the risk–coverage `curve` and the results of `threshold_record`. `routing` is None until the command sets it.
     """
     losses, options = decided.losses, {"n_resamples": n_resamples, "seed": seed}
     n, table = len(losses), decided.table
@@ -169,7 +168,7 @@ def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate
 
 
 def lowest_risk(confidence: Array, losses: Array, n_least: int) -> float:
-    """Return the lowest mean loss of the m most confident questions, over all m ≥ `n_least`."""
+    """Return the minimum over m ≥ `n_least` of the mean loss of the m most confident questions."""
     means = losses[np.argsort(-confidence, kind="stable")].cumsum() / np.arange(1, len(losses) + 1)
     return float(means[n_least - 1 :].min())
 
@@ -197,7 +196,7 @@ def _mean_of_kept(losses: Array, is_kept: NDArray[np.bool_]) -> Any:
 
 
 def decide_table(decided: Decided, record: Mapping[str, Any]) -> pa.Table:
-    """Tabulate the counts and confidences of each question, and whether each threshold keeps the question."""
+    """Return a table with one row per question: counts, confidences, and whether each threshold keeps it."""
     table, rows = decided.table, decided.rows
     columns: dict[str, Any] = {
         "question_id": [table.ids[row] for row in rows],

@@ -1,9 +1,8 @@
 """Routing between two stores of the same questions, one cheap and one strong.
 
 A question is routed to the strong store if its confidence in the cheap store is below a threshold. The cost of an
-answer in the cheap store is its number of prompt and generated tokens. The cost of a routed question is
-the number of prompt tokens that the probe reads, plus `strong_price` times the number of prompt and generated tokens in
-the strong store.
+answer is its number of prompt and generated tokens, multiplied by `strong_price` in the strong store. A routed question
+also costs the prompt tokens that the probe reads in the cheap store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,11 +53,11 @@ class Pair(NamedTuple):
 
 
 def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
-    """Return the accuracies and costs of the questions that are in both stores and have a confidence.
+    """Read the accuracies and costs of the questions that are in both stores and have a confidence.
 
     Args:
         panel: The cheap and the strong store.
-        rows: [question] indices into the cheap store's question table. They select the questions with a confidence.
+        rows: [question] rows of the questions with a confidence in the cheap store's question table.
         strong_price: Price of a token of the strong store, relative to a token of the cheap store.
 
     Returns:
@@ -96,10 +95,9 @@ def token_costs(table: QuestionTable) -> Array:
 def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, seed: int) -> float | None:
     """Find the smallest threshold for routing that is certified at `level`. Returns None if no threshold is certified.
 
-    The routed system returns the cheap store's answer if the confidence is at or above the threshold, and otherwise the
-    strong store's answer. A threshold is certified if a test rejects the hypothesis that the expected loss of this
-    system exceeds `risk`. Thresholds are tested in descending order. The first one is infinity, which routes every
-    question.
+    Questions below the threshold are answered by the strong store, and all others by the cheap store. A threshold is
+    certified if a test rejects the hypothesis that the expected loss of this system exceeds `risk`. Thresholds are
+    tested in descending order, starting at infinity (all questions are routed).
     """
     order = np.random.default_rng(seed).permutation(len(confidence))
     thresholds = np.append(np.inf, THRESHOLDS)
@@ -137,14 +135,14 @@ def routing_record(
     """Compute the cost–accuracy curve of one confidence, its gains over random routing, and certified thresholds.
 
     Returns:
-        A dict with the entries below. A point is a dict with the fraction of `routed` questions, and the mean `cost`
-        and the `accuracy` of all questions.
+        A dict with the entries below. A point has the fraction of `routed` questions, and the mean `cost` and
+        `accuracy` over all questions.
 
         - `curve`: Points at several fractions.
         - `oracle`: Points of an oracle, which routes the questions with the largest gain in accuracy.
         - `gains`: Results of `random_gain` at `FRACTIONS`.
-        - `thresholds`: For each risk, the certified `threshold` and its point `certified`. Both are None if no
-          threshold is certified. If every question is routed, only `threshold` is None.
+        - `thresholds`: For each risk, the certified `threshold` (None if all questions are routed) and its point
+          `certified` (None if no threshold is certified).
     """
     n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
 
@@ -186,8 +184,7 @@ def routings_record(
 ) -> dict[str, Any]:
     """Compute `routing_record` for each confidence, and the accuracy and cost of each store alone.
 
-    `rows` and each array in `confidences` have shape [question]. For the arguments, see `read_pair` and
-    `routing_record`.
+    See `read_pair` and `routing_record` for the arguments.
     """
     index, pair = read_pair(panel, rows, strong_price)
     n, options = len(index), {"n_resamples": n_resamples, "seed": seed}

@@ -17,8 +17,8 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
     """Check that thresholds for the given confidences can be stored in a probe.
 
     Raises:
-        InputError: If the folder is not a saved probe, the probe reads answers, its model or prompt differs from the
-            store's, or `sources` is not a single source of confidences from the probe's method.
+        InputError: If the folder is not a saved probe, if the probe reads answers, if its model or prompt differs from
+            the store's, or if `sources` is not a single source for the probe's method.
     """
     if not Path(folder).is_dir():
         raise InputError(
@@ -52,8 +52,8 @@ def save_decisions(folder: str, record: Mapping[str, Any]) -> int:
 
     Args:
         folder: Folder of the probe.
-        record: Record from `decide_record` with a single confidence. For risks without a certified threshold, stored
-            thresholds are removed.
+        record: Record from `decide_record` with a single confidence. If a risk has no certified threshold, its stored
+            threshold is removed.
 
     Returns:
         The number of stored thresholds.

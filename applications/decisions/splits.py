@@ -28,9 +28,9 @@ def split_record(confidence: Array, losses: Array, risk: float, level: float, se
         - `n`: Number of divisions.
         - `certified`: Fraction of divisions with a certified threshold.
         - `coverage`: Mean coverage on the other halves. A division without a threshold counts as 0.
-        - `risk`: Mean measured risk on the other halves that have answered questions; None if no half has any.
+        - `risk`: Mean measured risk on the other halves; None if no question is answered.
         - `above`: Fraction of divisions in which the measured risk on the other half exceeds the requested risk.
-          Because of the sampling noise of the measured risk, this fraction can exceed 1 − level.
+          Measured risks are noisy, so this fraction can exceed 1 − level.
     """
     rng, coverages, risks = np.random.default_rng(seed), [], []
     for number in range(N_SPLITS):

@@ -1,4 +1,4 @@
-"""Cluster questions by their embeddings with k-means, with the number of clusters chosen by stability."""
+"""Cluster questions by their embeddings with k-means. The number of clusters is chosen by stability."""
 
 from typing import NamedTuple
 
@@ -30,8 +30,8 @@ class Clustering(NamedTuple):
         cluster: [question] int64 index of the question's cluster.
         distance: [question] float64 Euclidean distance to the centre of the cluster, in the space of the components.
         n_distinct: Number of distinct embeddings.
-        stability: Dict from each candidate number of clusters to the adjusted Rand index of each split, [split]. Empty
-            if the number was given.
+        stability: Dict from each candidate number of clusters to adjusted Rand indices [split]. Empty if the number was
+            given.
     """
 
     cluster: NDArray[np.int64]
@@ -88,8 +88,8 @@ def stability(points: Vectors, seed: int = 0) -> dict[int, NDArray[np.float64]]:
         seed: Seed of the splits.
 
     Returns:
-        Dict from numbers of clusters to the adjusted Rand index of each split, [split]. The numbers are those in
-        `CANDIDATES` with at least 20 points per cluster on average.
+        Dict from numbers of clusters to adjusted Rand indices [split]. The numbers are those in `CANDIDATES` with at
+        least 20 points per cluster on average.
     """
     from sklearn.metrics import adjusted_rand_score
 

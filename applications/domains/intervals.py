@@ -27,17 +27,15 @@ class Estimates(NamedTuple):
 def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
     r"""Compute the mean of each cluster with simultaneous intervals.
 
-    For a cluster c with n questions, two t intervals are computed, and the wider one is used. The first one uses the
-    variance of the cluster and n − 1 degrees of freedom. The second one uses the pooled variance within the K clusters:
+    For a cluster c with n questions, the result is the wider of two t intervals. The first interval uses the variance
+    of the cluster and n − 1 degrees of freedom. The second interval uses the pooled variance within the K clusters:
 
     .. math::
         s^2 = \frac{\sum_c \sum_{i \in c} (x_i - \bar x_c)^2}{N - K}, \quad
         \bar x_c \pm t_{N-K,\, 1 - \alpha/(2K)} \, s / \sqrt n
 
-    The first interval alone is too narrow if all values of a small cluster happen to be similar, for example all 0. The
-    second one alone is too narrow if the cluster varies more than the other clusters. The Bonferroni correction for K
-    clusters makes the intervals simultaneous. Clusters with fewer than 10 questions have no interval and are not
-    counted in K and N. There are no intervals if the pooled variance is 0.
+    The Bonferroni correction for K clusters makes the intervals simultaneous. Clusters with fewer than 10 questions
+    have no interval and are not counted in K and N. There are no intervals if the pooled variance is 0.
 
     Args:
         values: [question] finite values.
@@ -51,8 +49,8 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
 def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
     """Compute the mean of each cluster minus the mean of all other questions, with simultaneous intervals.
 
-    Two intervals are computed, and the wider one is used: Welch's interval, and an interval from the pooled variance.
-    There is no interval if there are fewer than 10 other questions. See `cluster_means` for the arguments.
+    The result is the wider of two intervals: Welch's interval, and an interval from the pooled variance. There is no
+    interval if there are fewer than 10 other questions. See `cluster_means` for the arguments.
     """
     members = _members(cluster, n_clusters)
     inside, rest = _moments(values, members), _moments(values, ~members)
@@ -63,7 +61,7 @@ def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) 
 
 
 class _Moments(NamedTuple):
-    """Mean, variance and size of each set of questions, as arrays [set].
+    """Mean, variance and size of each set of questions, with shape [set].
 
     Variance and size are NaN for sets with fewer than 10 questions, so that these sets have no interval.
     """
@@ -90,7 +88,7 @@ def _moments(values: Values, members: NDArray[np.bool_]) -> _Moments:
 def _estimates(value: Values, inside: _Moments, square: Values, freedom: Values, share: Values) -> Estimates:
     """Return the wider of two intervals for each value [cluster].
 
-    The squared standard error of the first interval is `square`, with `freedom` degrees of freedom. The squared
+    `square` is the squared standard error of the first interval, and `freedom` its degrees of freedom. The squared
     standard error of the second interval is `share` times the pooled variance.
     """
     within = inside.size - 1

@@ -16,8 +16,7 @@ _N_WORDS = 3
 def domains_picture(record: dict[str, Any]) -> Figure:
     """Draw a forest plot of the clusters with simultaneous intervals.
 
-    The most accurate cluster is at the bottom. Clusters whose difference or gap is significant are blue (positive) or
-    red (negative).
+    The most accurate cluster is at the bottom. Significant differences and gaps are blue (positive) or red (negative).
     """
     clusters, names = record["clusters"], record["confidences"]
     order = sorted(range(len(clusters)), key=lambda one: -(clusters[one]["accuracy"]["value"] or 0))

@@ -37,7 +37,7 @@ _EMBEDDING = "text_embedding"
 
 
 class Domains(NamedTuple):
-    """A store with its question table, the clusters of its questions, and confidences [question] by name."""
+    """A store with its question table, clusters of questions, and confidences [question] by name."""
 
     store: Store
     table: QuestionTable
@@ -75,12 +75,11 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
     """Compute the content of domains.json.
 
     Returns:
-        A dict with the metrics of `all` questions and of each cluster in `clusters`. The metrics are the numbers of
-        questions and of graded questions, the `accuracy` and the `confidences`. Each confidence has the number of
-        questions, the `mean`, and the `gap` (mean confidence minus accuracy). A cluster has three more entries:
-        `minus_rest` (its accuracy minus the accuracy of all other questions), its characteristic `words`, and the
-        `questions` nearest to its centre. `gap` and `minus_rest` have a `decision`: the sign of the value if the
-        interval excludes 0, otherwise 0. The decision is None if there is no interval.
+        A dict with the metrics of `all` questions and of each cluster in `clusters`. The metrics are counts of
+        questions, the `accuracy`, and for each confidence the `mean` and the `gap` (mean confidence minus accuracy). A
+        cluster also has `minus_rest` (its accuracy minus the accuracy of all other questions), its characteristic
+        `words`, and the `questions` nearest to its centre. `gap` and `minus_rest` have a `decision`. It is the sign of
+        the value if the interval excludes 0, 0 if the interval contains 0, and None without an interval.
     """
     store, table, clustering, confidences = domains
     n_clusters = int(clustering.cluster.max()) + 1
@@ -130,9 +129,9 @@ def _figures(domains: Domains, cluster: NDArray[np.int64], n_clusters: int) -> l
 
 
 def _accuracy_for(confidence: str, table: QuestionTable) -> Values:
-    """Return the accuracy [question] with which a confidence is compared; NaN without known grades.
+    """Return the accuracy [question] that is compared with a confidence; NaN without known grades.
 
-    A confidence that is computed from half of the answers is compared with the accuracy on the other half.
+    If the confidence is computed from half of the answers, this is the accuracy on the other half.
     """
     if not is_half(confidence):
         return table.accuracy

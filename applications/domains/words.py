@@ -12,9 +12,9 @@ LEAST_Z = 2.326
 def characteristic_words(
     texts: Sequence[str], cluster: NDArray[np.int64], n_clusters: int, n_words: int = 8
 ) -> list[list[str]]:
-    r"""Return the words with the highest log-odds ratio between the texts of a cluster and all other texts.
+    r"""Return the words that are most characteristic of each cluster, by log-odds ratio.
 
-    The log-odds ratios have a Dirichlet prior that is proportional to the frequency of the words in all texts, and are
+    The log-odds ratios compare the texts of the cluster with all other texts. They have a Dirichlet prior, and are
     divided by their standard deviations (Monroe, Colaresi and Quinn, Fightin' Words, Political Analysis 16, 2008):
 
     .. math::
@@ -22,8 +22,8 @@ def characteristic_words(
             {\sqrt{1/(y_w + a_w) + 1/(y'_w + a_w)}}
 
     where :math:`y_w` and :math:`y'_w` are the counts of the word w in the cluster and in the other texts, and n and n'
-    are the total counts of all words. A word counts once per text. The prior consists of :math:`a` pseudo-counts, one
-    per distinct word. The word w has :math:`a_w` of them.
+    are the total counts of all words. A word counts once per text. The pseudo-counts :math:`a_w` of the prior are
+    proportional to the frequency of the word in all texts. Their sum :math:`a` is the number of distinct words.
 
     Args:
         texts: Texts.

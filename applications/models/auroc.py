@@ -22,8 +22,8 @@ class Auroc(NamedTuple):
 
     Attributes:
         value: The AUROC.
-        parts: [2, question] float64 contributions of each question to the error of the AUROC. The first row is for the
-            question's right answers, and the second row for its wrong answers. Each row sums to 0.
+        parts: [2, question] float64 contributions of each question to the error of the AUROC. Row 0 is for right
+            answers, and row 1 for wrong answers. Each row sums to 0.
         n_questions: [2] int64, numbers of questions with right answers and with wrong answers.
     """
 
@@ -33,7 +33,7 @@ class Auroc(NamedTuple):
 
 
 def auroc_of(score: Tensor, right: Tensor, question: Tensor, n_questions: int) -> Auroc | None:
-    """Compute an AUROC, or return None if right or wrong answers come from fewer than 5 questions.
+    """Compute an AUROC. Returns None if the right answers, or the wrong answers, come from fewer than 5 questions.
 
     Args:
         score: [answer] float64 scores; higher means more likely right.
@@ -77,9 +77,8 @@ def covariance(a: Auroc, b: Auroc) -> float:
     .. math::
         \sum_{x,y} F_{xy} \sum_i a_{xi} b_{yi}, \quad F_{xx} = \frac{I_x}{I_x - 1}, \quad F_{xy} = \frac{I}{I - 1}
 
-    where a and b are the `parts`, x and y stand for right or wrong, I_x is the number of questions with answers of the
-    kind x, and I is the number of questions. If I_x differs between `a` and `b`, F_xx is the geometric mean of the two
-    factors.
+    where a and b are the `parts`, x and y are right or wrong, I_x is the number of questions with answers of the kind
+    x, and I is the number of questions. If I_x differs between `a` and `b`, F_xx is the geometric mean of both factors.
     """
     n = a.parts.shape[1]
     n_a, n_b = a.n_questions.double(), b.n_questions.double()
@@ -91,8 +90,8 @@ def covariance(a: Auroc, b: Auroc) -> float:
 def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
     """Return the AUROC as `value` with its 95 % interval, or None if `auroc` is None.
 
-    The interval is symmetric on the log-odds scale. There is no interval if the confidences are constant, or if they
-    separate right from wrong answers perfectly.
+    The interval is symmetric on the log-odds scale. There is no interval if the confidences are constant or separate
+    right from wrong answers perfectly.
     """
     if auroc is None:
         return None

@@ -1,4 +1,4 @@
-"""Precision, recall, F1 and confusion matrix of answers that are classes, such as the options of choice questions."""
+"""Precision, recall, F1 and confusion matrix of answers that are classes, for example option letters."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -37,10 +37,9 @@ class Classes(NamedTuple):
 def find_classes(questions: Sequence[Question]) -> Classes | None:
     """Return the classes of the questions, or None if their answers are not classes.
 
-    The class of a question is its first reference answer. For a choice question, this is the letter of the right
-    option. Answers are treated as classes if there are 2 to 20 distinct classes and, on average, at least two questions
-    per class. Class names are displayed, so answers to private questions are not treated as classes, unless they are
-    option letters.
+    The class of a question is its first reference, such as the letter of the right option. Answers are treated as
+    classes if there are 2 to 20 distinct classes and, on average, at least two questions per class. Answers to private
+    questions are treated as classes only if they are option letters, because class names are displayed.
     """
     if any(question.private and question.kind != "choice" for question in questions):
         return None
@@ -56,10 +55,9 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
 def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Question], classes: Classes) -> Values:
     """Return the fraction of each question's graded answers in each class, [question, class + 1] float64.
 
-    A right answer is in the class of its question. A wrong answer is in the class that it names. If it names no class,
-    several classes or the class of its question, it is counted in the last column. An answer names a class if it
-    contains the class name or an alias as whole words. A class name that is a single letter must be the whole answer,
-    with the same case.
+    A right answer is in the class of its question. A wrong answer is in the class that it names. The last column counts
+    wrong answers that name no class, several classes or the class of their question. An answer names a class if it
+    contains the class name or an alias as whole words. If the name is a single letter, it must be the whole answer.
 
     Args:
         table: Question table of a store.
@@ -89,7 +87,7 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
 
 
 def _names(answer: str, names: set[str]) -> bool:
-    """Return whether an answer equals a name with a single letter, or contains a longer name as whole words."""
+    """Return whether an answer equals a name of one letter, or contains a longer name as whole words."""
     letters = {name for name in names if len(name) == 1 and name.isalpha()}
     return answer.strip(" .():") in letters or contains_answer(answer, names - letters)
 
@@ -107,9 +105,12 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
         seed: Seed of the resampling.
 
     Returns:
-        A dict. `classes` contains the name, the number of questions and the metrics of each class. `macro` contains the
-        macro averages, and `n_averaged` the number of classes in each average. `confusion` [class, class + 1] contains
-        the sums of `shares` by right class and answered class.
+        A dict with these entries:
+
+        - `classes`: Name, number of questions and metrics of each class.
+        - `macro`: Macro averages of the metrics.
+        - `n_averaged`: Number of classes in each macro average.
+        - `confusion`: [class, class + 1] sums of `shares` by right class and answered class.
     """
     n, n_classes = len(shares), len(classes.names)
     actual = np.eye(n_classes)[:, classes.truth]
@@ -137,7 +138,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return the mean over classes of Σ `above` / Σ `below`, where the sums are over questions.
+    """Return the mean over classes of Σ `above` / Σ `below`. The sums are over questions.
 
     `above` and `below` have shape [class, question]. Classes with Σ `below` = 0 are left out.
     """

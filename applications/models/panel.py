@@ -88,9 +88,9 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
         grader: Name of the grader; None for the only grader of the first store.
 
     Raises:
-        InputError: If there are fewer than two stores, if two stores have the same identity, if the questions differ
-            and `shared` is False, if no question is in all stores, if grades are missing or follow different rules, or
-            if fewer than two questions have a known grade in every store.
+        InputError: If there are fewer than two different stores, if the questions differ and `shared` is False, if no
+            question is in all stores, if grades are missing or follow different rules, or if fewer than two questions
+            have a known grade in every store.
     """
     stores = [store for path in paths for store in open_stores(path).values()]
     grader = stores[0].grades.choose(grader)
@@ -132,12 +132,12 @@ def shared_rows(stores: Sequence[Store]) -> Labels:
 
 
 def _content(question: Question) -> dict[str, Any]:
-    """Return the fields that are compared. They exclude `dataset`, which is a file name for imported questions."""
+    """Return all fields of a question except `dataset`, which is a file name for imported questions."""
     return question.record() | {"dataset": ""}
 
 
 def _first_difference(stores: Sequence[Store]) -> str:
-    """Describe a difference between questions of two stores that have the same id, or return an empty string."""
+    """Describe the first difference between two questions with the same id, or return an empty string."""
     of_first = {question.id: _content(question) for question in stores[0].questions}
     for question in (question for store in stores[1:] for question in store.questions if question.id in of_first):
         if line := next(differences(_content(question), of_first[question.id]), ""):
@@ -146,7 +146,7 @@ def _first_difference(stores: Sequence[Store]) -> str:
 
 
 def _check_rules(stores: Sequence[Store], grader: str) -> None:
-    """Check that the grades of all stores follow the same rule. Early versions did not record rules.
+    """Check that the grades of all stores follow the same rule. Unrecorded rules are not compared.
 
     Raises:
         InputError: If the rules differ.
@@ -195,11 +195,11 @@ def _field(question: Question, column: str) -> str:
 
 
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
-    """Read the confidences [store, question], NaN where missing.
+    """Read the confidences [store, question]; NaN where they are missing.
 
     Args:
-        sources: One source for each store, or a single one for all stores (see `read_confidence`). May be empty. A
-            single table is matched with the question ids of the first store.
+        sources: One source for each store, or a single source for all stores (see `read_confidence`), or none. A single
+            table must have the question ids of the first store.
         panel: The stores.
 
     Raises:

@@ -42,10 +42,13 @@ def models_record(
         seed: Seed of the resampling.
 
     Returns:
-        The content of models.json. `stores` contains the accuracy and counts of each store. `pairs` contains the
-        results of `paired_record` for each pair of stores, with the Holm correction. `policy_differences` contains the
-        fields in which the policies differ. `auroc` contains the AUROCs and their paired differences; None without
-        confidences. `classes` contains the result of `class_record` for each store; None without classes.
+        The content of models.json, with these entries among others:
+
+        - `stores`: Accuracy and counts of each store.
+        - `pairs`: Result of `paired_record` for each pair of stores, with the Holm correction.
+        - `policy_differences`: Fields in which the policies differ.
+        - `auroc`: AUROCs and their paired differences; None without confidences.
+        - `classes`: Result of `class_record` for each store; None without classes.
     """
     accuracy = panel.accuracy
     n = accuracy.shape[1]
@@ -155,12 +158,12 @@ def classes_record(panel: Panel, n_resamples: int, seed: int) -> dict[str, Any] 
 
 
 def main_interval(accuracy: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the clustered interval of an accuracy if there is one, and otherwise the t interval."""
+    """Return the clustered interval of an accuracy. Without clusters, return the t interval."""
     return accuracy["clustered"] or accuracy["t"]
 
 
 def models_table(panel: Panel, confidences: Values, clusters: Labels | None) -> pa.Table:
-    """Return one row per question with its cluster, and the counts and the confidence in each store."""
+    """Return a table with one row per question: its cluster, and the counts and confidence in each store."""
     ids = panel.tables[0].ids
     columns: dict[str, Any] = {"question_id": [ids[row] for row in panel.rows[0]]}
     if clusters is not None:

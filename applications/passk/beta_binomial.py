@@ -39,7 +39,7 @@ class BetaBinomial(NamedTuple):
         return (1 - self.zero_share) * (1 - none)
 
     def posterior_pass_at_k(self, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-        r"""Return the probability that at least one of k further answers is right, if c of n answers were right.
+        r"""Return the probability that at least one of k further answers is right, given that c of n answers are right.
 
         .. math:: (1 - w) \Big(1 - \frac{B(\alpha+c, \beta+n-c+k)}{B(\alpha+c, \beta+n-c)}\Big)
 
@@ -92,16 +92,16 @@ def fit(
     """Fit a model by maximum likelihood, over ln α, ln β and π₀ (L-BFGS-B with exact gradients).
 
     Args:
-        right: [question] numbers of right answers. For speed, pass each distinct pair of counts once, with a weight.
+        right: [question] numbers of right answers. For speed, pass each pair of counts once, with a weight.
         known: [question] numbers of graded answers.
         weights: [question] weight of each question. By default, all weights are equal.
         zero_inflated: Whether π₀ is fitted. Otherwise, it is 0.
         fixed: Values of parameters that are not fitted, by name.
-        starts: Initial models. The default is the result of `moments`. A zero-inflated fit also starts from the
-            moments with half the weight on questions without right answers.
+        starts: Initial models. The default is the result of `moments`. A zero-inflated fit also starts from a second
+            estimate.
 
     Returns:
-        The best fit over all initial models. As the parameters are bounded, a fit exists for any counts.
+        The best fit over all initial models.
     """
     weights = np.ones(len(right)) if weights is None else weights
     weights = weights / weights.sum()
@@ -161,9 +161,9 @@ def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[fl
 def deviance(
     right: Counts, known: Counts, weights: Values, best: BetaBinomial, fixed: Mapping[str, float], zero_inflated: bool
 ) -> float:
-    """Return the deviance: twice the drop in log-likelihood from `best` when the parameters in `fixed` are held fixed.
+    """Return the deviance: twice the decrease in log-likelihood from `best` if the parameters in `fixed` are fixed.
 
-    The other parameters are refitted, which gives the profile likelihood.
+    The other parameters are refitted, as in a profile likelihood.
     """
     starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
     other = fit(right, known, weights, zero_inflated, fixed, starts)
@@ -205,9 +205,8 @@ def profile_interval(
 ) -> tuple[float, float]:
     """Compute the profile-likelihood interval of a quantity.
 
-    The interval is the range of the quantity over all parameters whose deviance is at most the `level` quantile of the
-    χ² distribution with one degree of freedom. Its ends are found by sequential quadratic programming. At the boundary
-    π₀ = 0, the interval is conservative.
+    The interval contains the values of the quantity for all parameters with a small deviance: at most the `level`
+    quantile of the χ² distribution with one degree of freedom. At the boundary π₀ = 0, the interval is conservative.
 
     Args:
         right: [question] numbers of right answers.

@@ -20,9 +20,8 @@ def passk(
 ) -> Path:
     """Estimate Pass@K, the probability that at least one of K answers is right.
 
-    The command also measures how well confidences predict Pass@K, and extrapolates it beyond the number of sampled
-    answers. For a temperature grid, it compares two ways to spend a budget of answers: split over the temperatures, or
-    all at a single temperature.
+    The command also measures how well confidences predict Pass@K, and extrapolates Pass@K beyond the number of sampled
+    answers. For a temperature grid, it compares a split of the answers over all temperatures with a single temperature.
 
     Args:
         store: Folder of a store, or of a temperature grid. It must contain samples and grades.

@@ -2,11 +2,11 @@
 
 The functions share these arguments:
 
-- `right`, `known` [question]: numbers c of right answers and n of graded answers. The number of answers
-  must have been fixed in advance. If sampling stopped at a right answer, the estimates are biased.
+- `right`, `known` [question]: numbers c of right answers and n of graded answers. If sampling stopped at a right
+  answer, the estimates are biased.
 - `k` [k]: numbers of answers, each at least 1.
 
-The results are float64. They are computed only once for each distinct pair of n and c.
+The results are float64.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,7 @@ def pass_at_k(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
     .. math:: 1 - \binom{n-c}{k} \Big/ \binom{n}{k}
 
-    For the Pass@k of a set of questions, average the returned values. An estimate from the sums of c and n over
-    questions would be wrong.
+    For the Pass@k of a set of questions, average the returned values.
 
     Returns:
         [k, question] estimates.
@@ -53,7 +52,7 @@ def none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
 
 def all_wrong(right: Counts, known: Counts, most: int) -> Values:
-    r"""Compute the probability :math:`\binom{n-c}{j} / \binom{n}{j}` that j answers are all wrong, for j = 0 … `most`.
+    r"""Compute the probability :math:`\binom{n-c}{j} / \binom{n}{j}` that j answers are all wrong, for j ≤ `most`.
 
     `right` and `known` can have any number of axes. Returns [most + 1, ...] float64, which is 0 for j > n.
     """
@@ -64,7 +63,7 @@ def all_wrong(right: Counts, known: Counts, most: int) -> Values:
 
 
 def distinct(*columns: Counts) -> tuple[tuple[Counts, ...], Counts]:
-    """Return the distinct rows of `columns`, as columns [row], and the index of each question's row [question]."""
+    """Return the distinct rows of `columns`, and the index [question] of each question's row."""
     rows, place = np.unique(np.stack(columns), axis=1, return_inverse=True)
     return tuple(rows), place.ravel()
 
@@ -130,9 +129,8 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
 def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
     """Estimate the squared error of `predict` if the confidence is the accuracy on half of the answers.
 
-    The prediction from one half is scored on the other half, and the result is averaged over all divisions into halves.
-    If the number n of answers is odd, the smaller half defines the confidence. Each n must be at least 2 · max(k).
-    Returns [k, question].
+    The prediction from one half is scored on the other half. The result [k, question] is the mean over all divisions
+    into halves. Each n must be at least 2 · max(k).
     """
     both = none_right(right, known, [2 * one for one in k])
     (right, known), place = distinct(right, known)
@@ -145,7 +143,7 @@ def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
 
 def predictive_band(confidence: Values, k: Sequence[int]) -> dict[str, Any]:
-    r"""Predict the fraction of questions that one run with k answers per question solves, and a 95 % predictive band.
+    r"""Predict the fraction of questions that are solved with k answers per question, with a 95 % predictive band.
 
     If f is the probability that an answer is right, a question is solved with probability S = 1 − (1 − f)^k. The
     fraction has mean :math:`\mu = \sum S / N` and standard deviation :math:`\sqrt{\sum S (1-S)} / N`. The band is

@@ -47,7 +47,7 @@ class Extrapolation(NamedTuple):
 
 
 def why_not(right: Counts, known: Counts) -> str | None:
-    """Return the reason why no model can be fitted to the counts [question], or None if the models can be fitted."""
+    """Return the reason why no model can be fitted to the counts [question], or None if there is no such reason."""
     if len(right) < LEAST_QUESTIONS:
         return f"at least {LEAST_QUESTIONS} questions are required, but there are {len(right)}"
     if known.max() < 2:
@@ -58,10 +58,10 @@ def why_not(right: Counts, known: Counts) -> str | None:
 
 
 def extrapolate(right: Counts, known: Counts, k: Sequence[int], n_resamples: int, seed: int) -> Extrapolation:
-    """Fit both models to counts [question], and estimate Pass@K for each k. `why_not` must return None for the counts.
+    """Fit both models to counts [question], and estimate Pass@K for each k.
 
-    Intervals of the parameters and of Pass@K come from the profile likelihood. Bootstrap intervals would be too narrow
-    if π₀ is at its boundary 0. Held-out log-likelihoods are computed with five folds.
+    `why_not` must return None for the counts. Intervals of the parameters and of Pass@K come from the profile
+    likelihood. Held-out log-likelihoods are computed with five folds.
 
     Returns:
         The models and a record with these entries:
@@ -107,7 +107,7 @@ def _estimate(value: float, low: float, high: float) -> dict[str, float]:
 
 
 def _held_out(c: Counts, n: Counts, place: Counts, fold: Counts, zero_inflated: bool) -> Values:
-    """Return the log-likelihood [question] of each question under a model that was fitted without its fold."""
+    """Return the log-likelihood [question] of each question under a model that was fitted to the other folds."""
     found = np.empty(len(place))
     for number in range(_FOLDS):
         test = fold == number

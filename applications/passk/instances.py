@@ -23,7 +23,7 @@ _N_FOLDS = 5
 
 
 def others_mean(values: Values) -> Values:
-    """Return, for each question, the mean over all other questions, [..., question]. Requires at least two questions.
+    """Return the mean over all other questions, for each question [..., question].
 
     >>> others_mean(np.array([0.0, 0.5, 1.0])).tolist()
     [0.75, 0.5, 0.25]
@@ -40,14 +40,17 @@ def error_records(
 ) -> list[dict[str, Any]]:
     """Score the predictions of confidences and baselines for individual questions.
 
-    The baselines are the mean accuracy of the other questions as a confidence (`base_rate`), the mean Pass@K of the
-    other questions (`mean_pass_at_k`), and the accuracy on half of the question's answers as a confidence (`oracle`).
+    There are three baselines:
+
+    - `base_rate`: The confidence is the mean accuracy of the other questions.
+    - `mean_pass_at_k`: The prediction is the mean Pass@K of the other questions.
+    - `oracle`: The confidence is the accuracy on half of the question's answers.
 
     Args:
         confidences: Confidences [question] by name.
-        counts: Numbers of right and of graded answers [question]. The key False refers to all answers, and True to the
-            answers with odd indices. Methods that are computed from the answers with even indices are scored on the
-            answers with odd indices.
+        counts: Numbers of right and of graded answers [question]. The key False is for all answers, and True for
+            answers with odd indices. Methods that use the answers with even indices are scored on those with odd
+            indices.
         k: Numbers of answers, in ascending order.
         n_resamples: Number of resamples for each interval.
         seed: Seed of the resampling.
@@ -60,8 +63,8 @@ def error_records(
         - `prediction`: ``plug-in`` for `predict`, ``Bayesian`` for `predict_from_prior`, or empty for baselines.
         - `half`: Whether the method is scored only on answers with odd indices.
         - `squared_error`: [k] mean squared error. None if k is above half of the smallest number of answers.
-        - `minus_mean_pass_at_k`: [k] paired difference from the squared error of `mean_pass_at_k`, the best constant
-          prediction. None where `squared_error` is None.
+        - `minus_mean_pass_at_k`: [k] paired difference from the squared error of `mean_pass_at_k`. None where
+          `squared_error` is None.
     """
     n = len(counts[False][0])
     fold = np.random.default_rng(seed).permutation(n) % _N_FOLDS

@@ -71,7 +71,7 @@ def _scale(axis: Axes, most: int) -> None:
 
 @styled
 def profile_picture(extrapolation: dict[str, Any]) -> Figure:
-    """Plot the deviance against the fraction π₀ of never-solved questions, and the interval of π₀."""
+    """Plot the deviance against π₀, the fraction of questions that are never answered correctly."""
     figure, axes = new_figure(4.6, 3.2)
     profile, found = extrapolation["profile"], extrapolation["zero_inflated"]["zero_share"]
     axes.axvspan(found["low"], found["high"], color=BLUE, alpha=0.12, lw=0, label="95 % interval")

@@ -98,8 +98,8 @@ def passk_record(
 
     Returns:
         The content of passk.json, and a table with one row per temperature and question. In passk.json, `stores`
-        contains the results of `_store_record` for each temperature, and `temperatures` contains the result of
-        `temperature_record` (None for a single store).
+        contains the results for each temperature, and `temperatures` contains the result of `temperature_record` (None
+        for a single store).
 
     Raises:
         InputError: If `k` or a source is invalid.
@@ -139,7 +139,7 @@ def passk_record(
 
 
 class _Measured(NamedTuple):
-    """Counts [question] of one store, with the values `k` of K and the options for resampling."""
+    """Counts [question] of one store, the values `k` of K, and the options for resampling."""
 
     right: Counts
     known: Counts
@@ -163,8 +163,8 @@ def _store_record(
         - `avg_at_n`: Mean accuracy.
         - `pass_at_k`, `over_groups`: [k] mean Pass@K over questions and over groups.
         - `errors`: Result of `error_records`.
-        - `curve`: Values `k`, the predictive bands `predicted`, and `measured`, the Pass@K for each k up to the
-          smallest number of graded answers.
+        - `curve`: Values `k`, the predictive bands `predicted`, and the measured Pass@K (`measured`) for each k up to
+          the smallest number of graded answers.
         - `extrapolation`: Record of `extrapolate`. If it is None, `not_extrapolated` gives the reason.
         - `beyond`: Values of k in the table of extrapolations.
     """
@@ -215,7 +215,7 @@ def _beyond(known: Counts) -> list[int]:
 def _columns(
     measured: _Measured, confidences: Mapping[str, Values], extrapolation: Extrapolation | None
 ) -> dict[str, Values]:
-    """Return columns of passk.parquet: Pass@K, confidences, their predictions, and posterior Pass@K."""
+    """Return columns of passk.parquet: Pass@K, confidences with their predictions, and posterior Pass@K."""
     right, known, k, *_ = measured
     columns = {f"pass_at_{one}": values for one, values in zip(k, pass_at_k(right, known, k), strict=True)}
     for name, confidence in confidences.items():

@@ -1,4 +1,4 @@
-"""Pass rate of a budget that is split over temperatures, compared with single temperatures at the same budget."""
+"""Pass rates with the same number of answers, split over temperatures or at a single temperature."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -80,10 +80,10 @@ def temperature_record(
         - `union`: Fraction of questions with a right answer at any temperature.
         - `solved`: [temperature] fraction of questions with a right answer at each temperature.
         - `n_answers`: Mean number of answers per question, over all temperatures.
-        - `budgets`: For each budget, the number `k` of answers, the `split` over the temperatures, the pass rates
-          `of_split`, `of_single` [temperature] and `of_best` (see `best_single`), the temperatures `chosen` on each
-          half of the questions, and the paired difference `split_minus_best`. Empty if there are fewer than two
-          questions.
+        - `budgets`: For each budget, the number `k` of answers, the `split` over the temperatures, and the pass rates
+          `of_split`, `of_single` [temperature] and `of_best` (see `best_single`). `chosen` contains the best
+          temperature on each half of the questions, and `split_minus_best` the paired difference. Empty if there are
+          fewer than two questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

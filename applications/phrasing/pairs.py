@@ -89,9 +89,9 @@ def target_likelihoods(asked: pa.Table) -> Values:
     """Return the mean log-probability per token of each question's right continuation, [question] float64 in nats.
 
     Args:
-        asked: Table with a row per question and the columns `logprobs` (list of float64, log-probabilities of whole
+        asked: Table with one row per question. Its columns are `logprobs` (list of float64, log-probabilities of whole
             continuations), `n_tokens` (list of int32) and `target` (int32, index of the right continuation). The result
-            is NaN if the target is null.
+            is NaN if `target` is null.
     """
     columns = (asked[name].to_pylist() for name in ("logprobs", "n_tokens", "target"))
     return np.array(

@@ -29,11 +29,13 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
         seed: Seed of the resampling.
 
     Returns:
-        The content of phrasing.json. `forms` contains the counts, mean accuracy and mean likelihood of each form.
-        `tests` contains the results of `paired_record` for accuracy and for likelihood, for each pair of forms, with
-        the Holm correction over all tests. For each pair of forms `a` and `b`, `joint` contains the probabilities of
-        the outcomes `both`, `only_a`, `only_b` and `neither`. They name the forms that are answered correctly. The
-        answers to the two forms are assumed to be independent.
+        The content of phrasing.json, with these entries among others:
+
+        - `forms`: Counts, mean accuracy and mean likelihood of each form.
+        - `tests`: Results of `paired_record` for the accuracy and the likelihood of each pair of forms, with the Holm
+          correction over all tests.
+        - `joint`: For each pair of forms `a` and `b`, the probabilities that `both`, `only_a`, `only_b` or `neither` is
+          answered correctly. The answers to the two forms are assumed to be independent.
     """
     values = {ACCURACY: cells.accuracy}
     if np.isfinite(cells.likelihood).any():
@@ -77,13 +79,13 @@ def _mean(figure: str, values: Values) -> dict[str, Any] | None:
 
 
 def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
-    """Return the probability of each joint outcome of one answer to form a and one to form b, averaged over pairs."""
+    """Return the probability of each joint outcome of two answers, one to each form, averaged over pairs."""
     shares = {"both": a * b, "only_a": a * (1 - b), "only_b": (1 - a) * b, "neither": (1 - a) * (1 - b)}
     return {name: share_interval(share) for name, share in shares.items()}
 
 
 def phrasing_table(cells: Cells) -> pa.Table:
-    """Return a table with one row for each combination of pair and form that occurs. Unknown likelihoods are null."""
+    """Return a table with one row per pair and form. Unknown likelihoods are null."""
     form, pair = np.nonzero(cells.n_questions)
     columns: dict[str, Any] = {"pair": [cells.pairs[i] for i in pair], "form": [cells.forms[i] for i in form]}
     columns |= {name: getattr(cells, name)[form, pair] for name in ("n_questions", "n_answers", ACCURACY)}

@@ -47,8 +47,8 @@ class Poll:
     Attributes:
         stores: The stores by temperature, in increasing order.
         table: Question table of the first store.
-        questions: [question] rows of the included questions in the question table. Questions are left out if they have
-            fewer than two answers, no answer at a temperature, or a class of answers without a known grade.
+        questions: [question] rows of the included questions in the question table. A question is left out if it has
+            fewer than two answers, no answer at some temperature, or a class of answers without a known grade.
         ballots: Answers to each included question.
     """
 

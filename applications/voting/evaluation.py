@@ -14,19 +14,19 @@ from extract.errors import InputError
 from extract.sampling.prior import Prior, fit_prior
 from extract.sampling.stopping import STOPPING_RULES, StoppingRule
 
-#: Maximum loss of accuracy through early stopping that is accepted when a threshold is chosen.
+#: Largest loss of accuracy that a chosen threshold may have.
 MAX_LOSS = 0.01
-#: Names of the rule `prior` and of the confidence that equals the base rate of the other half of the questions.
+#: Name of the rule `prior`, and name of its confidence that equals the base rate of the other half of the questions.
 PRIOR, BASE_RATE = "prior", "base_rate"
 #: Votes that never stop early.
 MAJORITY, WEIGHTED, BEST_TEMPERATURE, SINGLE = "majority", "weighted", "best_temperature", "single"
-#: Function that takes outcomes [setting, question] and a mask of the questions to use, and returns a setting's index.
+#: Function that returns the index of the best setting, from outcomes [setting, question] and a mask of questions.
 Choose = Callable[[Outcome, NDArray[np.bool_]], int]
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A vote or a stopping rule, evaluated on all questions with settings that were chosen on other questions.
+    """Evaluation of a vote or a stopping rule. The settings for a question are chosen on other questions.
 
     Attributes:
         outcome: Outcome of the chosen settings, [question].
@@ -133,7 +133,7 @@ def evaluate_rules(
 
 
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
-    """Choose the threshold that needs the fewest answers, among thresholds that lose at most `MAX_LOSS` in accuracy.
+    """Choose the threshold with the fewest answers among those that lose at most `MAX_LOSS` in accuracy.
 
     If every threshold loses more, the most accurate threshold is chosen.
 
@@ -158,7 +158,7 @@ def _cross_tuned(
     Args:
         of_halves: For each half on which a rule is tuned, the outcome of each setting for all questions.
         half: [question] half of each question.
-        choose: Function that takes the outcomes and the questions to use, and returns the index of a setting.
+        choose: Function of the outcomes and a mask of questions that returns the index of a setting.
         settings: The settings.
     """
     chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])
@@ -211,7 +211,7 @@ def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
 
 
 def _best_temperature(ballots: list[Ballots], half: NDArray[np.int64], orders: int, seed: int) -> Evaluated:
-    """Evaluate the vote at the temperature that is most accurate on the other half of the questions."""
+    """Evaluate the vote at the best temperature. It is chosen on the other half of the questions."""
     temperatures = np.unique(ballots[0].temperatures)
     outcomes = [
         Outcome.stack(

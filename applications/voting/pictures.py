@@ -1,4 +1,4 @@
-"""Plot of the accuracy of votes and stopping rules against the number of answers used."""
+"""Plot of accuracy against the number of answers, for votes and stopping rules."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter

@@ -175,7 +175,7 @@ def _ratio(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> 
 
 
 def vote_table(poll: Poll, half: NDArray[np.int64], evaluation: Evaluation) -> pa.Table:
-    """Return a table with one row per question: its half, and the accuracy and number of answers of each method."""
+    """Return a table with one row per question: its half, and each method's accuracy and number of answers."""
     columns: dict[str, Any] = {
         "question_id": [poll.table.ids[row] for row in poll.questions],
         "half": half,
@@ -193,6 +193,6 @@ def vote_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def vote_verdict(record: dict[str, Any]) -> str:
-    """Describe how many answers the rules save, and how much accuracy they lose."""
+    """Describe the accuracy of the votes, and the answers that the best rule uses."""
     best = prior_name([BASE_RATE, *record["confidences"]][:2][-1])
     return render("voting/verdict.md.j2", record=record, best=best, label_of=label_of)

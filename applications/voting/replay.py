@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 class Replay:
     """Answers to one question in random orders. Only answers at the same temperature are permuted.
 
-    In a new run of the sampler, all these orders would be equally likely. Means over them are therefore unbiased.
+    Means over the orders are unbiased, because the sampler could have drawn the answers in any of them.
 
     Args:
         ballots: The answers.
@@ -64,7 +64,7 @@ class Replay:
         return Outcome(*np.array(found).T)
 
     def by_answers(self, numbers: Iterable[int]) -> NDArray[np.float64]:
-        """Return the accuracy of the majority vote after given numbers of answers; NaN if there are fewer answers."""
+        """Return the accuracy of the majority vote after each number of answers; NaN if there are fewer answers."""
         means = self.right.mean(0)
         return np.array([means[n - 1] if n <= len(means) else np.nan for n in numbers])
 

@@ -94,7 +94,7 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
     if training.get("store") == store.sha256 or training.get("questions") == store.identity["questions"]:
         raise InputError(
             f"Expected a probe that was not trained on the questions of '{store.path}', but {str(folder)!r} was. A "
-            "probe overfits its training questions. Instead, pass the out-of-fold predictions of "
+            "probe overfits its training questions. Pass the out-of-fold predictions of "
             "`python -m probes compare` as FILE:COLUMN."
         )
     keys = {signal: store.signals.keys(signal) for signal in probe.signals}
@@ -133,7 +133,7 @@ def _of_table(source: str, store: Store, ignored: Collection[str]) -> NDArray[np
     if "split" in table.column_names and set(table["split"].to_pylist()) & {"train", "val"}:
         raise InputError(
             f"Expected out-of-fold predictions, but {path!r} also contains predictions for the training questions of a "
-            "probe. Pass the predictions of `python -m probes compare` instead."
+            "probe. Pass the predictions of `python -m probes compare`."
         )
     for name in (ID, column):
         if name not in table.column_names:

@@ -56,8 +56,8 @@ def open_stores(path: str) -> dict[float, Store]:
             )
         if not store.samples.ranges():
             raise InputError(
-                f"Expected '{store.path}' to contain samples, but temperature {temperature:g} has none. Complete it "
-                "with `python -m extract sample`, or move it out of the folder."
+                f"Expected '{store.path}' to contain samples, but temperature {temperature:g} has none. Complete "
+                "the store with `python -m extract sample`, or move it out of the folder."
             )
         found[temperature] = store
     return dict(sorted(found.items()))

@@ -1,4 +1,4 @@
-"""Batches of questions or answers, from tensors in memory or from features that are read from a store."""
+"""Batches of questions or answers. Their features are tensors in memory, or are read from a store."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
@@ -8,9 +8,7 @@ from torch import Tensor
 
 from datamodules.streamed_features import StreamedFeatures
 
-#: Rows are shuffled in buffers of this size in bytes, because the rows of a buffer are read into memory if features are
-#: streamed. A buffer consists of `RUNS` random runs of consecutive rows. If all rows fit into one buffer,
-#: they are shuffled together.
+#: Size in bytes of the buffers in which rows are shuffled. A buffer consists of `RUNS` random runs of consecutive rows.
 BUFFER_BYTES, RUNS = 2**28, 64
 
 

@@ -17,7 +17,7 @@ from extract.store.ragged import Ragged
 from extract.store.shards import Scope
 from extract.store.store import Store
 
-#: Signal with the hidden states of all answer tokens. The features of prefixes are computed from it.
+#: Signal with the hidden states of all answer tokens. It also gives the features of prefixes.
 TOKENS = "hidden_tokens"
 #: Positions of the signal `hidden` in an answer and its prefixes. The first one is the default.
 OF_ANSWERS = ("last_answer", "mean_answer", "first_answer")
@@ -28,8 +28,8 @@ class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
     A vector signal such as `hidden` gives one feature per layer and position. The values of the token signals form one
-    vector, which is appended to each of these features. If there is no vector signal, the vector of token values is the
-    only feature. `hidden_tokens` gives one feature per layer. Each row of this feature contains one vector per token.
+    vector, which is appended to each of these features. Without a vector signal, this vector is the only feature.
+    `hidden_tokens` gives one feature per layer, with one vector per token in each row.
 
     Args:
         scope: Whether a row is a question or an answer.
@@ -40,8 +40,8 @@ class FeatureSpec:
 
     Raises:
         InputError: If a signal cannot be joined or pooled, if `pooling` or `weights` is passed without a token signal,
-            if `prefixes` is true for features that are not hidden states of answers, or if `in_memory` is false for
-            features other than one vector per row.
+            if `prefixes` is true but the features are not hidden states of answers, or if `in_memory` is false but the
+            features are not one vector per row.
     """
 
     scope: Scope
@@ -208,7 +208,7 @@ def choose_keys(
 ) -> list[str]:
     """Return the keys ``layer/position`` of a signal at the given positions and layers (None for all).
 
-    `option` is the name of the argument `positions` in error messages.
+    `option` is the name of `positions` in error messages.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

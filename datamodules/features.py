@@ -1,4 +1,4 @@
-"""Datamodule that provides the features and targets of a store in batches, split by question."""
+"""Datamodule with the features and targets of a store in batches, split by question."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +20,7 @@ from extract.store.store import Store
 #: Minimum number of questions in the validation split. With fewer questions, the choice of a layer is unreliable.
 LEAST_VALIDATION = 10
 
-#: Scope of each probe target: whether it is a property of a question or of an answer.
+#: Scope of each probe target: a target is a property of a question or of an answer.
 TARGETS: Registry[Scope] = Registry(
     "target", {"capability": "question", "semantic_entropy": "question", "seu": "question", "response": "sample"}
 )
@@ -44,9 +44,9 @@ class FeatureDataModule(L.LightningDataModule):
             answers, and all positions for token signals.
         layers: Layers to use. If null, all layers are used.
         join: Token signals whose values are appended to every feature. Each entry is SIGNAL or SIGNAL/POSITION.
-        pooling: How to pool the tokens of an answer. Each entry is a pooling in `extract.signals.pooling`, `windows_4`
-            (means over quarters of the answer), or `distribution` (shape of the entropy curve, for tokens/entropy
-            only). If null, mean, std and max are used.
+        pooling: Poolings of the tokens of an answer: poolings in `extract.signals.pooling`, `windows_4` (means over
+            quarters of the answer) or `distribution` (shape of the entropy curve, for tokens/entropy only). If null,
+            mean, std and max are used.
         weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or SIGNAL/POSITION, such as
             rollout/norm_element_mean_token.
         prefixes: Whether to also train on prefixes of answers, for streaming. The prefixes are the first quarter,
@@ -57,8 +57,8 @@ class FeatureDataModule(L.LightningDataModule):
         split_seed: Seed of the split.
         batch_size: Number of questions per batch. For the target `response`, number of answers and prefixes per batch.
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
-            questions of all stores, and the confidences of novel questions are shifted towards the second probe's
-            confidences. If null, they are shifted towards the base rate.
+            questions of all stores. The confidences of novel questions are shifted towards those of the second probe,
+            or towards the base rate if `broader` is null.
         in_memory: Whether the features are held in memory. If false, they are read from the store in chunks whenever
             they are needed. The features of `broader` stores are always held in memory.
         num_workers: Number of threads that read chunks if `in_memory` is false. The results do not depend on it.
@@ -97,7 +97,9 @@ class FeatureDataModule(L.LightningDataModule):
         at_least_one("batch_size", batch_size, default=64)
         at_least_one("num_workers", num_workers, default=1)
         if layers is not None and not layers:
-            raise InputError("Expected `layers` to contain at least one layer, but it is empty. Omit it to use all.")
+            raise InputError(
+                "Expected `layers` to contain at least one layer, but it is empty. Omit it to use all layers."
+            )
         self.store_path, self.recipe, self.grader, self.signal = store, recipe, grader, signal
         self.target, self.scope = target, TARGETS[target]
         self.feature_spec = FeatureSpec(
@@ -128,8 +130,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, if there are fewer than 10 validation questions, if all test answers have the
-                same grade, or if all other answers have the same grade.
+            InputError: If `load` fails, if there are fewer than 10 validation questions, or if all test answers or all
+                other answers have the same grade.
         """
         if self._batches:
             return
@@ -153,9 +155,9 @@ class FeatureDataModule(L.LightningDataModule):
                 )
 
     def load(self, table: QuestionTable | None = None) -> None:
-        """Read the features of all usable rows into a single split named `train`, which `use_split` can divide.
+        """Read the features of all usable rows into one split named `train`. `use_split` can divide this split.
 
-        If `table` is passed, it is used instead of the store's own table.
+        The default of `table` is the store's own table.
 
         Raises:
             InputError: If features or grades are missing, a file is damaged, or no question is usable.
@@ -248,8 +250,8 @@ class FeatureDataModule(L.LightningDataModule):
     def use_grades(self, table: QuestionTable) -> None:
         """Use the grades of another table with the same questions and answers.
 
-        `table` can contain unknown grades, but every loaded row must have at least one known grade. Unlike `load`, this
-        method does not read the features again. It keeps questions with a single known grade.
+        Every loaded row must have at least one known grade in `table`. Unlike `load`, this method does not read the
+        features again, and keeps questions with a single known grade.
         """
         self.table = table
         right, known = (count.float() for count in self._counts())

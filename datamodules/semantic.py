@@ -1,6 +1,6 @@
 """Semantic uncertainty of the answers to a question, from clusters or embeddings of the answers.
 
-Higher values mean that the answers differ more in meaning and are more likely wrong.
+Higher values mean that the answers differ more in meaning.
 """
 
 from collections import Counter, defaultdict

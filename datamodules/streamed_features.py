@@ -17,7 +17,7 @@ from extract.store.signals import Signals
 
 #: Maximum size in bytes of a chunk of float32 features.
 CHUNK_BYTES = 2**24
-#: Maximum difference between the indices of neighbouring rows in a chunk. Rows in between are read, but not used.
+#: Largest difference between the indices of neighbouring rows in a chunk. The rows between them are read but not used.
 LARGEST_GAP = 64
 CPU = torch.device("cpu")
 
@@ -61,7 +61,7 @@ class FeatureFiles:
 
 @dataclass(frozen=True)
 class StreamedFeatures:
-    """Features of some rows of a store. Selecting rows only copies indices. Selecting features reads the features.
+    """Features of some rows of a store. Selecting rows copies indices. Selecting features reads the features.
 
     Attributes:
         files: The files with the features.
@@ -86,7 +86,7 @@ class StreamedFeatures:
         return len(self.rows), len(self.files.keys), self.files.width + self.files.numbers.shape[1]
 
     def to(self, device: torch.device) -> Self:
-        """Return features that are moved to a device after they have been read."""
+        """Return the same features with another `device`."""
         return replace(self, device=device)
 
     @overload
@@ -133,9 +133,8 @@ class StreamedFeatures:
 
         Args:
             features: Indices of the features.
-            function: Function that gets the places of a chunk's rows ([row] int64 indices into `rows`) and
-                the features of these rows, [row, feature, d_model] float32. It can return any result. It is called in
-                threads and without gradients.
+            function: Function of the places of a chunk's rows ([row] int64 indices into `rows`) and the features of
+                these rows, [row, feature, d_model] float32. It is called in threads and without gradients.
 
         Yields:
             The places and the result of each chunk.

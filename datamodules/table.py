@@ -1,4 +1,4 @@
-"""Tables of a store's questions and answers, with likelihoods, model-based baselines and counts of right answers."""
+"""Tables of a store's questions and answers, with grades, likelihoods and model-based baselines."""
 
 import sys
 from collections import Counter
@@ -41,8 +41,8 @@ class AnswerTable:
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: [row] largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
         sequence_nll: [row] sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
-        rejected: [row] whether the answer is missing, because a server rejected the question or an imported log does
-            not contain the answer.
+        rejected: [row] whether the answer is missing: a server rejected the question, or an imported log has no such
+            answer.
         store: Store of the answers.
         grader: Name of the grader.
         ranges: Ranges of samples in the table.
@@ -154,7 +154,7 @@ class QuestionTable:
 
 
 def load_table(store: Store, grader: str | None = None) -> QuestionTable:
-    """Join a store's questions and samples with the grades of one grader, by default the store's only grader.
+    """Read a store's questions and samples with the grades of one grader (by default, the store's only grader).
 
     Raises:
         InputError: If there are no grades, if `grader` is None but there are several graders, if a sample has no grade,
@@ -239,7 +239,7 @@ def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[st
 
 
 def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
-    """Compute the negative log-likelihoods in `AnswerTable`. The last token of the rows in `ended` is excluded."""
+    """Compute the negative log-likelihoods in `AnswerTable`. Rows in `ended` are computed without their last token."""
     n_tokens = pc.list_value_length(logprobs).fill_null(0).to_numpy()
     ended = ended & (n_tokens > 0)
     values = np.delete(pc.list_flatten(logprobs).to_numpy().astype(np.float64), n_tokens.cumsum()[ended] - 1)
@@ -260,7 +260,7 @@ def _keys(table: pa.Table, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int32], ids: pa.Array) -> pa.Table:
-    """Reorder the rows of `table` to match the question indices `question` [row] and sample indices `sample` [row]."""
+    """Sort the rows of `table` in the order of `question` and `sample`, the indices [row] of questions and samples."""
     order = np.empty(len(question), dtype=np.int64)
     order[np.lexsort((sample, question))] = np.lexsort(_keys(table, ids)[::-1])
     return table.take(order)

@@ -13,7 +13,7 @@ from extract.store.ragged import Ragged
 
 @dataclass(frozen=True)
 class TokenStates:
-    """States of the tokens in each row, stored in one shared tensor. Selecting rows copies indices, but no states.
+    """States of the tokens in each row, stored in one shared tensor. Selecting rows copies only indices.
 
     Attributes:
         values: [feature, total tokens, d_model] states, float32 or bfloat16. A feature is a layer.
@@ -88,7 +88,7 @@ class TokenStates:
         return torch.stack(columns, 1)
 
     def tokens(self) -> Tensor:
-        """Return a copy of all states, [feature, token, d_model] float32. The rows are concatenated."""
+        """Return a copy of the states of all rows, [feature, token, d_model] float32."""
         return self.values[:, self._places()].float()
 
     def _places(self) -> Tensor:

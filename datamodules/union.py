@@ -47,12 +47,11 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
 
     Group names contain the path of the store. A reworded question has the same id as the original question.
 
-    Questions of the test split and their rewordings are left out. `data` must be split. The answers are graded by the
-    grader of `data`. If a store does not have this grader, the store's only grader is used.
+    Questions of the test split and their rewordings are left out. The answers are graded by the grader of `data`, or by
+    the store's only grader if the store lacks that grader.
 
     Raises:
-        InputError: If a store differs from the store of `data` in the model or the features, or if no usable rows
-            remain.
+        InputError: If a store differs from the store of `data` in the model or the features, or if no rows remain.
     """
     own = original_ids(data)
     held_out = {own[row] for row in data.question_rows["test"].tolist()}
@@ -67,8 +66,8 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
         batches.append(batch.take(torch.tensor([originals[row] not in held_out for row in batch.question.tolist()])))
         if not len(batches[-1].row):
             raise InputError(
-                f"Expected `broader` to contain questions other than the test questions and their rewordings, but "
-                f"{path!r} has no others. Leave this store out."
+                f"Expected every store in `broader` to have questions other than the test questions and their "
+                f"rewordings, but {path!r} has none. Leave this store out."
             )
         rows = batches[-1].question.tolist()
         groups += [f"{path}/{part.table.groups[row]}" for row in rows]
@@ -82,7 +81,7 @@ def original_ids(data: FeatureDataModule) -> list[str]:
 
 
 def check_features(first: FeatureDataModule, other: FeatureDataModule, option: str) -> None:
-    """Raise an InputError if two stores differ in the model or the features. `option` is the option with the stores."""
+    """Raise an InputError if two stores in the option `option` differ in the model or the features."""
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(

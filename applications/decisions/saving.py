@@ -35,14 +35,14 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
     prompt = store.identity["policy"]["decoding"]["prompt"]
     if different := "; ".join(differences(prompt, probe.config["prompt"])):
         raise InputError(
-            f"Expected `probe` to have the prompt of '{store.path}', but it differs in {different}. Pass a probe that "
-            "was trained with this prompt."
+            f"Expected `probe` to have the prompt of '{store.path}', but its prompt differs in {different}. Pass "
+            "a probe that was trained with this prompt."
         )
     method = probe.config.get("name")
     names = [method if Path(source).is_dir() else confidence_name(source) for source in sources]
     if names != [method]:
         raise InputError(
-            f"Expected `confidences` to be a single source named {method!r}, after the method of {folder!r}, but got "
+            f"Expected `confidences` to be a single source named {method!r}, the method of {folder!r}, but got "
             f"{', '.join(map(str, names))}. Pass the out-of-fold predictions of this method."
         )
 

@@ -317,7 +317,7 @@ def test_repeated_names_and_missing_references_are_refused(tested: Path, grid: P
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
-        ({"Say 0.": [[1], [2]]}, "at least 5 prompts, because intervals resample them, but got 1"),
+        ({"Say 0.": [[1], [2]]}, "at least 5 prompts for the bootstrap, but got 1"),
         ({f"Say {i}.": [[1]] for i in range(12)}, "at least 2 outputs .* 12 of 12 prompts have fewer"),
         ({f"Say {i}.": [[1], []] for i in range(12)}, None),
         ({f"Say {i}.": [[], []] for i in range(12)}, None),

@@ -115,7 +115,7 @@ def test_broader_stores_without_other_questions_are_refused(stores: list[str], t
     own = list(Store.open(stores[0]).questions)
     held_out = reworded([own[row] for row in data.question_rows["test"].tolist()], n=1)
     make_store(tmp_path / "rewordings", *planted(n=len(held_out), seed=8), questions=held_out)
-    with pytest.raises(InputError, match="Expected `broader` to contain questions other than the test questions"):
+    with pytest.raises(InputError, match="every store in `broader` to have questions other than the test questions"):
         broader_rows(data)
 
 

@@ -32,7 +32,7 @@ def mean_of(values: NDArray[np.float64]) -> WeightedMetric:
 
 
 def mean_over_groups(values: NDArray[np.float64], group: Tensor) -> WeightedMetric:
-    """Return the mean over groups of the group means of values [question], as a function of the weights.
+    """Return the mean of the group means of values [question], as a function of the resampling weights.
 
     `group` [question] int64 is the index of each question's group. Groups without questions in a resample are left out.
     """

@@ -1,7 +1,7 @@
 """Paired comparison of two systems on the same units: intervals of the mean difference, tests and sample sizes.
 
-A unit is a question, or a fact with several questions. Its difference is a − b, where a and b are the accuracies of the
-two systems on the unit.
+A unit is a question, or a fact with several questions. The difference of a unit is a − b, where a and b are the
+accuracies of the two systems.
 """
 
 import math

@@ -260,7 +260,7 @@ def _keys(table: pa.Table, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int32], ids: pa.Array) -> pa.Table:
-    """Sort the rows of `table` in the order of `question` and `sample`, the indices [row] of questions and samples."""
+    """Reorder the rows of `table`, so that row i has the question `question[i]` and the sample `sample[i]`."""
     order = np.empty(len(question), dtype=np.int64)
     order[np.lexsort((sample, question))] = np.lexsort(_keys(table, ids)[::-1])
     return table.take(order)

@@ -122,7 +122,7 @@ class TokenStates:
 
 
 def unreadable(probe: str, signal: str, options: str) -> InputError:
-    """Return the error for a probe that cannot read a signal. `options` is the text that follows --data.signal=."""
+    """Return the error for a probe that cannot read a signal. `options` is the value to pass as --data.signal."""
     return InputError(
         f"Expected a signal that {probe} can read, but got {signal!r}. Pass --data.signal={options}, or choose another "
         "probe with --model."

@@ -81,7 +81,7 @@ def original_ids(data: FeatureDataModule) -> list[str]:
 
 
 def check_features(first: FeatureDataModule, other: FeatureDataModule, option: str) -> None:
-    """Raise an InputError if two stores in the option `option` differ in the model or the features."""
+    """Raise an InputError if two stores differ in the model or the features. The message names `option`."""
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(

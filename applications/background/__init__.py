@@ -1,1 +1,1 @@
-"""Background temperature: the temperature at which a reference model varies as much as a system at temperature 0."""
+"""Background temperature: how much the outputs of a system vary at temperature 0."""

@@ -66,7 +66,7 @@ class Estimate:
         tested: Values [prompt] of each metric for the tested system.
         references: Values [prompt] of each metric for the references, by name and temperature.
         mismatch_rate: 95 % upper limit of the mismatch rate if all outputs for each prompt are identical, else None.
-        limits: Highest temperature at which each reference has at most the mismatch rate `mismatch_rate`. See
+        limits: For each reference, the highest temperature at which its mismatch rate is at most `mismatch_rate`. See
             `temperature_limit`.
         recovery: Estimates [resample, temperature] for the held-out outputs of each reference, by name. Empty if a
             prompt has fewer than four outputs.

@@ -51,7 +51,7 @@ def ks_p_values(tested: Array, reference: Array) -> Array:
 
 
 def monotone_curves(reference: Array, weights: Array) -> Array:
-    """Fit a curve of the mean metric that never decreases with temperature (isotonic regression).
+    """Fit curves of the mean metric that never decrease with temperature (isotonic regression).
 
     Args:
         reference: [temperature, prompt] values of a metric that increases with temperature. Temperatures are in

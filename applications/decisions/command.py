@@ -53,7 +53,8 @@ def decide(
         strong: Folder of a store with more accurate answers to the same questions. If it is passed, the page shows the
             accuracy and the cost of routing the questions below a threshold to this store.
         strong_price: Price of a token of the strong store, relative to a token of `store`.
-        shared: If the two stores have different questions, evaluate routing on the questions that they share.
+        shared: Whether to evaluate routing only on the questions that both stores share. Otherwise, both stores must
+            have the same questions.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and pictures. The default is runs/decide-STORE.
         seed: Seed for the order of the questions in the test, the random halves and the resampling.

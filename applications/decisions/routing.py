@@ -57,7 +57,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
 
     Args:
         panel: The cheap and the strong store.
-        rows: [question] rows of the questions with a confidence in the cheap store's question table.
+        rows: [question] rows of the cheap store's question table, for the questions with a confidence.
         strong_price: Price of a token of the strong store, relative to a token of the cheap store.
 
     Returns:

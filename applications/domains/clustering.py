@@ -105,7 +105,7 @@ def stability(points: Vectors, seed: int = 0) -> dict[int, NDArray[np.float64]]:
 
 
 def choose_number(found: dict[int, NDArray[np.float64]]) -> int:
-    """Choose the largest number of clusters whose mean stability is at least 90 % of the highest one.
+    """Choose the largest number of clusters whose mean stability is at least 90 % of the highest mean stability.
 
     >>> choose_number({2: np.array([0.9]), 4: np.array([0.85]), 8: np.array([0.5])})
     4

@@ -78,8 +78,8 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
         A dict with the metrics of `all` questions and of each cluster in `clusters`. The metrics are counts of
         questions, the `accuracy`, and for each confidence the `mean` and the `gap` (mean confidence minus accuracy). A
         cluster also has `minus_rest` (its accuracy minus the accuracy of all other questions), its characteristic
-        `words`, and the `questions` nearest to its centre. `gap` and `minus_rest` have a `decision`. It is the sign of
-        the value if the interval excludes 0, 0 if the interval contains 0, and None without an interval.
+        `words`, and the `questions` nearest to its centre. `gap` and `minus_rest` have a `decision`: the sign of the
+        value if the interval excludes 0, 0 if it contains 0, and None without an interval.
     """
     store, table, clustering, confidences = domains
     n_clusters = int(clustering.cluster.max()) + 1

@@ -31,7 +31,8 @@ def models(
             CSV file.
         clusters: Field of the questions that defines clusters of correlated questions: group, dataset or meta.KEY. By
             default, questions are treated as independent.
-        shared: Whether to compare stores with different questions on the questions that they share.
+        shared: Whether to use only the questions that all stores share. Otherwise, all stores must have the same
+            questions.
         difference: Difference in accuracy for which the required number of questions is computed.
         grader: Grader whose grades are used. Required if the stores have several graders.
         out: Folder to create for the page, record, table and picture. The default is runs/models-STORE-STORE.

@@ -1,4 +1,4 @@
-"""Read the results of a store by fact and by form of the question."""
+"""Read the results of a store by fact and form."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -16,7 +16,7 @@ QUESTIONS = [
 
 model = load_probe(PROBE).attach(*load_model())
 
-# runs one forward pass per question, and generates answers only at or above the threshold
+# runs one forward pass per question, and generates answers only to questions that reach the threshold
 found = abstain(model, QUESTIONS, threshold=THRESHOLD, max_new_tokens=16, do_sample=False)
 for question, confidence, text in zip(QUESTIONS, found.confidence.tolist(), found.text, strict=True):
     print(f"{confidence:.2f}  {question} {'I do not know.' if text is None else text.strip()}")

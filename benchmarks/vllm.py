@@ -168,7 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
                 def served(n_questions: int, k: int, url: str = url, **given: Any) -> StoreRecipe:
                     server = Server(
-                        url=url, **{"n": min(options.n, k), "seeds": False, "extra_body": TOKEN_IDS, **given}
+                        url=url,
+                        timeout=3600,  # in bfloat16, a request can wait for more than the default of 600 seconds
+                        **{"n": min(options.n, k), "seeds": False, "extra_body": TOKEN_IDS, **given},
                     )
                     return StoreRecipe(
                         n_questions=n_questions,

@@ -34,7 +34,7 @@ from tests.helpers.serving_stub import MODEL, stub
 from tests.helpers.tiny import save_model, tiny_model
 
 pytestmark = pytest.mark.slow
-ON_RAY = ["--engine", "ray", "--actors", "2"]
+ONE_ACTOR = ["--engine", "ray", "--actors", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +129,15 @@ def test_graders_can_be_pickled(name: str) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("command", ["sample", "read"])
-def test_a_job_whose_actor_is_killed_finishes_with_the_bytes_of_a_local_run(commands: Commands, command: str) -> None:
+@pytest.mark.parametrize(("command", "actors"), [("sample", 2), ("read", 1)])
+def test_a_job_whose_actor_is_killed_finishes_with_the_bytes_of_a_local_run(
+    commands: Commands, command: str, actors: int
+) -> None:
     local, on_ray = commands.folder / "local", commands.folder / "on_ray"
     assert finish(*commands.line(command, local)[2:]) == 0
     killer = Killer(on_ray)
     killer.start()
-    assert finish(*commands.line(command, on_ray)[2:], *ON_RAY) == 0
+    assert finish(*commands.line(command, on_ray)[2:], "--engine", "ray", "--actors", str(actors)) == 0
     killer.is_over = True
     killer.join()
     assert killer.has_killed
@@ -151,13 +153,13 @@ def test_an_actor_that_cannot_write_ends_the_job_with_one_line_and_the_next_run_
     shutil.rmtree(store / "signals")
     (store / "signals").touch()
     capfd.readouterr()
-    assert finish(*commands.line("read", store)[2:], *ON_RAY) == 2
+    assert finish(*commands.line("read", store)[2:], *ONE_ACTOR) == 2
     said = capfd.readouterr().err
     assert "Traceback" not in said
     assert len([line for line in said.splitlines() if line.startswith("error: ")]) == 1
     assert "Not a directory. Finished work is kept." in said
     (store / "signals").unlink()
-    assert finish(*commands.line("read", store)[2:], *ON_RAY) == 0
+    assert finish(*commands.line("read", store)[2:], *ONE_ACTOR) == 0
     assert finish("verify", "--store", str(store)) == 0
 
 
@@ -220,9 +222,9 @@ def test_an_unreachable_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--stop", "adaptive_consistency", *ON_RAY], "Expected `stop` to be unset with --engine ray"),
+        (["--stop", "adaptive_consistency", *ONE_ACTOR], "Expected `stop` to be unset with --engine ray"),
         (
-            ["--server.budget_tokens", "9", *ON_RAY],
+            ["--server.budget_tokens", "9", *ONE_ACTOR],
             "Expected `server.budget_tokens` to be unset with --engine ray",
         ),
         (["--actors", "2"], "Expected `actors` to be passed only with --engine ray, but got 2. Pass --engine ray."),

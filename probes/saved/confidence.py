@@ -85,7 +85,7 @@ class ConfidentModel:
 
     @cached_property
     def starts(self) -> PromptStarts:
-        """Caches of the tokens before the question. They are kept until the probe is detached."""
+        """Caches of the tokens that precede every question. They are kept until the probe is detached."""
         return PromptStarts(self._model, lambda prompt: self._encode(prompt, None)[0])
 
     def detach(self) -> Any:
@@ -249,8 +249,8 @@ class ConfidentModel:
         if not self.probe.reads_answers:
             if answers is not None:
                 raise InputError(
-                    "Expected no `answers`, but got some. This probe reads only questions. Omit `answers`, or train a "
-                    "probe with --data.target=response."
+                    "Expected no `answers`, but answers were passed. This probe reads only questions. Omit `answers`, "
+                    "or train a probe with --data.target=response."
                 )
             return None
         texts = [answers] if isinstance(answers, str) else list(answers or ())

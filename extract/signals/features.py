@@ -1,4 +1,4 @@
-"""Feature vectors of token signals. They are identical for signals from a store and signals from a model."""
+"""Feature vectors of token signals. Signals read from a store and signals computed by a model give the same vectors."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -145,5 +145,5 @@ def check_pooling(pooling: Sequence[str]) -> None:
     if not pooling or len(set(pooling)) < len(pooling):
         raise InputError(
             f"Expected `pooling` to contain at least one name and no duplicates, but got [{', '.join(pooling)}]. "
-            f"Leave it out for the default, [{', '.join(DEFAULT_POOLING)}]."
+            f"To use the default, [{', '.join(DEFAULT_POOLING)}], leave it out."
         )

@@ -139,7 +139,7 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
 
     Args:
         features: [question, feature] float64.
-        grades: Answer counts and folds of these questions. The confidences are ignored.
+        grades: Answer counts and folds of these questions. Confidences in `grades` are ignored.
         n_resamples: Number of bootstrap resamples, and number of permutations.
         seed: Seed for the resamples and permutations.
 

@@ -1,7 +1,7 @@
 """Score functions of the baselines, based on properties of the question or on its sampled answers.
 
-The score of an uncertainty baseline is the negated uncertainty. Half of the answers to a question determine the
-uncertainty of the question.
+The score of an uncertainty baseline is the negated uncertainty. The uncertainty of a question is computed from half of
+its answers.
 """
 
 from collections import defaultdict

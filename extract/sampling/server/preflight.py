@@ -173,7 +173,7 @@ async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str
     Args:
         client: Client of one address, after an error.
         request: The first request of the preflight.
-        was_up: Whether the server replied before the first request.
+        was_up: Whether the server was reachable before that request.
 
     Returns:
         What the server did, or None if the error has another cause.

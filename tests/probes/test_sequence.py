@@ -243,7 +243,7 @@ def test_a_run_trains_saves_and_attaches_a_probe(
     probe = load_probe(folder / "probe")
     assert ("model.stream" in (folder / "probe" / "README.md").read_text()) == (preset == "streaming")
     assert (
-        ("one calibrator per fraction" in (folder / "report.md").read_text())
+        ("a separate calibrator for each part" in (folder / "report.md").read_text())
         == (probe.prefixes is not None)
         == (preset == "streaming")
     )

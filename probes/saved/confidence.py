@@ -117,8 +117,8 @@ class ConfidentModel:
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
                 [question, token], whose `attention_mask` is passed as an option.
-            backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
-                `Confidences`.
+            backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
+                broader probe. See `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
 
         Returns:
@@ -172,8 +172,8 @@ class ConfidentModel:
 
         Args:
             question: One text, one chat, or the token ids of one prompt.
-            backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
-                `Confidences`.
+            backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
+                broader probe. See `Confidences`.
             **options: Options of transformers' `generate` for greedy search or sampling.
 
         Raises:

@@ -21,8 +21,8 @@ class RunningConfidence:
 
     Args:
         probe: Trained probe.
-        backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
-            `Confidences`.
+        backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
+            broader probe. See `Confidences`.
     """
 
     def __init__(self, probe: ConfidenceProbe, backoff: bool) -> None:

@@ -31,7 +31,7 @@ class Cell:
     """Out-of-fold confidences of probes that were trained on n questions with k answers each.
 
     Attributes:
-        confidence: [subset, question] float64 confidences. Questions that are not tested have NaN.
+        confidence: [subset, question] float64 confidences; NaN for questions that are not tested.
         n_fits: Number of fits.
         n_base_rate: Number of fits that return the base rate.
     """

@@ -65,7 +65,7 @@ class Report:
         self.record = self._record()
 
     def _probe_confidences(self) -> tuple[Tensor, Tensor]:
-        """Return the probe's confidences [row] and novelties [row] for all rows of the table."""
+        """Return the probe's confidences [row] and novelties [row] for all questions or answers of the store."""
         confidences, novelties = torch.full((2, len(self.data.question_of)), torch.nan, dtype=torch.float64)
         for split in self.rows:
             batch = self.data.batch(split)
@@ -74,7 +74,7 @@ class Report:
         return confidences, novelties
 
     def _baseline_confidences(self) -> dict[str, Tensor]:
-        """Return a dict from each available baseline to its confidences [row] for all rows of the table."""
+        """Return a dict from each available baseline to its confidences [row] for all questions or answers."""
         data, confidences = self.data, {}
         for name, baseline in BASELINES.items():
             of_answers = self.target == "response" and "sample" in baseline.scores

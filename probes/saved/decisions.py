@@ -71,7 +71,7 @@ def abstain(
 
     Raises:
         InputError: If both or neither of `risk` and `threshold` are passed, the probe has no threshold for the risk,
-            `questions` is empty, or the options request several answers per question.
+            `questions` is empty, or the options request more than one answer per question.
     """
     prompts, least = _listed(questions), chosen_threshold(model, risk, threshold)
     if model.probe.reads_answers:

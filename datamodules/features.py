@@ -1,4 +1,4 @@
-"""Datamodule with the features and targets of a store in batches, split by question."""
+"""Datamodule with batches of a store's features and targets, split by question."""
 
 from collections.abc import Mapping, Sequence
 

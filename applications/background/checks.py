@@ -54,7 +54,7 @@ def check_policies(stores: Sequence[Store]) -> None:
         if different := "; ".join(differences(found, wanted)):
             raise InputError(
                 f"Expected all systems to have the same prompt and token limit, but '{store.path}' differs from "
-                f"'{stores[0].path}' in {different}. Sample one of these stores again."
+                f"'{stores[0].path}' in {different}. Sample one store again with the settings of the other."
             )
 
 

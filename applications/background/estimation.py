@@ -1,4 +1,4 @@
-"""Estimate the background temperature from all metrics and references, and test the method."""
+"""Estimate a background temperature from all metrics and references, and test the estimates on held-out outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,8 +68,8 @@ class Estimate:
         mismatch_rate: 95 % upper limit of the mismatch rate if all outputs for each prompt are identical, else None.
         limits: For each reference, the highest temperature at which its mismatch rate is at most `mismatch_rate`. See
             `temperature_limit`.
-        recovery: Estimates [resample, temperature] for the held-out outputs of each reference, by name. Empty if a
-            prompt has fewer than four outputs.
+        recovery: Estimated temperatures [resample, temperature] of the held-out outputs of each reference, by name.
+            Empty if a prompt has fewer than four outputs.
     """
 
     cells: dict[str, dict[str, Cell]]
@@ -194,7 +194,7 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
-    """Return the first element of `values` [resample], with a 95 % expanded percentile interval of the others.
+    """Return the first element of `values` [resample], and a 95 % expanded percentile interval from the other elements.
 
     The bounds of the interval are the quantiles at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t, where n is the number of
     prompts and t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom (Hesterberg, The

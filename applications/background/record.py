@@ -121,7 +121,7 @@ def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] |
     """Return the upper limit of the temperature if all outputs are identical, else None.
 
     The limit is the maximum over the references. If `inclusive` is false, the background temperature is below the
-    limit, which is then the lowest temperature above 0 of a grid.
+    limit, which is then the lowest nonzero temperature of a grid.
     """
     if estimate.mismatch_rate is None:
         return None
@@ -132,7 +132,7 @@ def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] |
 
 
 def prompt_table(systems: Systems, estimate: Estimate) -> pa.Table:
-    """Return one row per prompt and system with all metrics. The temperature is null for the tested system."""
+    """Return a table of all metrics with one row per prompt and system. The tested system has a null temperature."""
     rows: list[dict[str, Any]] = []
 
     def add(name: str, temperature: float | None, outputs: Sequence[Counted], values: Mapping[str, Array]) -> None:

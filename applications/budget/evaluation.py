@@ -26,8 +26,8 @@ def success(
 ) -> Tensor:
     """Compute the expected success of drawing answers in the order of their gains, at several budgets.
 
-    In each resample, the budget is allocated again. If it runs out within a tie, the rest is divided equally among the
-    tied answers.
+    In each resample, the budget is allocated again. If it runs out within a tie, the remainder is divided equally among
+    the tied answers.
 
     The result is exact for the original questions. For resamples, success is interpolated between points of the
     ranking.

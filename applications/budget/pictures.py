@@ -14,7 +14,7 @@ _CONFIDENCE_COLOURS = (BLUE, RED, *METHOD_COLOURS[2:4])
 
 
 def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
-    """Plot each setting that has at least two budgets. Returns the plots by the name of the setting."""
+    """Plot each setting that has at least two budgets, and return the plots by setting name."""
     settings = {name: setting for name, setting in record["settings"].items() if len(setting["budgets"]) > 1}
     return {name: success_by_budget(setting, record["confidences"]) for name, setting in settings.items()}
 

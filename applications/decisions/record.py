@@ -163,7 +163,7 @@ def threshold_record(
 
 
 def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate:
-    """Compute the fraction of questions in a mask [question], with its interval."""
+    """Compute the fraction of questions that a mask [question] selects, with its interval."""
     return estimate(mean_of(is_member.astype(np.float64)), len(is_member), n_resamples, seed)
 
 

@@ -34,7 +34,7 @@ class Pair(NamedTuple):
         cheap, strong: Measured accuracies.
         cheap_cost, strong_cost: Mean numbers of prompt and generated tokens of an answer. `strong_cost` is multiplied
             by the price of a token of the strong store.
-        reading_cost: Number of prompt tokens of the cheap store.
+        reading_cost: Number of prompt tokens that the probe reads in the cheap store.
     """
 
     cheap: Array

@@ -22,8 +22,9 @@ def characteristic_words(
             {\sqrt{1/(y_w + a_w) + 1/(y'_w + a_w)}}
 
     where :math:`y_w` and :math:`y'_w` are the counts of the word w in the cluster and in the other texts, and n and n'
-    are the total counts of all words. A word counts once per text. The pseudo-counts :math:`a_w` of the prior are
-    proportional to the frequency of the word in all texts. Their sum :math:`a` is the number of distinct words.
+    are the total counts of all words. A word is counted at most once per text. The pseudo-counts :math:`a_w` of the
+    prior are proportional to the frequency of the word in all texts. Their sum :math:`a` is the number of distinct
+    words.
 
     Args:
         texts: Texts.

@@ -1,4 +1,4 @@
-"""Pass rates with the same number of answers, split over temperatures or at a single temperature."""
+"""Pass rates for the same number of answers, either split over temperatures or all at one temperature."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -82,8 +82,8 @@ def temperature_record(
         - `n_answers`: Mean number of answers per question, over all temperatures.
         - `budgets`: For each budget, the number `k` of answers, the `split` over the temperatures, and the pass rates
           `of_split`, `of_single` [temperature] and `of_best` (see `best_single`). `chosen` contains the best
-          temperature on each half of the questions, and `split_minus_best` the paired difference. Empty if there are
-          fewer than two questions.
+          temperature on each half of the questions, and `split_minus_best` the paired difference. The list is empty if
+      there are fewer than two questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

@@ -1,4 +1,4 @@
-"""Requests to the engine: one generated answer, or the confidences of some questions."""
+"""Requests to the engine, either for one generated answer or for the confidences of questions."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def end_jobs(jobs: Iterable[Job | ScoreJob], error: Exception, what: str) -> Non
 
     Args:
         jobs: Requests that failed.
-        error: The exception. Its traceback is removed, because it would keep tensors of the pass in memory.
+        error: The exception. Its traceback is removed, because it would keep tensors of the forward pass in memory.
         what: What failed, for the log.
     """
     log_failure(what, error)

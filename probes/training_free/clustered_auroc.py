@@ -33,7 +33,7 @@ class ClusteredAuroc(NamedTuple):
         n_answers: [score] int64, number of answers that have the score.
         has_answer: [score, question] bool, whether any answer to the question has the score.
         varies: [score] bool, whether the score differs between answers.
-        enough: [score] bool, whether at least 5 questions have right answers and 5 have wrong answers.
+        enough: [score] bool, whether at least 5 questions have right answers and at least 5 have wrong answers.
     """
 
     auroc: Tensor

@@ -82,7 +82,8 @@ def transfer(
     """Train a probe on each question set and test it on every set.
 
     Each set is also left out in turn. A probe is trained on all other sets and tested on the left-out set. These
-    results are reported with and without back-off, which shifts the confidences of novel questions.
+    results are reported with and without back-off, which shifts the confidences of novel questions towards the mean
+    accuracy of the training questions.
 
     Args:
         stores: Folders of the stores, one per question set. All stores must be from the same model. If there is only

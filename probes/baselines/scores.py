@@ -67,7 +67,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
     """Score questions with a logistic regression on the prompt length in tokens, fitted outside the test split.
 
     Raises:
-        InputError: If some of the prompt lengths are unknown.
+        InputError: If any prompt length is unknown.
     """
     tokens, train = torch.from_numpy(data.table.prompt_tokens), outside_test(rows)
     if tokens.isnan().any():

@@ -42,7 +42,7 @@ class Preflight:
     Attributes:
         spending: Requests and tokens used by the preflight.
         replies: Replies to the run's own requests, by question id and first sample index. The run reuses them.
-        known_as: Model names found in the replies, for `Client`.
+        known_as: Model names in the preflight replies, for `Client`.
         varies: Whether different answers were seen. False at temperature 0.
         notices: One-line warnings that do not stop the run.
     """
@@ -221,7 +221,7 @@ def _is_constrained(request: Request) -> bool:
 
 
 def _open_requests(request: Request) -> list[Request]:
-    """Open-ended variants of a request, with different seeds. Empty at temperature 0 or if answers are constrained."""
+    """Open-ended variants of a request, with different seeds. None at temperature 0 or if answers are constrained."""
     if request.temperature == 0 or _is_constrained(request):
         return []
     open_request = replace(

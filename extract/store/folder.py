@@ -168,7 +168,7 @@ class ShardFiles:
         if found is not None and (different := "; ".join(differences(found, expected))):
             raise InputError(
                 f"Expected this run to have the same settings as the files in {str(self._place(name, scope))!r}, but "
-                f"it differs in {different}. Run with the settings of these files, or delete the folder to start over."
+                f"it differs in {different}. Run with the settings of these files, or delete that folder to start over."
             )
 
     def _place(self, name: str, scope: Scope) -> Path:

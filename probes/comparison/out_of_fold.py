@@ -175,7 +175,9 @@ class Comparison:
         needs: list[tuple[str, Scope]] = [(name, TARGETS[method.target]) for name in (method.signal, *method.join)]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
         missing = [
-            f"the signal `{signal}` at {scope} scope" for signal, scope in needs if signals.missing(signal, scope)
+            f"the signal `{signal}` (read with `--scope {scope}`)"
+            for signal, scope in needs
+            if signals.missing(signal, scope)
         ]
         if missing:
             self.out.masked[name] = f"the store does not contain {' and '.join(missing)}"

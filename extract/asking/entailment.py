@@ -115,7 +115,8 @@ class Entailment(AskedTable):
     """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
     Answers with the same normalised form are in the same cluster and are never compared. Each range of samples extends
-    the clusters of earlier ranges. The result does not depend on the ranges.
+    the clusters of earlier ranges. The result does not depend on how the samples
+    are divided into ranges.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:

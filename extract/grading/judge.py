@@ -136,7 +136,11 @@ class _Asking:
         self._n_rejected = 0
 
     async def decide(self, cases: Sequence[Case], count: Counts) -> list[Grade]:
-        """Grade each case as right, wrong or unknown. Raise `InputError` if the judge stopped before the first."""
+        """Grade each case as right, wrong or unknown.
+
+        Raises:
+            InputError: If an error stopped the judge in an earlier call, or before it graded any of these cases.
+        """
         self.refuse_to_go_on()
         verdicts: list[bool | None] = [None] * len(cases)
 

@@ -37,8 +37,8 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
     """Reopen finished ranges to which this run may add answers. Their answers are moved back to answer logs.
 
     - Without a stopping rule, ranges with skipped samples are reopened.
-    - With a stopping rule, ranges that were sampled with any stopping rule are reopened. Blocks that are finished at
-      all temperatures with the settings of this run are left out.
+    - With a stopping rule, ranges that were sampled with any stopping rule are reopened. The exceptions are
+      blocks that are finished at all temperatures with the settings of this run.
 
     Damaged ranges and ranges that begin after the first k samples are not changed.
     """

@@ -44,7 +44,7 @@ class FeatureDataModule(L.LightningDataModule):
             answers, and all positions for token signals.
         layers: Layers to use. If null, all layers are used.
         join: Token signals whose values are appended to every feature. Each entry is SIGNAL or SIGNAL/POSITION.
-        pooling: Poolings of the tokens of an answer: poolings in `extract.signals.pooling`, `windows_4` (means over
+        pooling: How to pool the tokens of an answer: names from `extract.signals.pooling`, `windows_4` (means over
             quarters of the answer) or `distribution` (shape of the entropy curve, for tokens/entropy only). If null,
             mean, std and max are used.
         weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or SIGNAL/POSITION, such as

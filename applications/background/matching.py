@@ -87,7 +87,7 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 
 
 def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
-    """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF if each prompt has identical outputs.
+    """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF if all outputs for each prompt are equal.
 
     The limit is 1 − 0.05^(1 / (M (N − 1))) for M prompts, where N is the minimum of `n_outputs` [prompt]. It is also
     valid if the prompts have different mismatch rates.

@@ -1,4 +1,4 @@
-"""Plots of success and of its difference from the uniform allocation, against the budget."""
+"""Plots of the success against the budget, and of its difference from the success of the uniform allocation."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 @styled
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
-    """Plot success against the budget, and its difference from the uniform allocation with 95 % intervals.
+    """Plot the success, and its difference from that of the uniform allocation, with 95 % intervals.
 
     Lines of plug-in gains are dashed. Intervals at the same budget are drawn side by side.
     """

@@ -108,7 +108,7 @@ def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, se
 
 
 def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
-    """Return the gain over routing the same number of random questions, as a function of resampling weights."""
+    """Return the accuracy gain over routing the same number of random questions, given resampling weights."""
     routed, cheap, strong, accuracy = (
         torch.from_numpy(np.asarray(values, np.float64))
         for values in (is_routed, pair.cheap, pair.strong, pair.accuracy(is_routed))

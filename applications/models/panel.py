@@ -1,4 +1,4 @@
-"""Read stores that answer the same questions, and align their questions."""
+"""Read stores with answers to the same questions, and align the questions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

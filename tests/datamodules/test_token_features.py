@@ -173,7 +173,7 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings(made_store: Pat
         ({"join": ["token"]}, "`join` to contain token signals .*Did you mean `tokens`"),
         ({"join": ["tokens/"]}, "`join` to contain token signals of answers .tokens, .*but got 'tokens/'"),
         ({"join": ["hidden"]}, "`join` to contain token signals of answers .tokens, .*but got 'hidden'"),
-        ({"join": ["tokens/entrpy"]}, "`join` to be among entropy, .*Did you mean `entropy`"),
+        ({"join": ["tokens/entrpy"]}, "`join` to be one of entropy, .*Did you mean `entropy`"),
         ({"join": ["tokens"], "target": "capability", "pooling": ["mean"]}, "`pooling` to be omitted"),
         ({"join": ["rollout"], "target": "capability"}, "token signals of questions .*but got 'rollout'"),
         ({"signal": "rollout", "target": "capability"}, "'rollout' is a signal of answers. Pass --data.target=response"),
@@ -188,10 +188,10 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings(made_store: Pat
         ({"signal": "tokens", "weights": "entrpy"}, "`weights` to be one of entropy, prob.*Did you mean `entropy`"),
         ({"signal": "tokens", "weights": "rollout"}, "for example rollout/norm_element_mean_token, but got 'rollout'.$"),
         ({"signal": "tokens", "weights": "macs/floor_20_mean_emit"}, r"lack it .*read --store .* --signals \[macs\] --scope sample"),
-        ({"signal": "tokens", "weights": "rollout/norm_element_mean_emit"}, "`weights` to be among norm_element_mean_token"),
+        ({"signal": "tokens", "weights": "rollout/norm_element_mean_emit"}, "`weights` to be one of norm_element_mean_token"),
         ({"signal": "early_exit"}, r"read --store .* --signals \[early_exit\] --scope sample"),
-        ({"signal": "entropy_profile", "layers": [0]}, r"`layers` to be among 1, 2, 3 for the signal .* but got '0'"),
-        ({"signal": "tokens", "positions": ["entropyy"]}, "`positions` to be among entropy, .*Did you mean"),
+        ({"signal": "entropy_profile", "layers": [0]}, r"`layers` to be one of 1, 2, 3 for the signal .* but got '0'"),
+        ({"signal": "tokens", "positions": ["entropyy"]}, "`positions` to be one of entropy, .*Did you mean"),
     ],
 )  # fmt: skip
 def test_impossible_features_give_a_one_line_error(made_store: Path, options: dict[str, Any], message: str) -> None:

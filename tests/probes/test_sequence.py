@@ -204,7 +204,7 @@ def test_answers_without_tokens_or_with_nan_are_not_used(tmp_path: Path) -> None
         ("attention", {"join": ["tokens"]}, "`join` to be omitted"),
         ("attention", {"pooling": ["mean"]}, "`pooling` to be omitted"),
         ("attention", {"target": "capability"}, "a signal of answers. Pass --data.target=response"),
-        ("attention", {"positions": ["last_answer"]}, "`positions` to be among answer_tokens"),
+        ("attention", {"positions": ["last_answer"]}, "`positions` to be one of answer_tokens"),
     ],
 )
 def test_invalid_options_give_a_one_line_error(

@@ -39,7 +39,7 @@ def one_line(text: object, longest: int | None = None, keep_end: bool = False) -
     r"""Convert a text or an error to one line with only printable characters and single spaces.
 
     Args:
-        text: The text. Other objects are converted with ``str``.
+        text: The text, or another object, which is converted with ``str``.
         longest: Maximum length of the line in characters. None means no limit.
         keep_end: Whether to shorten a long text in the middle. By default, the end is cut off.
 

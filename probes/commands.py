@@ -209,7 +209,8 @@ def audit(
     """Report how well each property of the questions, such as their text or length, predicts the measured accuracy.
 
     Four properties are leaks if they predict the accuracy: the answer options (without the question), the right option,
-    the length of the question, and its position. The audit trains no probe and needs no hidden states.
+    the length of the question, and its position in the source of the questions. The audit trains no probe and needs no
+    hidden states.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

@@ -172,7 +172,7 @@ class _ShardReader:
         """Read signals of a shard and write them to the store. Batches shrink if memory runs out.
 
         Returns:
-            The number of rows with non-finite values of each signal, and the counts `_UNKNOWN` and `_RETOKENIZED`.
+            For each signal, the number of rows with non-finite values. Also the counts `_UNKNOWN` and `_RETOKENIZED`.
         """
         compute: Callable[..., dict[str, Any]]
         counts = Counter[str]()

@@ -129,8 +129,9 @@ class Entailment(AskedTable):
         self._grader = store.grades.choose(context.grader)
         if n_missing := len(store.grades.missing(self._grader)):
             raise InputError(
-                f"Expected all answers in {str(store.path)!r} to be graded by {self._grader!r}, but {n_missing} sample "
-                f"ranges are not. Run `python -m extract grade --store {store.path} --grader {self._grader}`."
+                f"Expected all answers in {str(store.path)!r} to be graded by {self._grader!r}, but those in "
+                f"{n_missing} sample ranges are not. Run `python -m extract grade --store {store.path} --grader "
+                f"{self._grader}`."
             )
 
     @cached_property

@@ -127,7 +127,7 @@ def score(
     if any(math.isnan(value) for of_item in scores for value in of_item):
         raise InputError(
             f"Expected finite logits, but the model returns NaN in {str(model.dtype).removeprefix('torch.')}. "
-            "Load it in float32 or bfloat16."
+            "Load the model in float32 or bfloat16."
         )
     return scores
 

@@ -125,7 +125,7 @@ class TokenSampler:
     ) -> Iterator[Rows]:
         """Draw `rows` for each question, and yield the answers that have ended.
 
-        Answer i · len(rows) + j is row j of question i.
+        The answer for row j of question i has the id i · len(rows) + j.
         """
         temperature = rows[0].temperature if len({row.temperature for row in rows}) == 1 else None
         batch = AnswerBatch(self.model, self.tokenizer, self.decoding, temperature, self._end)

@@ -77,8 +77,9 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
 
     The result is a dict from ``L/name`` to tensors [row, token] float32 in (0, 1]. Names contain the threshold λ in
     thousandths. h_l is the residual stream of layer l before the final norm, and p₁ and p₂ are the two largest
-    probabilities in the distribution of layer l. If no earlier layer meets the condition, the value is 1, for layer L.
-    Layer 0 (the embeddings) is left out, because its distribution repeats the input token if embeddings are tied.
+    probabilities in the distribution of layer l. If no earlier layer meets the condition, the value is 1, which stands
+    for layer L. Layer 0 (the embeddings) is left out, because its distribution repeats the input token if embeddings
+    are tied.
 
     - ``softmax_response_λ``: first layer l ≥ 1 with p₁ − p₂ ≥ λ (CALM, arXiv 2207.07061).
     - ``state_saturation_λ``: first layer l ≥ 2 with cos(h_{l−1}, h_l) ≥ λ (CALM).

@@ -109,8 +109,8 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
     Args:
         values: Values of the tokens, [sum of lengths, …]. Any additional axes are pooled separately.
         how: Name of the pooling, one of `POOLINGS`.
-        weights: Non-negative weights of the same tokens. Any additional axes are broadcast. For example, values [sum of
-            lengths, 1] are pooled with each column of weights [sum of lengths, m].
+        weights: Non-negative weights of the same tokens. Any additional axes are broadcast. For example, values
+            [sum of lengths, 1] are pooled with each column of weights [sum of lengths, m].
 
     Returns:
         [row, …] float32. NaN if a row has no tokens, or if a value or weight is not finite.

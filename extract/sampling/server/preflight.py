@@ -221,7 +221,7 @@ def _is_constrained(request: Request) -> bool:
 
 
 def _open_requests(request: Request) -> list[Request]:
-    """Open-ended variants of a request, with different seeds. None at temperature 0 or if answers are constrained."""
+    """Open-ended variants of a request, with different seeds. Empty at temperature 0 or if answers are constrained."""
     if request.temperature == 0 or _is_constrained(request):
         return []
     open_request = replace(

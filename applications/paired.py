@@ -152,7 +152,7 @@ def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | 
 
 
 def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
-    """Compute the mean difference of two systems with intervals, and test whether it is 0.
+    """Compute the mean difference between two systems and its intervals, and test whether it is 0.
 
     Args:
         differences: [unit] differences, at least two.

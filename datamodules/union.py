@@ -89,7 +89,7 @@ def check_features(first: FeatureDataModule, other: FeatureDataModule, option: s
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(
             f"Expected the stores in `{option}` to have the same model, but {pair} differ in {'; '.join(wrong)}. A "
-            "probe works only with the model that it was trained on. Pass stores of one model."
+            "probe works only with the model that it was trained on. Pass stores of the same model."
         )
     if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
         raise InputError(

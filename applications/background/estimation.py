@@ -27,7 +27,7 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Cell:
-    """Comparison of the tested system with one reference by one metric.
+    """Comparison of the tested system with one reference on one metric.
 
     Index 0 of the axis `resample` is the original set of prompts, and the other indices are bootstrap resamples.
 
@@ -122,7 +122,7 @@ def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estim
 def match_reference(
     tested: Mapping[str, Array], grid: Mapping[float, Mapping[str, Array]], weights: Array
 ) -> dict[str, Cell]:
-    """Compare the tested system with one reference by each metric.
+    """Compare the tested system with one reference on each metric.
 
     Args:
         tested: Values [prompt] of each metric.
@@ -147,7 +147,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of one half of a reference's outputs from the other half.
+    """Estimate the temperatures of one half of a reference's outputs, with the other half as the reference.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.
@@ -187,7 +187,7 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
     (low, first), *_, (high, last) = ((t, float(values["memf"].mean())) for t, values in grid.items())
     if last >= first:
         raise InputError(
-            f"Expected the fraction of the most frequent output (MEMF) of the reference {name!r} to fall with "
+            f"Expected the maximum exact match fraction (MEMF) of the reference {name!r} to fall with "
             f"temperature, but it is {first:.3f} at temperature {low:g} and {last:.3f} at temperature {high:g}. Check "
             "that the sampler of the reference does not ignore the temperature."
         )

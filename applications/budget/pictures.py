@@ -21,9 +21,9 @@ def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 @styled
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
-    """Plot the success, and its difference from that of the uniform allocation, with 95 % intervals.
+    """Plot each method's success against the budget, and its difference from the uniform allocation.
 
-    Lines of plug-in gains are dashed. Intervals at the same budget are drawn side by side.
+    Lines of plug-in gains are dashed. The 95 % intervals at the same budget are drawn side by side.
     """
     figure, (left, right) = new_figure(8.4, 3.8, ncols=2)
     budgets, methods = np.array(setting["budgets"]), setting["methods"]

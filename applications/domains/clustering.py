@@ -60,7 +60,7 @@ def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: 
     if n_clusters is None and n < 2 * LEAST_MEAN_SIZE:
         raise InputError(
             f"Expected at least {2 * LEAST_MEAN_SIZE} distinct questions to choose the number of clusters, but got "
-            f"{n}. Pass --clusters."
+            f"{n}. Pass --clusters to choose it yourself."
         )
     if n_clusters is not None and not 2 <= n_clusters <= n:
         raise InputError(

@@ -130,8 +130,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, if there are fewer than 10 validation questions, or if all test answers or all
-                other answers have the same grade.
+            InputError: If `load` fails, if there are fewer than 10 validation questions, if all test answers have the
+            same grade, or if all other answers have the same grade.
         """
         if self._batches:
             return

@@ -106,7 +106,7 @@ def _cell(cell: Cell, rises: bool, n: int) -> dict[str, Any]:
 
 
 def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, Any]:
-    """Compare the true temperatures with their estimates `found` [resample, temperature]. `n` counts the prompts."""
+    """Compare the true temperatures with the estimates `found` [resample, temperature] from `n` prompts."""
     estimates = [interval(values, n) for values in found.T]
     errors = np.abs([one["value"] - t for one, t in zip(estimates, temperatures, strict=True)])
     return {

@@ -1,4 +1,4 @@
-"""Plots of the success against the budget, and of its difference from the success of the uniform allocation."""
+"""Plots of each method's success, and of its difference from the uniform allocation, against the budget."""
 
 from typing import Any
 

@@ -84,7 +84,7 @@ def temperature_record(
         - `budgets`: For each budget, the number `k` of answers, the `split` over the temperatures, and the pass rates
           `of_split`, `of_single` [temperature] and `of_best` (see `best_single`). `chosen` contains the best
           temperature on each half of the questions, and `split_minus_best` the paired difference. The list is empty if
-      there are fewer than two questions.
+          there are fewer than two questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

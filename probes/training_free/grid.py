@@ -71,8 +71,8 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the first row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score has an AUROC and is not constant. In addition, if the most complete
-        score in `rows` is defined for n answers, the score must be defined for at least 0.95 n answers.
+        A row qualifies if its score has an AUROC, is not constant, and is defined for at least 0.95 n answers, where n
+        is the number of answers for which the most complete score in `rows` is defined.
         """
         if not rows:
             return None

@@ -146,12 +146,14 @@ def _of_table(source: str, store: Store, ignored: Collection[str]) -> NDArray[np
     ids = [str(id_) for id_ in table[ID].to_pylist()]
     if strange := next((id_ for id_ in ids if id_ not in row_of and id_ not in ignored), None):
         raise InputError(
-            f"Expected the questions of {path!r} to be in the store '{store.path}', but {strange!r} is not. "
-            "Use a table of this store's questions."
+            f"Expected the questions of {path!r} to be in the store '{store.path}', but question {strange!r} is "
+            "not. Use a table of this store's questions."
         )
     if len(set(ids)) < len(ids):
         twice = next(id_ for i, id_ in enumerate(ids) if id_ in ids[:i])
-        raise InputError(f"Expected one row per question in {path!r}, but {twice!r} has several. Keep one.")
+        raise InputError(
+            f"Expected one row per question in {path!r}, but question {twice!r} has several rows. Keep one."
+        )
     try:
         numbers = pa.compute.cast(table[column], pa.float64())
     except pa.ArrowException as error:

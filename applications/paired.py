@@ -48,8 +48,8 @@ def standard_error(values: Values, cluster: Labels | None = None) -> float:
 def effective_clusters(cluster: Labels) -> float:
     """Return the effective number of clusters, (Σ n_g)² / Σ n_g² for clusters of n_g units.
 
-    If all clusters have the same size, this is the number of clusters. If it is small, clustered intervals are
-    unreliable.
+    If all clusters have the same size, this is the number of clusters. If the effective number is small, clustered
+    intervals are unreliable.
 
     >>> effective_clusters(np.repeat([0, 1, 2], 4)), effective_clusters(np.repeat([0, 1, 2], [6, 1, 1]))
     (3.0, 1.6842105263157894)
@@ -152,7 +152,7 @@ def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | 
 
 
 def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
-    """Compute the mean difference of two systems with intervals, and test whether it is 0.
+    """Compute the mean difference between two systems and its intervals, and test whether it is 0.
 
     Args:
         differences: [unit] differences, at least two.

@@ -96,8 +96,9 @@ def summary(folders: dict[str, Path], n_resamples: int) -> str:
     return "\n".join(
         [
             f"# Comparison on {len(found)} sets\n",
-            "Out-of-fold AUROC of every method that is available on all sets. All methods are scored on the same half of",
-            "the answers. Rank 1 is the highest AUROC on a set. The mean rank over the sets has a 95 % bootstrap interval.\n",
+            "This table shows the out-of-fold AUROC of every method that is available on all sets. All methods are scored",
+            "on the same half of the answers. The method with the highest AUROC on a set has rank 1. Numbers in square",
+            "brackets are 95 % bootstrap intervals.\n",
             *rows,
             "\n" + "Pages of the sets: " + ", ".join(f"[{name}]({name}.md)" for name in found) + ".",
             "",

@@ -16,7 +16,8 @@ class Batch(NamedTuple):
     """A batch of rows, one per question or answer.
 
     Attributes:
-        features: [row, feature, d_model] float32, `TokenStates` of the signal `hidden_tokens`, or `StreamedFeatures`.
+        features: A tensor [row, feature, d_model] float32, `TokenStates` of the signal `hidden_tokens`, or
+            `StreamedFeatures`.
         target: [row] float32 target of the probe in [0, 1]. Higher means more likely right.
         right: [row] float32 number of right answers.
         known: [row] float32 number of answers with a known grade.

@@ -121,7 +121,7 @@ class FeatureSpec:
         positions = self.positions or known[:1]
         if unknown := [position for position in positions if position not in known]:
             raise InputError(
-                f"Expected `positions` to be among {', '.join(known)} for prefixes of answers, but got {unknown[0]!r}."
+                f"Expected `positions` to be one of {', '.join(known)} for prefixes of answers, but got {unknown[0]!r}."
                 f"{nearest(unknown[0], known)}"
             )
         keys = choose_keys(store, TOKENS, self.scope, None, self.layers)
@@ -221,7 +221,7 @@ def choose_keys(
             if value not in known:
                 hint = (nearest(value, known) if asked == option else "") or " Choose one of them."
                 raise InputError(
-                    f"Expected `{asked}` to be among {', '.join(known)} for the signal {signal!r} in "
+                    f"Expected `{asked}` to be one of {', '.join(known)} for the signal {signal!r} in "
                     f"{str(store.path)!r}, but got {value!r}.{hint}"
                 )
         parts = [part for part in parts if wanted is None or part[place] in wanted]

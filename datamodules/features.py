@@ -1,4 +1,4 @@
-"""Datamodule with the features and targets of a store in batches, split by question."""
+"""Datamodule with batches of a store's features and targets, split by question."""
 
 from collections.abc import Mapping, Sequence
 
@@ -44,7 +44,7 @@ class FeatureDataModule(L.LightningDataModule):
             answers, and all positions for token signals.
         layers: Layers to use. If null, all layers are used.
         join: Token signals whose values are appended to every feature. Each entry is SIGNAL or SIGNAL/POSITION.
-        pooling: Poolings of the tokens of an answer: poolings in `extract.signals.pooling`, `windows_4` (means over
+        pooling: How to pool the tokens of an answer: names from `extract.signals.pooling`, `windows_4` (means over
             quarters of the answer) or `distribution` (shape of the entropy curve, for tokens/entropy only). If null,
             mean, std and max are used.
         weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or SIGNAL/POSITION, such as
@@ -130,8 +130,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, if there are fewer than 10 validation questions, or if all test answers or all
-                other answers have the same grade.
+            InputError: If `load` fails, if there are fewer than 10 validation questions, if all test answers have the
+            same grade, or if all other answers have the same grade.
         """
         if self._batches:
             return

@@ -45,7 +45,7 @@ class FeatureFiles:
     numbers: Tensor
 
     def read(self, features: Sequence[int], start: int, stop: int) -> Tensor:
-        """Read the rows `start` to `stop` − 1 of some features, [row, feature, d_model] float32."""
+        """Read the rows `start` to `stop` − 1 of the given features, [row, feature, d_model] float32."""
         values = torch.empty(stop - start, len(features), self.width + self.numbers.shape[1])
         values[:, :, self.width :] = self.numbers[start:stop, None]
         for i in range(bisect_right(self.starts, start) - 1, bisect_left(self.starts, stop)):
@@ -61,7 +61,7 @@ class FeatureFiles:
 
 @dataclass(frozen=True)
 class StreamedFeatures:
-    """Features of some rows of a store. Selecting rows copies indices. Selecting features reads the features.
+    """Features of selected rows of a store. Selecting rows copies only indices. Selecting features reads them.
 
     Attributes:
         files: The files with the features.
@@ -113,7 +113,7 @@ class StreamedFeatures:
         return finite
 
     def map(self, features: Sequence[int], function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Apply a function to chunks of some features, and return the results in the order of the rows.
+        """Apply a function to the given features in chunks, and return the results in the order of the rows.
 
         Args:
             features: Indices of the features.
@@ -129,7 +129,7 @@ class StreamedFeatures:
     def chunks(
         self, features: Sequence[int], function: Callable[[Tensor, Tensor], Any]
     ) -> Iterator[tuple[Tensor, Any]]:
-        """Apply a function to chunks of some features in threads, and yield the results in the order of the store.
+        """Apply a function to the given features in chunks, and yield the results in the order of the store.
 
         Args:
             features: Indices of the features.

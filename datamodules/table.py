@@ -139,7 +139,7 @@ class QuestionTable:
 
     @property
     def wrong_classes(self) -> NDArray[np.int64]:
-        """[question] number of distinct wrong answers. Each unreadable answer counts as distinct."""
+        """[question] number of distinct wrong answers. Each unreadable answer is treated as distinct."""
         answers = self.answers
         wrong = np.flatnonzero(answers.known > answers.right)
         classes = np.where(answers.answer_class > 0, answers.answer_class, ~np.arange(len(answers.question)))
@@ -213,7 +213,7 @@ def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[n
 
 
 def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[str, NDArray[np.generic]]:
-    """Read the columns of `AnswerTable` and the prompt lengths of all answers to one block of questions."""
+    """Read the columns of `AnswerTable` and the prompt lengths, for all answers to one block of questions."""
     samples = pa.concat_tables(store.samples.read(part).drop_columns(["text", "token_ids"]) for part in parts)
     ids, first = pa.array(store.questions.ids(parts[0]), pa.string()), parts[0].block * store.questions.block_size
     question, sample = _keys(samples, ids)
@@ -239,7 +239,7 @@ def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[st
 
 
 def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
-    """Compute the negative log-likelihoods in `AnswerTable`. Rows in `ended` are computed without their last token."""
+    """Compute the negative log-likelihoods in `AnswerTable`. Rows in the mask `ended` exclude the last token."""
     n_tokens = pc.list_value_length(logprobs).fill_null(0).to_numpy()
     ended = ended & (n_tokens > 0)
     values = np.delete(pc.list_flatten(logprobs).to_numpy().astype(np.float64), n_tokens.cumsum()[ended] - 1)
@@ -275,8 +275,8 @@ def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[n
 def modal_share(answers: Sequence[str | int | None]) -> float:
     """Compute the relative frequency of the most frequent answer; NaN without answers.
 
-    `answers` [sample] contains normalised answers or their classes, as in `clusters_of`. Each unreadable answer counts
-    as distinct.
+    `answers` [sample] contains normalised answers or their classes, as in `clusters_of`. Each unreadable answer is
+    treated as distinct.
     """
     return max(Counter(clusters_of(answers)).values()) / len(answers) if answers else float("nan")
 

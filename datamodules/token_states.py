@@ -16,7 +16,7 @@ class TokenStates:
     """States of the tokens in each row, stored in one shared tensor. Selecting rows copies only indices.
 
     Attributes:
-        values: [feature, total tokens, d_model] states, float32 or bfloat16. A feature is a layer.
+        values: [feature, total tokens, d_model] states, float32 or bfloat16. There is one feature per layer.
         first: [row] int64 index of each row's first token.
         n_tokens: [row] int64 number of tokens in each row.
     """

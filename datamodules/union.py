@@ -1,4 +1,4 @@
-"""Questions of several stores, for training on all of them or for a broader probe."""
+"""Questions of several stores, to train a probe on all of them or to fit a broader probe."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -30,7 +30,10 @@ class UnionDataModule(FeatureDataModule):
     def __init__(self, parts: Sequence[FeatureDataModule]) -> None:
         first = parts[0]
         if first.target == "seu":
-            raise InputError("Expected a target that is computed from grades or answers, but got 'seu'. Use one store.")
+            raise InputError(
+                "Expected `target` to be computed from grades or answers if there are several stores, but got 'seu'. "
+                "Pass a single store, or choose another target."
+            )
         super().__init__(first.store_path, grader=first.grader, target=first.target, signal=first.signal)
         self.feature_spec, self.feature_names, self.pooled = first.feature_spec, first.feature_names, first.pooled
         self.store, self.table = first.store, _concatenated([(Path(one.store_path).name, one.table) for one in parts])
@@ -86,7 +89,7 @@ def check_features(first: FeatureDataModule, other: FeatureDataModule, option: s
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(
             f"Expected the stores in `{option}` to have the same model, but {pair} differ in {'; '.join(wrong)}. A "
-            "probe works only with the model that it was trained on."
+            "probe works only with the model that it was trained on. Pass stores of the same model."
         )
     if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
         raise InputError(
@@ -116,6 +119,6 @@ def _concatenated(tables: Sequence[tuple[str, QuestionTable]]) -> QuestionTable:
 
 
 def _columns(tables: Sequence[Any], kind: type) -> dict[str, Any]:
-    """Concatenate the attributes of tables that are arrays, and return them by name."""
+    """Concatenate the array attributes of tables, and return them by name."""
     names = [field.name for field in fields(kind) if isinstance(getattr(tables[0], field.name), np.ndarray)]
     return {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}

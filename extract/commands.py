@@ -67,7 +67,7 @@ def sample_family(
         store: Folder of a new store, or of an existing store with the same settings. For a grid of temperatures, the
             folder that contains one store per temperature.
         recipe: Questions, model and policy.
-        worker: Rank of this process and number of parallel workers. By default, read from the environment.
+        worker: Rank of this process and number of parallel workers. By default, both are read from the environment.
         stop: Rule for early stopping: one of {rules}. docs/applications.md describes the rules. By default, all k
             answers are sampled.
         threshold: Threshold of the rule. Each rule has a default. `python -m applications vote` lists the accuracy and

@@ -96,8 +96,8 @@ class PromptTemplate:
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
         r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        Blank lines separate the examples and the question. If the template and every example fit on one line, as in
-        cloze sets, single line breaks separate them.
+        Blank lines separate the examples and the question. If the template and every example fit on one line, as with
+        the template `cloze`, single line breaks separate them.
 
         Raises:
             InputError: If the prompt is a chat.

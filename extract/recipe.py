@@ -38,8 +38,8 @@ class StoreRecipe:
             a named set, and NAME=PATH reads a named set from a file. docs/questions.md describes the sets.
         n_questions: Size of a random subset of the questions. By default, all questions are used.
         question_seed: Seed for choosing the subset and the worked examples, and for shuffling questions and choices.
-        stratify_by: Question field that balances the subset: group or a key of meta. If possible, the subset has the
-            same number of questions for each value of this field.
+        stratify_by: Question field by which the subset is balanced: group or a key of meta. If possible, the subset
+            has the same number of questions for each value of this field.
         fields: Map from question fields to columns of a file or Hub set, such as
             '{text: question, references: answer}'. Other fields are id, kind, choices, group and meta (see
             docs/questions.md). Not needed for a named set, or for a file whose columns already have these names.

@@ -12,7 +12,8 @@ from extract.store.store import Store
 def reword(store: str, out: str, n: int = 6, seed: int = 0) -> None:
     """Reword the questions of a store, and write the new questions to a file.
 
-    Sample answers to the questions in this file, and pass the new store to `train.py --data.broader`.
+    To train a probe on them, sample answers to the questions in this file, and pass the resulting store to
+    `train.py --data.broader`.
 
     Args:
         store: Folder of the store.

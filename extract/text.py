@@ -39,7 +39,7 @@ def one_line(text: object, longest: int | None = None, keep_end: bool = False) -
     r"""Convert a text or an error to one line with only printable characters and single spaces.
 
     Args:
-        text: The text. Other objects are converted with ``str``.
+        text: The text, or another object, which is converted with ``str``.
         longest: Maximum length of the line in characters. None means no limit.
         keep_end: Whether to shorten a long text in the middle. By default, the end is cut off.
 
@@ -68,7 +68,7 @@ def valid_text(text: str) -> str:
 
 
 def normalize(text: str, case_sensitive: bool = False) -> str:
-    """Return the words of a text without accents and punctuation. By default, they are in lower case.
+    """Return the words of a text without accents or punctuation. By default, they are in lower case.
 
     >>> normalize("It's São Paulo, in the U.S. of -3.5!")
     'it sao paulo in the us of -3.5'

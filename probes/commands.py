@@ -82,7 +82,8 @@ def transfer(
     """Train a probe on each question set and test it on every set.
 
     Each set is also left out in turn. A probe is trained on all other sets and tested on the left-out set. These
-    results are reported with and without back-off, which shifts the confidences of novel questions.
+    results are reported with and without back-off, which shifts the confidences of novel questions towards the mean
+    accuracy of the training questions.
 
     Args:
         stores: Folders of the stores, one per question set. All stores must be from the same model. If there is only
@@ -208,7 +209,8 @@ def audit(
     """Report how well each property of the questions, such as their text or length, predicts the measured accuracy.
 
     Four properties are leaks if they predict the accuracy: the answer options (without the question), the right option,
-    the length of the question, and its position. The audit trains no probe and needs no hidden states.
+    the length of the question, and its position in the source of the questions. The audit trains no probe and needs no
+    hidden states.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

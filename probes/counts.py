@@ -1,4 +1,4 @@
-"""Probe that predicts the number of right answers to a question by classification."""
+"""Probe that classifies questions by their number of right answers."""
 
 from typing import Any
 

@@ -54,7 +54,7 @@ def check_policies(stores: Sequence[Store]) -> None:
         if different := "; ".join(differences(found, wanted)):
             raise InputError(
                 f"Expected all systems to have the same prompt and token limit, but '{store.path}' differs from "
-                f"'{stores[0].path}' in {different}. Sample one of these stores again."
+                f"'{stores[0].path}' in {different}. Sample one store again with the settings of the other."
             )
 
 
@@ -88,5 +88,5 @@ def check_full_distribution(store: Store) -> None:
         raise InputError(
             f"Expected the reference '{store.path}' to be sampled with top_p 1 and top_k 0, but got top_p "
             f"{decoding['top_p']} and top_k {decoding['top_k']}. A truncated distribution varies less at the same "
-            "temperature. Sample the grid again."
+            "temperature. Sample the grid again without truncation."
         )

@@ -28,8 +28,8 @@ def background_temperature(
 ) -> Path:
     """Estimate the background temperature of a system that samples at temperature 0.
 
-    At its background temperature, a reference model varies as much as the system (Messina and Scotta, arXiv
-    2604.22411).
+    The background temperature is the temperature at which the outputs of a reference model vary as much as those of
+    the system (Messina and Scotta, arXiv 2604.22411).
 
     Args:
         tested: Outputs of the tested system: a store, or a JSON or CSV file. A JSON file contains an object that

@@ -1,4 +1,4 @@
-"""Estimate the background temperature from all metrics and references, and test the method."""
+"""Estimate a background temperature from all metrics and references, and test the estimates on held-out outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Cell:
-    """Comparison of the tested system with one reference by one metric.
+    """Comparison of the tested system with one reference on one metric.
 
     Index 0 of the axis `resample` is the original set of prompts, and the other indices are bootstrap resamples.
 
@@ -68,8 +68,8 @@ class Estimate:
         mismatch_rate: 95 % upper limit of the mismatch rate if all outputs for each prompt are identical, else None.
         limits: For each reference, the highest temperature at which its mismatch rate is at most `mismatch_rate`. See
             `temperature_limit`.
-        recovery: Estimates [resample, temperature] for the held-out outputs of each reference, by name. Empty if a
-            prompt has fewer than four outputs.
+        recovery: Estimated temperatures [resample, temperature] of the held-out outputs of each reference, by name.
+            Empty if a prompt has fewer than four outputs.
     """
 
     cells: dict[str, dict[str, Cell]]
@@ -122,7 +122,7 @@ def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estim
 def match_reference(
     tested: Mapping[str, Array], grid: Mapping[float, Mapping[str, Array]], weights: Array
 ) -> dict[str, Cell]:
-    """Compare the tested system with one reference by each metric.
+    """Compare the tested system with one reference on each metric.
 
     Args:
         tested: Values [prompt] of each metric.
@@ -147,7 +147,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of one half of a reference's outputs from the other half.
+    """Estimate the temperatures of one half of a reference's outputs, with the other half as the reference.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.
@@ -187,14 +187,14 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
     (low, first), *_, (high, last) = ((t, float(values["memf"].mean())) for t, values in grid.items())
     if last >= first:
         raise InputError(
-            f"Expected the fraction of the most frequent output (MEMF) of the reference {name!r} to fall with "
+            f"Expected the maximum exact match fraction (MEMF) of the reference {name!r} to fall with "
             f"temperature, but it is {first:.3f} at temperature {low:g} and {last:.3f} at temperature {high:g}. Check "
             "that the sampler of the reference does not ignore the temperature."
         )
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
-    """Return the first element of `values` [resample], with a 95 % expanded percentile interval of the others.
+    """Return the first element of `values` [resample], and a 95 % expanded percentile interval from the other elements.
 
     The bounds of the interval are the quantiles at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t, where n is the number of
     prompts and t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom (Hesterberg, The

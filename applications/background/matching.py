@@ -32,7 +32,7 @@ def ks_distances(tested: Array, reference: Array, weights: Array) -> Array:
 
 
 def ks_temperatures(distances: Array, temperatures: Array) -> Array:
-    """Return the mean of all temperatures with the smallest distance, for each row of `distances`.
+    """For each row of `distances`, return the mean of the temperatures that have the smallest distance.
 
     This is the rule of Messina and Scotta. `distances` has shape [resample, temperature], and
     `temperatures` has shape [temperature].
@@ -45,7 +45,7 @@ def ks_p_values(tested: Array, reference: Array) -> Array:
     """Compute the p-values [temperature] of the two-sample Kolmogorov–Smirnov tests.
 
     The tests assume independent samples, so they are conservative if both systems answer the same prompts. The p-values
-    are asymptotic, because values can have ties.
+    are asymptotic, because values can be tied.
     """
     return np.array([ks_2samp(tested, values, method="asymp").pvalue for values in reference])
 
@@ -67,9 +67,9 @@ def monotone_curves(reference: Array, weights: Array) -> Array:
 def invert(curves: Array, values: Array, temperatures: Array) -> Array:
     """Return the temperatures at which `curves` reach `values`.
 
-    Each flat part of a curve counts as one point at its mean temperature, and the points are joined by straight lines.
-    This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). A value outside the range of
-    the curve gives the temperature of the nearest point. The value 0 always gives the lowest temperature.
+    Each flat part of a curve is treated as one point at its mean temperature, and the points are joined by straight
+    lines. This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). A value outside the
+    range of the curve gives the temperature of the nearest point. The value 0 always gives the lowest temperature.
 
     Args:
         curves: [resample, temperature] non-decreasing curves.
@@ -87,7 +87,7 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 
 
 def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
-    """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF if each prompt has identical outputs.
+    """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF if all outputs for each prompt are equal.
 
     The limit is 1 − 0.05^(1 / (M (N − 1))) for M prompts, where N is the minimum of `n_outputs` [prompt]. It is also
     valid if the prompts have different mismatch rates.

@@ -1,4 +1,4 @@
-"""Pictures of a background temperature: the curves of all metrics, and the recovery test."""
+"""Pictures of a background temperature: the curves of all metrics, and the estimates for held-out outputs."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -106,7 +106,7 @@ def _cell(cell: Cell, rises: bool, n: int) -> dict[str, Any]:
 
 
 def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, Any]:
-    """Compare the true temperatures with their estimates `found` [resample, temperature]. `n` counts the prompts."""
+    """Compare the true temperatures with the estimates `found` [resample, temperature] from `n` prompts."""
     estimates = [interval(values, n) for values in found.T]
     errors = np.abs([one["value"] - t for one, t in zip(estimates, temperatures, strict=True)])
     return {
@@ -121,7 +121,7 @@ def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] |
     """Return the upper limit of the temperature if all outputs are identical, else None.
 
     The limit is the maximum over the references. If `inclusive` is false, the background temperature is below the
-    limit, which is then the lowest temperature above 0 of a grid.
+    limit, which is then the lowest nonzero temperature of a grid.
     """
     if estimate.mismatch_rate is None:
         return None
@@ -132,7 +132,7 @@ def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] |
 
 
 def prompt_table(systems: Systems, estimate: Estimate) -> pa.Table:
-    """Return one row per prompt and system with all metrics. The temperature is null for the tested system."""
+    """Return a table of all metrics with one row per prompt and system. The tested system has a null temperature."""
     rows: list[dict[str, Any]] = []
 
     def add(name: str, temperature: float | None, outputs: Sequence[Counted], values: Mapping[str, Array]) -> None:

@@ -42,7 +42,7 @@ class Systems:
 
     @property
     def n(self) -> int:
-        """Smallest number of outputs of any system for any prompt."""
+        """Smallest number of outputs per prompt, over all systems and prompts."""
         grids = (outputs for grid in self.references.values() for outputs in grid.values())
         return min(one.n for outputs in (self.tested, *grids) for one in outputs)
 
@@ -78,8 +78,8 @@ def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
     for name, grid in named:
         if len(grid) < 2:
             raise InputError(
-                f"Expected the reference {name!r} to have several temperatures, but it has only {min(grid):g}. Sample "
-                "a grid with `python -m extract sample --policy.temperature 0:1:0.05`."
+                f"Expected the reference {name!r} to have at least two temperatures, but it has only {min(grid):g}. "
+                "Sample a grid with `python -m extract sample --policy.temperature 0:1:0.05`."
             )
     return dict(named)
 

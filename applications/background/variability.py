@@ -45,7 +45,7 @@ class Counted:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """[distinct] numbers of occurrences of the distinct outputs."""
+        """[distinct] how often each distinct output occurs."""
         return np.bincount(self.index)
 
     @property
@@ -62,12 +62,12 @@ class Counted:
         return Counted.of(self.texts[i] for i in self.index[start::2])
 
     def mean_over_pairs(self, distances: NDArray[np.float64]) -> float:
-        """Return the mean over all pairs of outputs. `distances` has shape [distinct, distinct] and diagonal 0."""
+        """Return the mean over all pairs of outputs. `distances` has shape [distinct, distinct] and a zero diagonal."""
         return float(self.counts @ distances @ self.counts) / (self.n * (self.n - 1))
 
 
 def max_exact_match(outputs: Counted, n: int, seed: int = 0) -> float:
-    """Compute the maximum exact match fraction (MEMF), the fraction of the most frequent output among `n` outputs.
+    """Compute the maximum exact match fraction (MEMF), the fraction of `n` outputs that equal the most frequent one.
 
     If there are more than `n` outputs, the result is the mean over `N_SUBSETS` random subsets of `n` outputs.
     """

@@ -23,9 +23,8 @@ def budget(
 ) -> Path:
     """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
-    The budget is allocated uniformly, by the base rates of the question groups, by confidences, and by an oracle that
-    knows half of the grades. A further allocation works online: it draws no more answers to a question after the first
-    right answer.
+    The allocations are uniform, or based on the base rates of the question groups, on confidences, or on half of the
+    grades (oracle). An online allocation draws no more answers to a question after the first right answer.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

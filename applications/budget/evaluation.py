@@ -26,8 +26,8 @@ def success(
 ) -> Tensor:
     """Compute the expected success of drawing answers in the order of their gains, at several budgets.
 
-    In each resample, the budget is allocated again. If it runs out within a tie, the rest is divided equally among the
-    tied answers.
+    In each resample, the budget is allocated again. If it runs out within a tie, the remainder is divided equally among
+    the tied answers.
 
     The result is exact for the original questions. For resamples, success is interpolated between points of the
     ranking.
@@ -80,7 +80,7 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
 def _curves(
     gains: Array, right: NDArray[np.int64], known: NDArray[np.int64], budgets: NDArray[np.int64], online: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return each question's cumulative cost and success along the ranking, two tensors [question, point] float64."""
+    """Return each question's cumulative cost and success along the ranking, each [question, point] float64."""
     n = len(gains)
     question, answer, last = rank(gains, known)
     wrong = all_wrong(right, known, gains.shape[1]).T

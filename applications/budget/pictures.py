@@ -1,4 +1,4 @@
-"""Plots of success and of its difference from the uniform allocation, against the budget."""
+"""Plots of each method's success, and of its difference from the uniform allocation, against the budget."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ _CONFIDENCE_COLOURS = (BLUE, RED, *METHOD_COLOURS[2:4])
 
 
 def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
-    """Plot each setting that has at least two budgets. Returns the plots by the name of the setting."""
+    """Plot each setting that has at least two budgets, and return the plots by setting name."""
     settings = {name: setting for name, setting in record["settings"].items() if len(setting["budgets"]) > 1}
     return {name: success_by_budget(setting, record["confidences"]) for name, setting in settings.items()}
 
 
 @styled
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
-    """Plot success against the budget, and its difference from the uniform allocation with 95 % intervals.
+    """Plot each method's success against the budget, and its difference from the uniform allocation.
 
-    Lines of plug-in gains are dashed. Intervals at the same budget are drawn side by side.
+    Lines of plug-in gains are dashed. The 95 % intervals at the same budget are drawn side by side.
     """
     figure, (left, right) = new_figure(8.4, 3.8, ncols=2)
     budgets, methods = np.array(setting["budgets"]), setting["methods"]

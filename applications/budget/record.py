@@ -95,7 +95,8 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
         - `budgets`: The budgets up to `limit`.
         - `methods`: For each method, a dict with its `confidence` and `gain`, and with `success`, `difference` and
           `saved` for each budget. `saved` is the number of additional answers per question that the uniform allocation
-          needs for the same success. None if the available answers are too few in more than a tenth of the resamples.
+          needs for the same success. It is None if the available answers are too few in more than a tenth of the
+          resamples.
     """
     counts, limit = (setting.right, setting.known), setting.limit(questions.fold)
     used = [budget for budget in budgets if budget <= limit]
@@ -121,7 +122,7 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
 
 
 def _interval(values: Tensor) -> Interval | None:
-    """Return the first of `values`, with a 95 % percentile interval of the others, which come from resamples.
+    """Return the first of `values`, and a 95 % percentile interval from the others, which come from resamples.
 
     The result is None if the first value is not finite, or if more than a tenth of the other values are not finite.
 
@@ -136,7 +137,7 @@ def _interval(values: Tensor) -> Interval | None:
 
 
 def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence[int]) -> pa.Table:
-    """Return the number of answers that each method allocates to each question in the setting `all`, as a table."""
+    """Return a table of the numbers of answers that each method allocates to each question in the setting `all`."""
     setting, tables = questions.settings["all"], []
     for (name, gain), gains in setting.gains.items():
         answers = np.empty((len(budgets), len(questions.rows)), dtype=np.int64)

@@ -1,8 +1,8 @@
 r"""Thresholds with a bounded risk: Learn then Test (Angelopoulos et al., arXiv 2110.01052), clustered by question.
 
-The loss of a question is ℓ = 1 − c/n, where c of its n graded answers are right. The n answers to a question count as
-one observation. A threshold λ keeps the questions whose confidence f is at least λ. Its risk is E[ℓ | f ≥ λ], the
-expected fraction of wrong answers to the kept questions.
+The loss of a question is ℓ = 1 − c/n, where c of its n graded answers are right. The n answers to a question are
+treated as one observation. A threshold λ keeps the questions whose confidence f is at least λ. Its risk is
+E[ℓ | f ≥ λ], the expected fraction of wrong answers among the answers to kept questions.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def n_needed(risk: float, level: float) -> int:
     """Return the number of questions that the betting test needs to certify a risk if no answer is wrong.
 
     The minimum for any valid test is log(w (1 − level)) / log(1 − risk), where w is the largest fraction of the error
-    probability in `STARTS`. The betting test needs slightly more questions.
+    probability that `STARTS` gives to a sequence of tests. The betting test needs slightly more questions.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
     (14, 58)

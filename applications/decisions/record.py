@@ -59,7 +59,7 @@ def check_requests(risks: Sequence[float], level: float) -> None:
     """
     if not risks or len(set(risks)) < len(risks) or not all(0 < risk < 1 for risk in risks):
         raise InputError(
-            f"Expected `risk` to contain different numbers between 0 and 1, but got {list(risks)}. Pass the largest "
+            f"Expected `risk` to contain distinct numbers between 0 and 1, but got {list(risks)}. Pass the largest "
             "acceptable fraction of wrong answers, such as 0.2."
         )
     if not 0 < level < 1:
@@ -163,7 +163,7 @@ def threshold_record(
 
 
 def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate:
-    """Compute the fraction of questions in a mask [question], with its interval."""
+    """Compute the fraction of questions that a mask [question] selects, with its interval."""
     return estimate(mean_of(is_member.astype(np.float64)), len(is_member), n_resamples, seed)
 
 

@@ -34,7 +34,7 @@ class Pair(NamedTuple):
         cheap, strong: Measured accuracies.
         cheap_cost, strong_cost: Mean numbers of prompt and generated tokens of an answer. `strong_cost` is multiplied
             by the price of a token of the strong store.
-        reading_cost: Number of prompt tokens of the cheap store.
+        reading_cost: Number of prompt tokens that the probe reads in the cheap store.
     """
 
     cheap: Array
@@ -108,7 +108,7 @@ def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, se
 
 
 def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
-    """Return the gain over routing the same number of random questions, as a function of resampling weights."""
+    """Return the accuracy gain over routing the same number of random questions, given resampling weights."""
     routed, cheap, strong, accuracy = (
         torch.from_numpy(np.asarray(values, np.float64))
         for values in (is_routed, pair.cheap, pair.strong, pair.accuracy(is_routed))

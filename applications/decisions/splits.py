@@ -20,16 +20,16 @@ def split_record(confidence: Array, losses: Array, risk: float, level: float, se
         losses: [question] losses in [0, 1].
         risk: Requested risk.
         level: Requested level.
-        seed: Seed of the divisions.
+        seed: Seed of the random splits.
 
     Returns:
         A dict with these entries:
 
-        - `n`: Number of divisions.
-        - `certified`: Fraction of divisions with a certified threshold.
-        - `coverage`: Mean coverage on the other halves. A division without a threshold counts as 0.
+        - `n`: Number of random splits into halves.
+        - `certified`: Fraction of splits with a certified threshold.
+        - `coverage`: Mean coverage on the other halves. The coverage is 0 in splits without a threshold.
         - `risk`: Mean measured risk on the other halves; None if no question is answered.
-        - `above`: Fraction of divisions in which the measured risk on the other half exceeds the requested risk.
+        - `above`: Fraction of splits in which the measured risk on the other half exceeds the requested risk.
           Measured risks are noisy, so this fraction can exceed 1 − level.
     """
     rng, coverages, risks = np.random.default_rng(seed), [], []

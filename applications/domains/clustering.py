@@ -30,8 +30,8 @@ class Clustering(NamedTuple):
         cluster: [question] int64 index of the question's cluster.
         distance: [question] float64 Euclidean distance to the centre of the cluster, in the space of the components.
         n_distinct: Number of distinct embeddings.
-        stability: Dict from each candidate number of clusters to adjusted Rand indices [split]. Empty if the number was
-            given.
+        stability: Dict from each candidate number of clusters to adjusted Rand indices [split]. Empty if the number of
+            clusters was given.
     """
 
     cluster: NDArray[np.int64]
@@ -43,7 +43,7 @@ class Clustering(NamedTuple):
 def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: int = 0) -> Clustering:
     """Cluster questions by k-means on the principal components of their embeddings.
 
-    Questions with the same embedding count once when the components and centres are computed.
+    Questions with the same embedding are counted once when the components and centres are computed.
 
     Args:
         embeddings: [question, d_model] embeddings.
@@ -60,7 +60,7 @@ def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: 
     if n_clusters is None and n < 2 * LEAST_MEAN_SIZE:
         raise InputError(
             f"Expected at least {2 * LEAST_MEAN_SIZE} distinct questions to choose the number of clusters, but got "
-            f"{n}. Pass --clusters."
+            f"{n}. Pass --clusters to choose it yourself."
         )
     if n_clusters is not None and not 2 <= n_clusters <= n:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Simultaneous confidence intervals for the mean of each cluster, and for its difference from the other questions."""
+"""Simultaneous confidence intervals for the mean of each cluster, and for its difference from the mean of the rest."""
 
 from typing import NamedTuple
 

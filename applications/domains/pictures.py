@@ -1,4 +1,4 @@
-"""Picture of the accuracy, its difference from the other questions, and the calibration gap of each cluster."""
+"""Picture of each cluster's accuracy, its difference from the accuracy on other questions, and its calibration gap."""
 
 from typing import Any
 

@@ -176,7 +176,7 @@ def _nearest_questions(domains: Domains, one: int) -> list[dict[str, Any]]:
 
 
 def domains_table(domains: Domains) -> pa.Table:
-    """Return one row per question with its cluster, distance to the centre, numbers of answers, and confidences."""
+    """Return a table with one row per question: cluster, distance to its centre, numbers of answers, confidences."""
     _, table, clustering, confidences = domains
     columns = (table.ids, clustering.cluster, clustering.distance, table.right, table.known)
     return pa.table({**dict(zip(COLUMNS, columns, strict=True)), **confidences})

@@ -14,16 +14,18 @@ def characteristic_words(
 ) -> list[list[str]]:
     r"""Return the words that are most characteristic of each cluster, by log-odds ratio.
 
-    The log-odds ratios compare the texts of the cluster with all other texts. They have a Dirichlet prior, and are
-    divided by their standard deviations (Monroe, Colaresi and Quinn, Fightin' Words, Political Analysis 16, 2008):
+    The log-odds ratios compare the texts of the cluster with all other texts. They are computed with a Dirichlet
+    prior and divided by their standard deviations (Monroe, Colaresi and Quinn, Fightin' Words, Political Analysis 16,
+    2008):
 
     .. math::
         z_w = \frac{\log\frac{y_w + a_w}{n + a - y_w - a_w} - \log\frac{y'_w + a_w}{n' + a - y'_w - a_w}}
             {\sqrt{1/(y_w + a_w) + 1/(y'_w + a_w)}}
 
     where :math:`y_w` and :math:`y'_w` are the counts of the word w in the cluster and in the other texts, and n and n'
-    are the total counts of all words. A word counts once per text. The pseudo-counts :math:`a_w` of the prior are
-    proportional to the frequency of the word in all texts. Their sum :math:`a` is the number of distinct words.
+    are the total counts of all words. A word is counted at most once per text. The pseudo-counts :math:`a_w` of the
+    prior are proportional to the frequency of the word in all texts. Their sum :math:`a` is the number of distinct
+    words.
 
     Args:
         texts: Texts.

@@ -2,7 +2,7 @@
 
 DeLong, DeLong and Clarke-Pearson, Comparing the Areas under Two or More Correlated Receiver Operating Characteristic
 Curves, Biometrics 44, 1988; Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997. With
-one answer per question, both tests are the same.
+one answer per question, the two tests are identical.
 """
 
 from typing import Any, NamedTuple
@@ -78,7 +78,8 @@ def covariance(a: Auroc, b: Auroc) -> float:
         \sum_{x,y} F_{xy} \sum_i a_{xi} b_{yi}, \quad F_{xx} = \frac{I_x}{I_x - 1}, \quad F_{xy} = \frac{I}{I - 1}
 
     where a and b are the `parts`, x and y are right or wrong, I_x is the number of questions with answers of the kind
-    x, and I is the number of questions. If I_x differs between `a` and `b`, F_xx is the geometric mean of both factors.
+    x, and I is the number of questions. If I_x differs between `a` and `b`, F_xx is the geometric mean of the two
+    factors.
     """
     n = a.parts.shape[1]
     n_a, n_b = a.n_questions.double(), b.n_questions.double()

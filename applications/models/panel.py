@@ -1,4 +1,4 @@
-"""Read stores that answer the same questions, and align their questions."""
+"""Read stores with answers to the same questions, and align the questions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
     """Open two or more stores, and align their questions by content.
 
     Args:
-        paths: Folders of stores or of temperature grids. A grid counts as one store for each temperature.
+        paths: Folders of stores or of temperature grids. Each temperature of a grid is treated as a store.
         shared: Whether to use the shared questions if the stores have different questions.
         grader: Name of the grader; None for the only grader of the first store.
 
@@ -104,7 +104,7 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
         sizes = " and ".join(f"'{store.path}' has {len(table.ids)}" for store, table in pairs)
         hint = "Pass --shared true to compare them on the shared questions." if rows.size else "Pass other stores."
         raise InputError(
-            f"Expected the stores to have the same questions, but {rows.shape[1]} questions are shared "
+            f"Expected the stores to have the same questions, but only {rows.shape[1]} questions are shared "
             f"({sizes}).{'' if rows.size else _first_difference(stores)} {hint}"
         )
     known = np.stack([table.known[of_store] for table, of_store in zip(tables, rows, strict=True)]).min(0) > 0

@@ -65,7 +65,7 @@ class BetaBinomial(NamedTuple):
 
 
 def moments(right: Counts, known: Counts, weights: Values) -> tuple[float, float]:
-    """Estimate α and β by the method of moments, within the bounds.
+    """Estimate α and β by the method of moments, and clip them to a finite range.
 
     The variance of p is the variance of c/n minus the mean sampling variance c(n − c)/(n²(n − 1)). Questions with only
     one answer contribute to the mean, but not to the variance.
@@ -97,8 +97,8 @@ def fit(
         weights: [question] weight of each question. By default, all weights are equal.
         zero_inflated: Whether π₀ is fitted. Otherwise, it is 0.
         fixed: Values of parameters that are not fitted, by name.
-        starts: Initial models. The default is the result of `moments`. A zero-inflated fit also starts from a second
-            estimate.
+        starts: Initial models. The default is the result of `moments`. A zero-inflated fit has a second
+            start, with a positive π₀.
 
     Returns:
         The best fit over all initial models.
@@ -205,8 +205,8 @@ def profile_interval(
 ) -> tuple[float, float]:
     """Compute the profile-likelihood interval of a quantity.
 
-    The interval contains the values of the quantity for all parameters with a small deviance: at most the `level`
-    quantile of the χ² distribution with one degree of freedom. At the boundary π₀ = 0, the interval is conservative.
+    The interval contains the values of the quantity for all parameters whose deviance is at most the `level` quantile
+    of the χ² distribution with one degree of freedom. At the boundary π₀ = 0, the interval is conservative.
 
     Args:
         right: [question] numbers of right answers.

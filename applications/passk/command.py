@@ -21,7 +21,7 @@ def passk(
     """Estimate Pass@K, the probability that at least one of K answers is right.
 
     The command also measures how well confidences predict Pass@K, and extrapolates Pass@K beyond the number of sampled
-    answers. For a temperature grid, it compares a split of the answers over all temperatures with a single temperature.
+    answers. For a temperature grid, it compares splitting the answers over all temperatures with using one temperature.
 
     Args:
         store: Folder of a store, or of a temperature grid. It must contain samples and grades.

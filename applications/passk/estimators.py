@@ -114,7 +114,7 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
     For k = 1, this is the debiased Brier score of the question. A value can be negative.
 
     Args:
-        predicted: [k, question] predictions that do not depend on these answers.
+        predicted: [k, question] predictions that do not depend on the graded answers.
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers, each at least 2 · max(k).
         k: Numbers of answers.

@@ -47,7 +47,7 @@ class Extrapolation(NamedTuple):
 
 
 def why_not(right: Counts, known: Counts) -> str | None:
-    """Return the reason why no model can be fitted to the counts [question], or None if there is no such reason."""
+    """Return the reason why no model can be fitted to the counts [question], or None if models can be fitted."""
     if len(right) < LEAST_QUESTIONS:
         return f"at least {LEAST_QUESTIONS} questions are required, but there are {len(right)}"
     if known.max() < 2:
@@ -70,7 +70,8 @@ def extrapolate(right: Counts, known: Counts, k: Sequence[int], n_resamples: int
         - `likelier`: Name of the model with the higher held-out log-likelihood.
         - `zero_inflated_minus_beta_binomial`: Mean difference in held-out log-likelihood per question, with a bootstrap
           interval.
-        - `profile`: Profile of π₀, with `zero_share` and `deviance`. None if every question has a right answer.
+        - `profile`: Values of π₀ (`zero_share`) and the `deviance` at each value. None if every question has a right
+          answer.
         - For each model, a dict with the parameters, `pass_at_k` [k], the sum of the held-out log-likelihoods
           (`held_out`), and the names of the parameters at a bound (`at_bounds`).
     """

@@ -23,7 +23,7 @@ _N_FOLDS = 5
 
 
 def others_mean(values: Values) -> Values:
-    """Return the mean over all other questions, for each question [..., question].
+    """For each question, return the mean of `values` [..., question] over all other questions.
 
     >>> others_mean(np.array([0.0, 0.5, 1.0])).tolist()
     [0.75, 0.5, 0.25]

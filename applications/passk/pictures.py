@@ -30,7 +30,7 @@ def passk_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 
 def _drawn(intervals: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Replace missing bounds of each interval with its value."""
+    """Replace missing interval bounds with the estimates themselves."""
     return [{end: found["value"] if at is None else at for end, at in found.items()} for found in intervals]
 
 
@@ -87,7 +87,7 @@ def profile_picture(extrapolation: dict[str, Any]) -> Figure:
 
 @styled
 def temperature_picture(record: dict[str, Any]) -> Figure:
-    """Plot the pass rate against the budget: even split, best single temperature, and each temperature."""
+    """Plot the pass rate against the budget for the even split, the best single temperature, and each temperature."""
     figure, axes = new_figure(5.6, 3.8)
     grid = record["temperatures"]
     budgets = [budget["k"] for budget in grid["budgets"]]

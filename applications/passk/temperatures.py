@@ -1,4 +1,4 @@
-"""Pass rates with the same number of answers, split over temperatures or at a single temperature."""
+"""Pass rates for the same number of answers, either split over temperatures or all at one temperature."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,8 @@ def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tup
 def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
     """Return all even splits with at most `most` answers. A split lists the number of answers at each temperature.
 
-    Each temperature above 0 gets 1, 2, 4, … answers. Temperature 0 gets only one, because its answers are identical.
+    Each temperature above 0 gets 1, 2, 4, … answers. Temperature 0 gets only one answer, because all its answers are
+    identical.
 
     >>> even_splits([0.0, 0.5, 1.0], most=10)
     [[1, 1, 1], [1, 2, 2], [1, 4, 4]]
@@ -82,8 +83,8 @@ def temperature_record(
         - `n_answers`: Mean number of answers per question, over all temperatures.
         - `budgets`: For each budget, the number `k` of answers, the `split` over the temperatures, and the pass rates
           `of_split`, `of_single` [temperature] and `of_best` (see `best_single`). `chosen` contains the best
-          temperature on each half of the questions, and `split_minus_best` the paired difference. Empty if there are
-          fewer than two questions.
+          temperature on each half of the questions, and `split_minus_best` the paired difference. The list is empty if
+          there are fewer than two questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

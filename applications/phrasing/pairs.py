@@ -54,7 +54,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     if len(forms) < 2:
         raise InputError(
             "Expected graded questions with `meta.pair` (the fact) and at least two values of `meta.form`, such as "
-            f"exact and paraphrased, but got {len(forms)} ({', '.join(forms) or 'none'}). Add both fields."
+            f"exact and paraphrased, but the forms are: {', '.join(forms) or 'none'}. Add both fields."
         )
 
     def total(values: NDArray[np.generic]) -> Values:

@@ -79,7 +79,7 @@ def _mean(figure: str, values: Values) -> dict[str, Any] | None:
 
 
 def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
-    """Return the probability of each joint outcome of two answers, one to each form, averaged over pairs."""
+    """For two answers to a pair, one per form, return the probability of each joint outcome, averaged over pairs."""
     shares = {"both": a * b, "only_a": a * (1 - b), "only_b": (1 - a) * b, "neither": (1 - a) * (1 - b)}
     return {name: share_interval(share) for name, share in shares.items()}
 

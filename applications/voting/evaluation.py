@@ -156,7 +156,8 @@ def _cross_tuned(
     """Choose a setting on each half of the questions, and evaluate it on the other half.
 
     Args:
-        of_halves: For each half on which a rule is tuned, the outcome of each setting for all questions.
+        of_halves: One outcome per half, from a rule tuned on that half. It contains the results of every setting on
+            all questions.
         half: [question] half of each question.
         choose: Function of the outcomes and a mask of questions that returns the index of a setting.
         settings: The settings.
@@ -211,7 +212,7 @@ def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
 
 
 def _best_temperature(ballots: list[Ballots], half: NDArray[np.int64], orders: int, seed: int) -> Evaluated:
-    """Evaluate the vote at the best temperature. It is chosen on the other half of the questions."""
+    """Evaluate the vote at the best temperature, which is chosen on the other half of the questions."""
     temperatures = np.unique(ballots[0].temperatures)
     outcomes = [
         Outcome.stack(

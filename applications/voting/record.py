@@ -43,7 +43,7 @@ LABELS = {
 
 
 def label_of(name: str) -> str:
-    """Return the name of a method in tables."""
+    """Return the name that tables use for a method."""
     confidence = name.removeprefix(f"{PRIOR}_")
     return LABELS.get(name) or f"{LABELS[PRIOR]}, {method_label(confidence)}"
 
@@ -193,6 +193,6 @@ def vote_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def vote_verdict(record: dict[str, Any]) -> str:
-    """Describe the accuracy of the votes, and the answers that the best rule uses."""
+    """Describe the accuracy of the votes, and the number of answers that the best rule uses."""
     best = prior_name([BASE_RATE, *record["confidences"]][:2][-1])
     return render("voting/verdict.md.j2", record=record, best=best, label_of=label_of)

@@ -35,9 +35,10 @@ class Outcome(NamedTuple):
 
 
 class Replay:
-    """Answers to one question in random orders. Only answers at the same temperature are permuted.
+    """Answers to one question in random orders. Answers are permuted only within each temperature.
 
-    Means over the orders are unbiased, because the sampler could have drawn the answers in any of them.
+    Means over the orders are unbiased, because the sampler could have drawn the answers in any of these orders
+    with the same probability.
 
     Args:
         ballots: The answers.

@@ -9,7 +9,7 @@ def weighted_winner(classes: NDArray[np.int64], weights: NDArray[np.float64]) ->
 
     Args:
         classes: [answer] class of each answer, numbered from 0 in order of first occurrence.
-        weights: [answer] weights. NaN counts as 0.
+        weights: [answer] weights. NaN is treated as 0.
 
     >>> weighted_winner(np.array([0, 0, 1]), np.array([0.2, 0.3, 0.9]))
     1

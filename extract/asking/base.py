@@ -155,7 +155,7 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
 
 @contextmanager
 def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
-    """Load the models of a baseline, and yield a function that writes the file of a shard if it is missing."""
+    """Load the models of a baseline, and yield a function that writes a shard's file if that file is missing."""
     baseline.prepare()
 
     def fill(shard: Shard, progress: Done) -> int:

@@ -49,8 +49,9 @@ def cluster(
 ) -> None:
     """Assign the new answers to several questions to clusters.
 
-    The result is the same as for one answer at a time. Answers with the same normalised form are treated as one answer.
-    A pair of answers is classified at most once. Its reverse is classified only if the pair is an entailment.
+    The result is the same as if answers were assigned one at a time. Answers with the same normalised form are treated
+    as one answer. A pair of answers is classified at most once. The reverse pair is classified only if the first answer
+    entails the second.
 
     Args:
         questions: Clusters and new answers of each question. The clusters are extended in place. The answers must be
@@ -114,7 +115,8 @@ class Entailment(AskedTable):
     """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
     Answers with the same normalised form are in the same cluster and are never compared. Each range of samples extends
-    the clusters of earlier ranges. The result is the same for any split into ranges.
+    the clusters of earlier ranges. The result does not depend on how the samples
+    are divided into ranges.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
@@ -127,8 +129,9 @@ class Entailment(AskedTable):
         self._grader = store.grades.choose(context.grader)
         if n_missing := len(store.grades.missing(self._grader)):
             raise InputError(
-                f"Expected all answers in {str(store.path)!r} to be graded by {self._grader!r}, but {n_missing} sample "
-                f"ranges are not. Run `python -m extract grade --store {store.path} --grader {self._grader}`."
+                f"Expected all answers in {str(store.path)!r} to be graded by {self._grader!r}, but those in "
+                f"{n_missing} sample ranges are not. Run `python -m extract grade --store {store.path} --grader "
+                f"{self._grader}`."
             )
 
     @cached_property

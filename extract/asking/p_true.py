@@ -49,7 +49,7 @@ def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
 
 
 def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
-    """Compute the ratio P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no). P sums over all forms of a word.
+    """Compute the ratio P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no). P is the sum over all forms of a word.
 
     Args:
         logits: Logits of the first token after the prompt, of shape [..., vocab].

@@ -29,8 +29,8 @@ class TextReader:
         device: auto, cpu, cuda or cuda:N.
 
     Attributes:
-        option: Name of the command-line option that selects the model, for messages.
-        noun: Expected kind of model, for messages.
+        option: Name of the command-line option that selects the model. Used in messages.
+        noun: Expected kind of model. Used in messages.
         auto_class: Name of the transformers class that loads the model.
         model: The model in evaluation mode.
         batch_tokens: Maximum number of tokens per batch. It is halved when memory runs out. The batch size can affect

@@ -37,10 +37,10 @@ _BARE = re.compile(rf"{_NAMED}{_NUMBER}\.?", re.IGNORECASE)
 def parse_confidence(text: str, ended: bool = True) -> float | None:
     r"""Return the probability that a reply states, or None if it states none.
 
-    The last box with a probability is read, such as ``\boxed{0.85}``, ``\boxed{85\%}`` or ``\boxed{P = 0.85}``. Text up
-    to ``</think>`` is ignored. If no box has a probability, the last line is read. It must be only a number with a
-    decimal point or a percent sign, such as ``0.85``, ``85%`` or ``P = 0.85``. A whole number is ignored, because it
-    may be the answer to the question.
+    The probability is read from the last box that contains one, such as ``\boxed{0.85}``, ``\boxed{85\%}`` or
+    ``\boxed{P = 0.85}``. Text up to ``</think>`` is ignored. If no box contains a probability, the last line is used.
+    It must have the form ``0.85``, ``85%`` or ``P = 0.85``. A whole number on this line is ignored, because it may be
+    the answer to the question.
 
     Args:
         ended: Whether the reply is complete. In a truncated reply, only boxes are read, because the last digits of a

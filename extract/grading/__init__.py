@@ -33,7 +33,7 @@ def load_grader(name: str, judge: Judge | None = None) -> Grader:
     if name.startswith("judge-"):
         raise InputError(
             f"Expected `grader` to be one of {', '.join(GRADERS)}, but got {name!r}. "
-            "Grade with `--grader judge --judge.model NAME`."
+            "To grade with a judge, pass `--grader judge --judge.model NAME`."
         )
     grader = GRADERS[name]
     return grader if isinstance(grader, Grader) else grader(judge or Judge())

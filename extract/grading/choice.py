@@ -110,7 +110,7 @@ def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> s
     """Find the options that a statement chooses.
 
     If the statement equals an option, this option is the result. Otherwise, the result is the first group of option
-    letters. If there are no letters, or other words precede them, options whose text is in the statement are added.
+    letters. Options whose text is in the statement are added if it has no letters, or other words before the letters.
     """
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
@@ -182,8 +182,8 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
     """Whether two successive letters are named together, as in "A or B".
 
-    Only joining words, signs and white space may separate them. If there is only a line break, or white space after a
-    period or colon, the first letter must not be denied, and the second must not begin a sentence.
+    Only joining words, signs and white space may separate them. If only a line break separates them, or white
+    space after a period or colon, the first letter must not be denied, and the second must not begin a sentence.
     """
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):
@@ -216,7 +216,7 @@ def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
-    """Find the options whose text occurs as whole words or numbers, unless it is denied or part of a longer option."""
+    """Find the options whose text occurs as whole words or numbers, not denied and not inside a longer option."""
     words, values = f" {_form(text)} ", set(numbers(text))
     found, forms = set(), {letter: _form(choice) for letter, choice in options.items()}
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):

@@ -93,7 +93,7 @@ def judge_grader(judge: Judge) -> Grader:
 
 
 def parse_for_judge(question: Question, text: str) -> str | None:
-    """Normalise an answer's whitespace, and its case unless the question is case-sensitive."""
+    """Normalise an answer's whitespace, and also its case, unless the question is case-sensitive."""
     text = " ".join(_both_ends(text).split())
     return (text if question.meta.get("case_sensitive") else text.casefold()) or None
 
@@ -136,7 +136,11 @@ class _Asking:
         self._n_rejected = 0
 
     async def decide(self, cases: Sequence[Case], count: Counts) -> list[Grade]:
-        """Grade each case as right, wrong or unknown. Raises `InputError` if the judge stopped before any verdict."""
+        """Grade each case as right, wrong or unknown.
+
+        Raises:
+            InputError: If an error stopped the judge in an earlier call, or before it graded any of these cases.
+        """
         self.refuse_to_go_on()
         verdicts: list[bool | None] = [None] * len(cases)
 

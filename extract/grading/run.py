@@ -130,7 +130,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, block: int) -> Known:
-    """Load the earlier decisions of a grader about the answers in a block, if the grader may decide later."""
+    """Load the earlier decisions of a grader about the answers in a block, if the grader retries undecided answers."""
     known: Known = {}
     for samples in store.samples.ranges() if grader.may_decide_later else ():
         if samples.block == block:

@@ -63,7 +63,7 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
     if not (choices or question.references):
         raise InputError(
             f"Expected every question to have `choices` or references, but question {question.id!r} has neither. "
-            "Make a store whose questions have one of them."
+            "Make a store whose questions have `choices` or references."
         )
     if not choices:
         return [question.references[0]], 0
@@ -74,7 +74,7 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
 
 
 def probability(logprobs: Sequence[float]) -> float | None:
-    """Return the probability of the most likely continuation among all continuations, or None if there is only one.
+    """Return the most likely continuation's share of the total probability, or None for a single continuation.
 
     >>> round(probability([-1.0, -2.0]), 4), probability([-1.0])
     (0.7311, None)

@@ -113,7 +113,9 @@ def measure_texts(
     window = context if window is None else window
     stride = window // 2 if stride is None else stride
     if not 2 <= window <= context:
-        raise InputError(f"Expected `window` to be between 2 and {context}, the model's context, but got {window}.")
+        raise InputError(
+            f"Expected `window` to be between 2 and {context}, the model's context length, but got {window}."
+        )
     if not 1 <= stride < window:
         raise InputError(
             f"Expected `stride` to be between 1 and {window - 1}, because the window has {window} tokens, but got "

@@ -42,9 +42,9 @@ def encode_item(
 ) -> tuple[Item, Item]:
     """Tokenize a question's prompt and continuations as lm-evaluation-harness does.
 
-    Prompt and continuation are tokenized together. The tokens after the length of the prompt belong to the
-    continuation. Whitespace at the end of the prompt is moved to the continuation. Without such whitespace, a space is
-    inserted before the continuation, except in a chat.
+    Prompt and continuation are tokenized together. If the prompt alone has n tokens, all tokens after the first n
+    belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. Without such
+    whitespace, a space is inserted before the continuation, except in a chat.
 
     Args:
         template: Prompt template of the policy.
@@ -96,7 +96,7 @@ def score(
     Args:
         model: Causal language model in evaluation mode.
         items: Prompts and continuations.
-        batch_tokens: Maximum number of tokens in a batch, including padding. Longer sequences are read alone.
+        batch_tokens: Maximum number of tokens in a batch, including padding. A longer sequence forms its own batch.
         progress: Callback that receives the numbers of items and tokens in each finished batch.
 
     Returns:
@@ -106,7 +106,7 @@ def score(
         InputError: If a prompt or a continuation is empty, the model can't read them, or a logit is NaN.
     """
     if not all(item.prompt and all(item.continuations) for item in items):
-        raise InputError("Expected prompts and continuations with at least one token, but one is empty. Remove it.")
+        raise InputError("Expected prompts and continuations with at least one token, but got an empty one. Remove it.")
     check_prompts(model, [[*item.prompt, *continuation] for item in items for continuation in item.continuations])
     rows = [(i, item) for i, item in enumerate(items)]
     if any(item.branches for item in items) and not supports_trees(model):
@@ -127,7 +127,7 @@ def score(
     if any(math.isnan(value) for of_item in scores for value in of_item):
         raise InputError(
             f"Expected finite logits, but the model returns NaN in {str(model.dtype).removeprefix('torch.')}. "
-            "Load it in float32 or bfloat16."
+            "Load the model in float32 or bfloat16."
         )
     return scores
 

@@ -155,7 +155,7 @@ _NOT_COMPUTING = re.compile(
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """SHA-256 of a tokenizer's state. Padding and truncation settings are excluded, because calls change them."""
+    """SHA-256 of a tokenizer's state. Padding and truncation settings are excluded, because they vary between calls."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return sha256_text(json.dumps([sorted(tokenizer.get_vocab().items()), str(tokenizer.special_tokens_map)]))
@@ -190,7 +190,7 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
     for i, prompt in enumerate(prompts):
         if not prompt:
-            raise InputError(f"Expected prompts with at least one token, but {name} {i} is empty. Pass a question.")
+            raise InputError(f"Expected prompts with at least one token, but {name} {i} is empty. Remove it.")
         if outside := [token for token in prompt if not 0 <= token < n_vocab]:
             raise InputError(
                 f"Expected token ids from 0 to {n_vocab - 1}, but {name} {i} contains {outside[0]}. Encode it with "

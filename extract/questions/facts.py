@@ -1,4 +1,4 @@
-"""Question set `facts`: short questions of moderate difficulty for a small model, built without a download.
+"""Question set `facts`: short questions that are moderately difficult for a small model, built without a download.
 
 Countries come from the `countryinfo` package (MIT). ``facts.json`` contains elements, alternative names and exclusions.
 Questions with disputed, outdated or ambiguous answers were excluded after a review of every entry in countryinfo 1.0.1.
@@ -67,7 +67,7 @@ def _continent_forms(continents: list[str], adjectives: dict[str, str]) -> list[
 
 
 def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """List names and phrases for all other continents, and phrases such as "South Africa", which is no continent."""
+    """List names and phrases for all other continents, and phrases such as "South Africa", which is not a continent."""
     # "Central America" does not contradict "North America"
     related = {*continents, "Central America"} if "North America" in continents else {*continents}
     others = _continent_forms([name for name in adjectives if name not in related], adjectives)

@@ -40,7 +40,9 @@ def json_object(line: bytes, where: str) -> Record:
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise InputError(f"Expected {where} to be UTF-8, but byte {error.start} is not. Save it as UTF-8.") from None
+        raise InputError(
+            f"Expected {where} to be UTF-8, but byte {error.start} is not. Save the file as UTF-8."
+        ) from None
     except (ValueError, RecursionError) as error:  # an integer with thousands of digits raises a plain ValueError
         problem = f"it is not valid JSON ({getattr(error, 'msg', error)})"
     else:

@@ -101,7 +101,7 @@ def found_numbers(text: str) -> list[Fraction | None]:
 def has_terms(text: str) -> bool:
     """Whether a text contains a number that is only part of a term, as in 4x, 2√3 or x + 4.
 
-    Numbers that are joined to another number are ignored, as in "2x + 3" and "4x or 5".
+    Numbers that are connected to another number, as in "2x + 3" and "4x or 5", are ignored.
     """
     text = _spelled(text)
     matches = list(_NUMBER.finditer(text))

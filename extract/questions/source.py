@@ -156,7 +156,7 @@ def _with_options(
         if path or config or fields or split or revision:
             raise InputError(
                 f"Expected no file, configuration, fields, split or revision for the set {dataset!r}, because it is "
-                "built at run time, but got at least one of these options. Leave them out."
+                "built at run time, but got at least one of these options. Remove them."
             )
         return source
     if path is None and known.hub is None:
@@ -166,7 +166,7 @@ def _with_options(
         )
     if path is not None and (revision is not None or (split is not None and not path.is_dir())):
         option = "split" if revision is None else "questions_revision"
-        raise InputError(f"Expected no `{option}` for the local path {str(path)!r}, but got one. Leave the option out.")
+        raise InputError(f"Expected no `{option}` for the local path {str(path)!r}, but got one. Remove the option.")
     for name, entry in SETS.items():
         is_hub_id = dataset.casefold() == str(entry.hub).casefold()  # Hub ids are case-insensitive
         if entry.gated and (is_hub_id or (entry is known and fields is not None)):
@@ -208,7 +208,7 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
             if earlier.prompt != question.prompt or not (is_fact or together == earlier.references):
                 raise InputError(
                     f"Expected ids to be unique, but {where} has the id {id_!r} of an earlier question. "
-                    "Specify another column for `id` in --fields, or leave `id` out."
+                    "Specify another column for `id` in --fields, or omit `id`."
                 )
             question = replace(earlier, references=together)
         questions[id_] = question

@@ -34,7 +34,7 @@ def subset(
     if n_questions is not None and not 1 <= n_questions <= len(questions):
         raise InputError(
             f"Expected `n_questions` to be between 1 and {len(questions)}, the size of {name!r}, but got "
-            f"{n_questions}. Pass a number in this range, or leave it out to use all questions."
+            f"{n_questions}. Pass a number in this range, or omit `n_questions` to use all questions."
         )
     ordered = [questions[i] for i in hash_order([question.id for question in questions], seed)]
     if stratify_by is not None:
@@ -73,7 +73,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
             reason = "The authors of this set ask users not to show its questions" if hidden.private else is_chat
             raise InputError(
                 f"Expected no `prompt.shots` with {source.dataset!r}, but got {prompt.shots}. {reason}. "
-                "Leave out `prompt.shots`."
+                "Remove `prompt.shots`."
             )
         train = source.examples(seed)
         order = hash_order([f"example/{question.id}" for question in questions], seed)

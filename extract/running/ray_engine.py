@@ -81,7 +81,7 @@ class RayWorker(Worker):
         if self._given is not None and not 0 < self._given <= n_units:
             raise InputError(
                 f"Expected `actors` to be between 1 and {n_units}, the number of {unit}s in the cluster, but got "
-                f"{self._given}. Pass a smaller --actors, or leave it out for one actor per {unit}."
+                f"{self._given}. Pass a smaller --actors, or omit it to get one actor per {unit}."
             )
         return self._given or n_units, {f"num_{unit.lower()}s": 1}
 

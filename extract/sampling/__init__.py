@@ -1,1 +1,1 @@
-"""Samplers, which draw answers from a model in this process or behind a server."""
+"""Samplers, which draw answers from a model in this process or on a server."""

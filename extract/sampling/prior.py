@@ -123,10 +123,10 @@ def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> d
         )
     missing = [id_ for id_ in question_ids if id_ not in rows]
     if missing or len(rows) < len(ids):
-        noun = f"{len(missing)} of them have none, such as {missing[0]!r}" if missing else "some have several"
+        noun = f"{len(missing)} of them have none, such as {missing[0]!r}" if missing else "some have more than one"
         raise InputError(
             f"Expected {str(path)!r} to contain one prior for each of the {len(question_ids)} questions, but {noun}. "
-            "Write the file for the same questions."
+            "Write the file again with this run's questions."
         )
     low, high = np.array([(0, 1), *[_BOUNDS] * 2]).T
     wrong = ~((numbers >= low) & (numbers <= high)).all(1)

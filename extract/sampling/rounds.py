@@ -37,8 +37,8 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
     """Reopen finished ranges to which this run may add answers. Their answers are moved back to answer logs.
 
     - Without a stopping rule, ranges with skipped samples are reopened.
-    - With a stopping rule, ranges that were sampled with any stopping rule are reopened. Blocks that are finished at
-      all temperatures with the settings of this run are left out.
+    - With a stopping rule, ranges that were sampled with any stopping rule are reopened. The exceptions are
+      blocks that are finished at all temperatures with the settings of this run.
 
     Damaged ranges and ranges that begin after the first k samples are not changed.
     """
@@ -174,7 +174,7 @@ class _Rounds:
                 self._texts[row["question_id"], row["sample"], temperature] = row["text"]
 
     def _draw(self, draw: Draw, ids: Sequence[str], first: int, progress: Progress) -> None:
-        """Draw a round of answers to some questions, beginning with the sample index `first`."""
+        """Draw a round of answers to the given questions, beginning with the sample index `first`."""
         once = [t for t in self._stores if t == 0 and len(self._stores) > 1]
         for temperatures, n in (([t for t in self._stores if t not in once], self._stopping.per_round), (once, 1)):
             ranges = {

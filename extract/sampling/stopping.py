@@ -23,7 +23,7 @@ CROSS, LEAST_ANSWERS = 1.0, 3
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one question in the order in which they were drawn. Replays use several random orders.
+    """Answers to one question, in the order in which they were drawn or, for a replay, in several random orders.
 
     Attributes:
         classes: [order, answer] int64 class of each answer so far, numbered from 0.
@@ -48,7 +48,7 @@ class Decision(NamedTuple):
     """Decision of a rule, based on the answers to a question so far.
 
     Attributes:
-        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None to go on.
+        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None otherwise.
         leader: Class of the leading answer.
         n_answers: Number of answers on which the decision is based. Later answers are ignored.
         evidence: Evidence of the rule after these answers.

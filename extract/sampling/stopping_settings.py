@@ -21,7 +21,7 @@ class Stopping:
         rule: Name of the stopping rule.
         threshold: Threshold of the rule.
         grader: Name of the grader that parses the answers, so that they can be compared.
-        priors: Prior of each question by question id. Empty if the rule needs none.
+        priors: Dict from question id to prior. Empty if the rule needs none.
         per_round: Number of answers that a round adds to each question, at each temperature.
     """
 

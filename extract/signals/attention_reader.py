@@ -152,7 +152,7 @@ class AttentionReader(Hooks):
             self._mixing.index = spans.query_index(self._last)
 
     def finish(self) -> Attention:
-        """Return the attention of the last pass. Later passes are ignored until `start` is called again.
+        """Return the attention of the most recent pass. Later passes are ignored until `start` is called again.
 
         Raises:
             InputError: If a layer did not call its attention function exactly once.

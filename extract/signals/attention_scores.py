@@ -179,9 +179,9 @@ def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -
 def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
     """Compute normalised attention entropies with and without the first token, which many heads use as a sink.
 
-    An entropy is divided by the logarithm of the number of visible keys. If only one key is visible, it is 0. The
-    entropy over all keys is H = h(p) + (1 − p) H', where p is the weight of the first token, h is the binary entropy,
-    and H' is the entropy without the first token.
+    An entropy is divided by the logarithm of the number of visible keys. With only one visible key, the result is 0.
+    The entropy over all keys is H = h(p) + (1 − p) H', where p is the weight of the first token, h is the binary
+    entropy, and H' is the entropy without the first token.
 
     Args:
         scores: [row, head, query, key] float32, with `HIDDEN` for keys that a query can't see. Overwritten.

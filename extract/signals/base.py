@@ -1,4 +1,4 @@
-"""`Pass`, the data of a forward pass for computing signals, and the classes of its attributes."""
+"""`Pass`, which holds the data of a forward pass from which signals are computed, and the classes of its attributes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Feature vectors of token signals. They are identical for signals from a store and signals from a model."""
+"""Feature vectors of token signals. Signals read from a store and signals computed by a model give the same vectors."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ class TokenFeatures:
         others = [key for key in self.keys if key.split("/")[::2] != ["tokens", "entropy"]]
         if DISTRIBUTION in self.pooling and others:
             raise InputError(
-                f"Expected only tokens/entropy with `pooling` {DISTRIBUTION}, but got {others[0]!r}."
+                f"Expected `pooling` {DISTRIBUTION} to be used only with tokens/entropy, but got {others[0]!r}."
                 " Pass --data.signal=tokens --data.positions=[entropy], or --data.join=[tokens/entropy]."
             )
         windowed = next(filter(_WINDOWS.fullmatch, self.pooling), None)
@@ -145,5 +145,5 @@ def check_pooling(pooling: Sequence[str]) -> None:
     if not pooling or len(set(pooling)) < len(pooling):
         raise InputError(
             f"Expected `pooling` to contain at least one name and no duplicates, but got [{', '.join(pooling)}]. "
-            f"Leave it out for the default, [{', '.join(DEFAULT_POOLING)}]."
+            f"To use the default, [{', '.join(DEFAULT_POOLING)}], leave it out."
         )

@@ -47,7 +47,7 @@ def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[in
             indices, first = place(prompt, answer), 0 if scope == "question" else max(1, prompt)
             if not first <= indices.start < indices.stop <= prompt + answer:
                 raise InputError(
-                    f"Expected position {name!r} to be within {prompt} prompt tokens and {answer} answer tokens, "
+                    f"Expected position {name!r} to be within the {prompt} prompt and {answer} answer tokens, "
                     f"but got indices {indices.start} to {indices.stop - 1}. Leave out empty prompts and answers."
                 )
             positions[-1].append(indices)
@@ -98,7 +98,7 @@ class HiddenCapture(Hooks):
     residual stream after block l. For the last block, the states are taken after the final norm.
 
     Attributes:
-        states: Dict from layer to the hidden states of the last pass: [row, position, d_model] after `start`, or
+        states: Dict from layer to the hidden states of the most recent pass: [row, position, d_model] after `start`, or
             [sum of tokens, d_model] after `start_tokens`.
         select: Function that reduces the hidden states [row, token, d_model] of a pass. If None, no states are kept.
 
@@ -130,7 +130,7 @@ class HiddenCapture(Hooks):
         self.select = lambda hidden: torch.cat([hidden[place] for place in places])
 
     def finish(self) -> dict[int, Tensor]:
-        """Return the states of the last pass by layer, in the model's dtype.
+        """Return each layer's states from the most recent pass, in the model's dtype.
 
         Later passes are ignored until `start` or `start_tokens` is called.
         """

@@ -50,7 +50,7 @@ def evolution(batch: Pass) -> dict[str, Tensor]:
 
     The result is a dict from ``L/name`` to tensors [row, token] in nats, or nats² for variances. L is the number of
     layers, and p_l is the distribution of layer l. Means and variances are taken over the k layers l = L − k … L − 1,
-    for each k in `N_LAST` that is less than L. Variances divide by k − 1.
+    for each k in `N_LAST` that is less than L. Variances are computed with the divisor k − 1.
 
     - ``mean_kl_k``, ``var_kl_k``: mean and variance of the divergence KL(p_l ‖ p_L) from the last layer.
     - ``jsd_k``: mean Jensen–Shannon divergence between p_l and p_L.
@@ -77,8 +77,9 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
 
     The result is a dict from ``L/name`` to tensors [row, token] float32 in (0, 1]. Names contain the threshold λ in
     thousandths. h_l is the residual stream of layer l before the final norm, and p₁ and p₂ are the two largest
-    probabilities in the distribution of layer l. If no earlier layer meets the condition, the value is 1, for layer L.
-    Layer 0 (the embeddings) is left out, because its distribution repeats the input token if embeddings are tied.
+    probabilities in the distribution of layer l. If no earlier layer meets the condition, the value is 1, which stands
+    for layer L. Layer 0 (the embeddings) is left out, because its distribution repeats the input token if embeddings
+    are tied.
 
     - ``softmax_response_λ``: first layer l ≥ 1 with p₁ − p₂ ≥ λ (CALM, arXiv 2207.07061).
     - ``state_saturation_λ``: first layer l ≥ 2 with cos(h_{l−1}, h_l) ≥ λ (CALM).
@@ -86,8 +87,8 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
     - ``saturation_event``: first layer l ≥ 1 such that all layers j ≥ l have the same most likely token as layer L
       (Geva et al. 2022, arXiv 2203.14680).
 
-    CALM calibrates λ for each task and lowers it for later tokens of an answer. Here, λ is constant. The values are
-    `CONFIDENCES` for the first two names, and `SIMILARITIES` for the third.
+    CALM calibrates λ for each task and lowers it for later tokens of an answer. Here, each λ is constant. The values of
+    λ are `CONFIDENCES` for the first two names, and `SIMILARITIES` for the third.
     """
     lens, last = batch.lens, batch.n_layers
     found = {"saturation_event": last + 1 - _n_leading(lens["agrees"].flip(-1) > 0)}

@@ -73,7 +73,7 @@ class ModelHead:
         self._output = type(decoder_of(model)(input_ids=token, use_cache=False))
 
     def chunk_size(self, n_logits: dict[str, int]) -> int:
-        """Return the number of tokens per chunk (at least 1) for a maximum number of logits per device type."""
+        """Return the number of tokens per chunk, at least 1. `n_logits` limits the logits per chunk by device type."""
         vocab: int = self._model.config.get_text_config().vocab_size
         return max(1, n_logits.get(self._model.device.type, n_logits["cpu"]) // vocab)
 

@@ -1,4 +1,4 @@
-"""Layer of a key/value cache for a single pass, which takes less memory than a layer that grows."""
+"""Layer of a key/value cache for a single pass, which takes less memory than a layer that keeps new tokens."""
 
 from typing import Any
 

@@ -107,9 +107,9 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
     """Pool the tokens of each row into one number.
 
     Args:
-        values: Values of the tokens, [sum of lengths, …]. Further axes are pooled separately.
+        values: Values of the tokens, [sum of lengths, …]. Any additional axes are pooled separately.
         how: Name of the pooling, one of `POOLINGS`.
-        weights: Non-negative weights of the same tokens. Further axes are broadcast. For example, values
+        weights: Non-negative weights of the same tokens. Any additional axes are broadcast. For example, values
             [sum of lengths, 1] are pooled with each column of weights [sum of lengths, m].
 
     Returns:

@@ -51,7 +51,8 @@ def fill_signals(
 
     Raises:
         InputError: If `names` is empty, a signal is unknown or does not support the scope, or the store has no answers
-            to read. It is also raised if stored signals have a different version or dtype, or lack some `layers`.
+            to read. It is also raised if stored signals have a different version or dtype, or do not have all of the
+            `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
@@ -126,7 +127,7 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
     """Return the stored layers of a signal, which must include `layers`. If none are stored, return `layers`."""
     if layers is not None and not layers:
         raise InputError(
-            "Expected at least one layer in `layers`, but got none. Omit the option for the default layers."
+            "Expected at least one layer in `layers`, but got none. To use the default layers, omit the option."
         )
     held: list[int] = []
     for shard in store.shards(scope):
@@ -171,7 +172,7 @@ class _ShardReader:
         """Read signals of a shard and write them to the store. Batches shrink if memory runs out.
 
         Returns:
-            The number of rows with non-finite values of each signal, and the counts `_UNKNOWN` and `_RETOKENIZED`.
+            For each signal, the number of rows with non-finite values. Also the counts `_UNKNOWN` and `_RETOKENIZED`.
         """
         compute: Callable[..., dict[str, Any]]
         counts = Counter[str]()

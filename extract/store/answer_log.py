@@ -167,7 +167,7 @@ def finish_range(
         samples: The range of samples.
         absent: Dict from question id to the finish reason of its missing samples, `REJECTED` or `SKIPPED`. Only these
             questions may have missing samples.
-        stopping: See `Samples.stopping`. The number of skipped samples is added.
+        stopping: Record of early stopping (see `Samples.stopping`), to which the number of skipped samples is added.
 
     Returns:
         Whether the table was written.

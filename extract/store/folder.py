@@ -33,7 +33,7 @@ class StoreFolder:
 
     @cached_property
     def questions(self) -> Questions:
-        """Questions of the store, in order. They are read only once.
+        """Questions of the store, in order. They are read from disk only once.
 
         Raises:
             Damaged: If the hash of the questions differs from the hash in the identity.
@@ -168,7 +168,7 @@ class ShardFiles:
         if found is not None and (different := "; ".join(differences(found, expected))):
             raise InputError(
                 f"Expected this run to have the same settings as the files in {str(self._place(name, scope))!r}, but "
-                f"it differs in {different}. Use the settings of the files, or delete that folder to start over."
+                f"it differs in {different}. Run with the settings of these files, or delete that folder to start over."
             )
 
     def _place(self, name: str, scope: Scope) -> Path:

@@ -23,7 +23,7 @@ def copy_known(
     Args:
         store: The store.
         missing: Dict from block to the names of its missing signals.
-        layers: Dict from signal to the layers to keep (None for all), for signals with a choice of layers. It is
+        layers: Dict from signal to the layers to keep (None for all), for signals whose layers can be chosen. It is
             updated in place with the layers of the copied signals.
         settings: Dict from signal to its required settings. Files with other settings are not copied.
 

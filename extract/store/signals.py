@@ -203,7 +203,10 @@ class Signals(ShardFiles):
         of_signal = f"of the signal {signal!r} in {str(self._folder.path)!r}"
         if key not in keys:
             choices = " to ".join(keys[:1] + keys[-1:])
-            raise InputError(f"Expected `key` to be a key {of_signal} ({choices}), but got {shown(key)}. See `keys`.")
+            raise InputError(
+                f"Expected `key` to be a key {of_signal} ({choices}), but got {shown(key)}. The method `keys` "
+                "lists all keys."
+            )
         if self.shard_layout(signal, shards[0])[key].ragged != ragged:
             kind, method = ("ragged", "read") if ragged else ("a plain tensor", "read_ragged")
             raise InputError(f"Expected {key!r} {of_signal} to be {kind}, but it is not. Use `{method}`.")

@@ -156,7 +156,9 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
         samples_of[id_].append(sample)
     for name, given in {"questions": questions, "samples": samples}.items():
         if given is not None and not given:
-            raise InputError(f"Expected `{name}` to contain at least one entry, but it is empty. Omit the option.")
+            raise InputError(
+                f"Expected `{name}` to contain at least one entry, but it is empty. Add an entry, or omit the option."
+            )
     ids = list(dict.fromkeys(questions or ()))
     if missing := [id_ for id_ in ids if id_ not in samples_of]:
         raise InputError(

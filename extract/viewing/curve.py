@@ -85,7 +85,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
 
 def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> None:
-    """Draw a curve over the tokens of one row, on a y-axis scaled to the whole answer."""
+    """Draw one quantity for the tokens at `places`, as bars or a curve. The y-axis is scaled to the whole answer."""
     values = values.nan_to_num(0.0)  # shares are NaN if all weights are 0
     own = values[places.start : places.stop].tolist()
     if bars:

@@ -35,7 +35,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
         store: The store.
         grader: Grader for the detailed tables. If None, the default grader for the kind of question is used, or the
             first grader with grades if the default grader has none.
-        n_answers: Number of example answers, evenly divided into right, wrong and unknown answers if possible.
+        n_answers: Number of example answers, divided evenly among right, wrong and unknown answers if possible.
 
     Raises:
         InputError: If the store has no grades by this grader, or a file is damaged.
@@ -92,7 +92,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
 
 
 def deterministic(decoding: Mapping[str, Any]) -> str:
-    """Return the option that makes a policy deterministic, such as ``temperature 0``, or an empty string."""
+    """Return the option that makes a policy deterministic, such as ``temperature 0``. Empty if there is none."""
     return "temperature 0" if decoding["temperature"] == 0 else "top-k 1" if decoding["top_k"] == 1 else ""
 
 
@@ -111,8 +111,8 @@ def _plural(count: int, noun: str) -> str:
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
     """Format a table of a grid's stores: temperature, accuracy, distinct texts and percentage of truncated answers.
 
-    Temperatures with a deterministic policy are marked. Stores without grades are allowed. If `grader` is None, the
-    grader of each store is chosen as in `describe`.
+    Temperatures at which the policy is deterministic are marked. The stores need not have grades. If `grader` is None,
+    the grader of each store is chosen as in `describe`.
     """
     rows = [["temperature", "answers", "grader", "expected accuracy [95 %]", "different texts per question", "cut"]]
     for store in stores:

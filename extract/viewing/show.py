@@ -50,7 +50,7 @@ def show(
     path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):
         raise InputError(
-            f"Expected `out` to end in .html for a page, or in {', '.join(_PICTURES)} for a plot of one answer, "
+            f"Expected `out` to end in .html for a page, or in one of {', '.join(_PICTURES)} for a plot of one answer, "
             f"but got {out!r}. Pass, for example, --out answers.html."
         )
     named = None if questions is None else [str(id_) for id_ in questions]  # YAML reads some ids as numbers

@@ -46,7 +46,7 @@ class GradeCounts:
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """Fraction of right answers among answers with a known grade, [question] float64; NaN without known grades."""
+        """Fraction of right answers among answers with a known grade, [question] float64; NaN if no grade is known."""
         return np.divide(self.right, self.n_known, out=np.full(len(self.right), np.nan), where=self.n_known > 0)
 
     def add(self, places: pa.ChunkedArray, grades: pa.Table) -> None:

@@ -126,8 +126,8 @@ def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:
     r"""Predict accuracies from features, and compute the out-of-fold AUROC with a 95 % interval and one-sided p-value.
 
-    The p-value comes from a permutation test. It is the fraction of permutations of the accuracies with an AUROC of at
-    least A, the observed AUROC. The observed order is included as one permutation.
+    The p-value comes from a permutation test. It is the fraction of permutations of the accuracies for which the AUROC
+    is at least A, the observed AUROC. The observed order is included as one permutation.
 
     The bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds. It therefore
     underestimates the variance, by a factor of two if the features are uninformative. To correct the interval, the
@@ -139,7 +139,7 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
 
     Args:
         features: [question, feature] float64.
-        grades: Answer counts and folds of these questions. The confidences are ignored.
+        grades: Answer counts and folds of these questions. Confidences in `grades` are ignored.
         n_resamples: Number of bootstrap resamples, and number of permutations.
         seed: Seed for the resamples and permutations.
 

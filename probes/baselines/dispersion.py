@@ -64,10 +64,10 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
 
 
 def eigenscore(states: NDArray[np.floating], alpha: float = 1e-3) -> float:
-    """Compute the EigenScore log det(Z J Zᵀ + αI) / n of INSIDE (Chen et al., arXiv 2402.03744).
+    """Compute the EigenScore from INSIDE (Chen et al., arXiv 2402.03744): log det(Z J Zᵀ + αI) / n.
 
-    Z contains the hidden states of n answers, and J subtracts the mean of each row of Z. Empty answers are left out.
-    The result is NaN if fewer than two answers remain.
+    Z contains the hidden states of n answers. Multiplication by J subtracts the mean from each row of Z. Empty answers
+    are left out. The result is NaN if fewer than two answers remain.
 
     Args:
         states: [sample, d_model] hidden states. The rows of empty answers are NaN.

@@ -29,7 +29,7 @@ class Baseline(NamedTuple):
 
     Attributes:
         scores: Dict from each scope to a score function. The function takes the data and the rows of each split. It
-            scores all questions or all answers, without the grades of the test split. Missing scores are NaN.
+            scores all questions or all answers, without using the grades of the test split. Missing scores are NaN.
         supervised: Whether the scores depend on the rows and grades outside the test split.
         calibrator: Calibrator, fitted on the training and validation splits; None if the scores are probabilities.
         half: Whether questions are scored with half of their answers and evaluated on the other half.

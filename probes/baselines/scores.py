@@ -1,7 +1,7 @@
 """Score functions of the baselines, based on properties of the question or on its sampled answers.
 
-The score of an uncertainty baseline is the negated uncertainty. Half of the answers to a question determine the
-uncertainty of the question.
+The score of an uncertainty baseline is the negated uncertainty. The uncertainty of a question is computed from half of
+its answers.
 """
 
 from collections import defaultdict
@@ -67,7 +67,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
     """Score questions with a logistic regression on the prompt length in tokens, fitted outside the test split.
 
     Raises:
-        InputError: If some of the prompt lengths are unknown.
+        InputError: If any prompt length is unknown.
     """
     tokens, train = torch.from_numpy(data.table.prompt_tokens), outside_test(rows)
     if tokens.isnan().any():

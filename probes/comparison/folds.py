@@ -51,8 +51,8 @@ def folds(
     least = max(4 * n_folds, math.ceil(least_val / VAL_SHARE * n_folds / (n_folds - 1)))
     if len(questions) < least:
         raise InputError(
-            f"Expected at least {least} questions with at least two graded answers, but got {len(questions)}. Each of "
-            f"the {n_folds} folds needs {least_val} validation questions. Use fewer folds or more questions."
+            f"Expected at least {least} questions with at least two graded answers each, but got {len(questions)}. "
+            f"Each of the {n_folds} folds needs {least_val} validation questions. Use fewer folds or more questions."
         )
     for test in split_rows(table, questions, [1 / n_folds] * n_folds, seed):
         rest = questions[~torch.isin(questions, test)]

@@ -46,7 +46,7 @@ class OutOfFold:
     notes: list[str] = field(default_factory=list)
 
     def add(self, scope: Scope, name: str, rows: Tensor, values: Tensor) -> None:
-        """Store a method's confidences for some rows of the question table or the answer table."""
+        """Store a method's confidences for the given rows of the question table or the answer table."""
         n_rows = len(self.fold) if scope == "question" else len(self.data.table.answers.question)
         empty = torch.full((n_rows,), torch.nan, dtype=torch.float64)
         self.of_scope(scope).setdefault(name, empty)[rows] = values.double()
@@ -175,7 +175,9 @@ class Comparison:
         needs: list[tuple[str, Scope]] = [(name, TARGETS[method.target]) for name in (method.signal, *method.join)]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
         missing = [
-            f"the signal `{signal}` at {scope} scope" for signal, scope in needs if signals.missing(signal, scope)
+            f"the signal `{signal}` (read with `--scope {scope}`)"
+            for signal, scope in needs
+            if signals.missing(signal, scope)
         ]
         if missing:
             self.out.masked[name] = f"the store does not contain {' and '.join(missing)}"

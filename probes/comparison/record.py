@@ -131,7 +131,10 @@ def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) 
 
 
 def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute a method's metrics on individual answers. Answers inherit question-level confidences."""
+    """Compute a method's metrics on individual answers.
+
+    If the method scores only questions, each answer gets the confidence of its question.
+    """
     answers = out.data.table.answers
     question, right, known = (torch.from_numpy(column) for column in (answers.question, answers.right, answers.known))
     tested = out.fold[question] >= 0

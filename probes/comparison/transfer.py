@@ -180,7 +180,7 @@ def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> Non
 
 
 def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) -> ProbeModule:
-    """Train and calibrate a probe on some questions of a datamodule."""
+    """Train and calibrate a probe on the given questions of a datamodule."""
     train, val = split_rows(data.table, questions, [1 - VAL_SHARE, VAL_SHARE], seed + 1)  # same split as in `folds`
     every = data.every().question
     rest = every[~torch.isin(every, questions)]

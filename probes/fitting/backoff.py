@@ -35,8 +35,8 @@ MOST_BYTES = 96 * 2**20
 def fit_novelty(module: ProbeModule) -> Novelty:
     """Fit the novelty and the back-off of a fitted probe on the training and validation rows.
 
-    If the probe was trained on prefixes of answers, the rows include these prefixes. If the features of all rows exceed
-    `MOST_BYTES`, evenly spaced rows are used.
+    If the probe was trained on prefixes of answers, the rows include these prefixes. If the features of all rows take
+    more than `MOST_BYTES` bytes, only evenly spaced rows are used.
     """
     assert module.choice is not None
     data, rows, chosen = module.data, module.data.batch("train", "val", prefixes=True), module.choice.features
@@ -67,7 +67,7 @@ def fit_novelty(module: ProbeModule) -> Novelty:
 
 @torch.no_grad()
 def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confidences:
-    """Return the `Confidences` of a probe with back-off for features [row, feature, d_model]."""
+    """Apply a probe and its back-off to features [row, feature, d_model], and return the `Confidences`."""
     assert module.choice is not None
     head, calibrator = module.head().to(features.device), module.choice.calibrator.to(features.device)
 

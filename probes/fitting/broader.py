@@ -1,7 +1,7 @@
-"""Fit a broader probe to the training questions of a probe and to the questions of other stores.
+"""Fit a broader probe to the training questions of an existing probe and to the questions of other stores.
 
-The broader probe is a ridge regression with Platt scaling. It corrects the probe's confidences for novel questions if
-these are close to the training questions of the broader probe.
+The broader probe is a ridge regression with Platt scaling. It corrects the existing probe's confidences for novel
+questions that are close to the broader probe's training questions.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe, its distance and its weight.
+    """Fit a broader probe, the distance from its training questions, and its weight.
 
     To fit the weight, question groups of the other stores are held out in turn. Rewordings of the held-out questions
-    are also left out. A ridge regression on the remaining training questions approximates the original probe.
+    are also left out. A ridge regression on the remaining training questions approximates the existing probe.
 
     Args:
         features: [row, layer, width] float32 features of the training questions and of the other stores' questions.
@@ -41,7 +41,7 @@ def fit_broader(
         right, known: [row] numbers of right answers and of graded answers.
         groups: Group of each row.
         questions: Id of each row's question. Rewordings of a question share its id.
-        is_own: [row] bool mask of the probe's training questions.
+        is_own: [row] bool mask of the existing probe's training questions.
     """
     accuracy, question = right / known, torch.from_numpy(np.unique(questions, return_inverse=True)[1])
     x, random = few_layers(features).flatten(1)[:, None], whole_groups(questions)

@@ -121,8 +121,8 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
 def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
     """Fit isotonic regression of the accuracy on the score, with weights proportional to the number of answers.
 
-    Confidences are clipped to [m, 1 − m], where m is ½ divided by the total number of answers. Otherwise, the log-loss
-    could be infinite. See `fit_platt` for the arguments.
+    Confidences are clipped to [m, 1 − m], where m is ½ divided by the total number of answers. Without clipping, the
+    log-loss could be infinite. See `fit_platt` for the arguments.
 
     Raises:
         InputError: If there are fewer than `LEAST_ISOTONIC_ROWS` rows.

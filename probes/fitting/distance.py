@@ -20,9 +20,9 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
 
     Args:
         hidden: [row, d_model] float32 hidden states.
-        fold: [row] int64 folds. The quantiles are computed from the distance of each row from the other folds.
-        groups: [row] int64 folds of whole question groups. `full` is computed from the distance of each row from the
-            other folds. If `groups` is None, `full` is the highest quantile.
+        fold: [row] int64 folds. The quantiles are computed from the distances between each row and the other folds.
+        groups: [row] int64 folds of whole question groups. `full` is computed from the distances between each row and
+            the other folds. If `groups` is None, `full` is the highest quantile.
         rows: [row] bool mask of the rows used for the quantiles. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)

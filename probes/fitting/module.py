@@ -108,7 +108,7 @@ class ProbeModule(L.LightningModule, ABC):
         return [(feature,) for feature in range(len(names))]
 
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
-        """Return the head, filled with the standardiser, the named parameters of one candidate, and `values`."""
+        """Fill the head with the standardiser, the named parameters of one candidate and `values`, and return it."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
 
@@ -163,7 +163,7 @@ class ProbeModule(L.LightningModule, ABC):
         return standardiser(features)
 
     def selected(self, features: Any, chosen: Sequence[int]) -> Any:
-        """Return the features [row, d_model] that the head of an input reads."""
+        """Return the features [row, d_model] of one input, in the form that the head reads."""
         return features[:, list(chosen)].flatten(1)
 
     def of_input(self, function: Callable[[Any], Tensor], features: Any, chosen: Sequence[int]) -> Tensor:
@@ -237,16 +237,17 @@ class ProbeModule(L.LightningModule, ABC):
         return self.choice
 
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
-        """Return the columns `scores`, `right`, `known`, `row` and `question` of the validation rows.
+        """Return `scores`, `right`, `known`, `row` and `question` for the validation rows.
 
-        Only rows that contain the given fraction of an answer are included. `place` is the index of the input.
+        A row can contain a prefix of an answer. Only rows with the given fraction of an answer are included. `place` is
+        the index of the input.
         """
         scores, batch = self._validation
         rows = batch.fraction == fraction
         return scores[candidate, rows, place], *(column[rows] for column in batch[2:6])
 
     def _figures(self, confidence: Tensor, right: Tensor, known: Tensor) -> dict[str, float]:
-        """Compute the AUROC and the Brier score, which is debiased if all rows have several answers."""
+        """Compute the AUROC and the Brier score, which is debiased if all rows have at least two answers."""
         metrics = {"val/auroc": capability_auroc, "val/brier": debiased_brier if known.min() > 1 else response_brier}
         return {name: float(metric(confidence, right, known)) for name, metric in metrics.items()}
 

@@ -137,7 +137,7 @@ def check_fit(target: Tensor, penalties: Sequence[float] = (), both: bool = Fals
 def _solve_centred(
     features: Tensor, share: Tensor, solve: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Centre the features, fit them in chunks, and return weights [penalty, feature, d] and biases [penalty, feature].
+    """Fit chunks of centred features, and return weights [penalty, feature, d] and biases [penalty, feature].
 
     On a CPU, a chunk is a single feature, so that it fits in the cache. On a GPU, it has up to `CHUNK_BYTES` bytes.
     `solve` maps centred rows [chunk, row, d] to weights [chunk, penalty, d] and biases [chunk, penalty].
@@ -170,8 +170,8 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor) -> tuple[
     has converged.
 
     A step is computed in principal coordinates. An additional coordinate is 1 in every row, and its weight is the bias.
-    In the dual problem, the weights are sums of the rows, and the coefficients of the rows are fitted. The `rows`
-    [..., row, d] are centred, and `share` [row] are the row weights.
+    In the dual problem, the weight vector is a linear combination of the rows, whose coefficients are fitted. The
+    `rows` [..., row, d] are centred, and `share` [row] are the row weights.
     """
     n, d = rows.shape[-2:]
     dual = n < d

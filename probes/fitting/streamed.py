@@ -1,6 +1,6 @@
 """Linear probes for streamed features. `probes.fitting.solvers` defines their objectives.
 
-Each probe reads one feature. It is fitted to the rows outside each fold, then to all rows.
+Each probe reads one feature. For each fold, it is fitted to the rows outside the fold. It is also fitted to all rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,9 @@ from probes.fitting.sums import Column, Statistics, outside_folds
 
 
 class Fits(NamedTuple):
-    """Linear fits to one feature, in float32. The last fit is to all rows, the others to the rows outside each fold.
+    """Linear fits to one feature, in float32.
+
+    The last fit is to all rows. Each of the other fits is to the rows outside one fold.
 
     Attributes:
         mean, scale: [fit, d] standardisers.
@@ -79,7 +81,7 @@ def targets_vary(target: Tensor) -> Tensor:
 
 
 def held_out_scores(features: StreamedFeatures, feature: int, fits: Fits, fold: Tensor) -> Tensor:
-    """Return the scores [row, penalty] of each fold from the fits to the other folds."""
+    """Return the scores [row, penalty]. Each fold is scored by the fit to the other folds."""
 
     def score(places: Tensor, rows: Tensor) -> Tensor:
         found = rows.new_empty(len(rows), fits.bias.shape[1])

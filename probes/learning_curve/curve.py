@@ -31,7 +31,7 @@ class Cell:
     """Out-of-fold confidences of probes that were trained on n questions with k answers each.
 
     Attributes:
-        confidence: [subset, question] float64 confidences. Questions that are not tested have NaN.
+        confidence: [subset, question] float64 confidences; NaN for questions that are not tested.
         n_fits: Number of fits.
         n_base_rate: Number of fits that return the base rate.
     """
@@ -96,8 +96,8 @@ class LearningCurve:
         table: Question table with all grades.
         questions: [question] int64 rows of the question table that are tested.
         folds: Test rows of each fold.
-        cells: Dict from (n, k) to the cell, if all its fits succeeded.
-        masked: Dict from (n, k) to the reason why a fit failed, for all other cells.
+        cells: Dict from (n, k) to the `Cell`, for pairs whose fits all succeeded.
+        masked: Dict from (n, k) to the reason why a fit failed, for all other pairs.
     """
 
     store: str
@@ -150,7 +150,7 @@ class LearningCurve:
         return self
 
     def subsets(self, n: int, k: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return a random order of the question table and the `random_ranks` of the answers for each subset."""
+        """For each subset, return a random order of the questions, and the `random_ranks` of the answers."""
         generators = [np.random.default_rng([self.seed, subset]) for subset in range(self._n_subsets(n, k))]
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
 

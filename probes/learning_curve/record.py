@@ -136,8 +136,8 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
         answers per question, with `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and `n_base_rate`.
         `budgets` contains a dict for each budget. `best` and `runner_up` are the splits [n, k] with the highest and
         second-highest AUROC, and `difference` is the difference between these AUROCs. `many_minus_few` is the
-        difference between the splits with the most and the fewest questions. `contrasts` compares the largest cell with
-        two smaller cells. `masked` contains the reasons why cells are missing.
+        difference in AUROC between the splits with the most and the fewest questions. `contrasts` compares the largest
+        cell with two smaller cells. `masked` contains the reasons why cells are missing.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))

@@ -22,7 +22,8 @@ def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, se
     The entropies of each answer are first averaged over its tokens.
 
     Raises:
-        InputError: If the signal is missing, or if no right answer or no wrong answer has entropies.
+        InputError: If the store lacks the signal `entropy_profile`, or if no right answer or no wrong answer has
+            entropies.
     """
     keys = [key for key in store.signals.keys("entropy_profile", "sample") if key.endswith("/entropy")]
     means = torch.stack([pool(store.signals.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
@@ -62,7 +63,7 @@ def entropy_profile(
     own, place = question[used].unique(return_inverse=True)
 
     def mean(values: Tensor, rows: Tensor) -> WeightedMetric:
-        """Return a function that maps question weights to the weighted mean of the selected answers."""
+        """Return a function that maps question weights to the weighted mean value of the answers selected by `rows`."""
         included = rows[used].double()
         counts, sums = by_group(torch.stack([included, values[used].double() * included]), place, len(own))
         return lambda weights: (weights @ sums) / (weights @ counts)

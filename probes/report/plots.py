@@ -142,7 +142,8 @@ def by_layer(
         names: Name of each feature, in the form ``layer/position``.
         intervals: Dict from `auroc` and `brier` to the intervals of all features.
         chosen: Layers that the probe reads.
-        figures: AUROC and Brier score of the probe, drawn as circles. With several layers, they are drawn as lines.
+        figures: AUROC and Brier score of the probe, drawn as circles. If the probe reads more than one layer, they are
+            drawn as lines.
         references: Dict from up to two baselines to their AUROC and Brier score, which are drawn as lines.
         target: `capability` or `response`.
     """

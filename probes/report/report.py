@@ -41,10 +41,10 @@ class Report:
     Attributes:
         target: `response` if the rows are answers, else `capability`. The metrics are computed for this target. The
             probe may have been trained on a different target.
-        confidences: Dict from each method to its confidences [row] for all rows of the table. NaN means missing. The
-            confidences of the probe include the back-off.
+        confidences: Dict from each method to its confidences [row] for all questions or answers of the store. NaN means
+            missing. The confidences of the probe include the back-off.
         novelty: The fitted `Novelty` of the probe.
-        novelties: [row] float64 novelties of all rows of the table. Rows outside the splits have NaN.
+        novelties: [row] float64 novelties of all questions or answers of the store; NaN outside the splits.
         methods: Dict from each method to its confidences and grades on the test split.
         masked: Dict from each missing baseline to the reason why it is missing.
         record: Content of report.json.
@@ -65,7 +65,7 @@ class Report:
         self.record = self._record()
 
     def _probe_confidences(self) -> tuple[Tensor, Tensor]:
-        """Return the probe's confidences [row] and novelties [row] for all rows of the table."""
+        """Return the probe's confidences [row] and novelties [row] for all questions or answers of the store."""
         confidences, novelties = torch.full((2, len(self.data.question_of)), torch.nan, dtype=torch.float64)
         for split in self.rows:
             batch = self.data.batch(split)
@@ -74,7 +74,7 @@ class Report:
         return confidences, novelties
 
     def _baseline_confidences(self) -> dict[str, Tensor]:
-        """Return a dict from each available baseline to its confidences [row] for all rows of the table."""
+        """Return a dict from each available baseline to its confidences [row] for all questions or answers."""
         data, confidences = self.data, {}
         for name, baseline in BASELINES.items():
             of_answers = self.target == "response" and "sample" in baseline.scores

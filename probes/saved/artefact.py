@@ -117,8 +117,8 @@ class ConfidenceProbe(ModelHubMixin):
 
         Args:
             features: Features of questions or answers.
-            backoff: Whether to shift the confidences of novel rows towards the base rate or a broader probe. See
-                `Confidences`.
+            backoff: Whether to shift the confidences of novel rows towards the base rate or the confidence of a
+                broader probe. See `Confidences`.
         """
         values = features.values if isinstance(features, Ragged) else features
         if values.shape[-1] != self.config["d_model"]:
@@ -162,8 +162,8 @@ class ConfidenceProbe(ModelHubMixin):
             prompts: One or more texts, chats or lists of token ids.
             answers: One answer per question. Required if the probe's target is `response`, and not accepted otherwise.
             attention_mask: [question, token] mask that is 0 at padding. Required if `prompts` is a padded tensor.
-            backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
-                `Confidences`.
+            backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
+                broader probe. See `Confidences`.
 
         Returns:
             The confidences and novelties [question] on the CPU; NaN for an empty answer.

@@ -85,7 +85,7 @@ class ConfidentModel:
 
     @cached_property
     def starts(self) -> PromptStarts:
-        """Caches of the tokens before the question. They are kept until the probe is detached."""
+        """Caches of the tokens that precede every question. They are kept until the probe is detached."""
         return PromptStarts(self._model, lambda prompt: self._encode(prompt, None)[0])
 
     def detach(self) -> Any:
@@ -117,8 +117,8 @@ class ConfidentModel:
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
                 [question, token], whose `attention_mask` is passed as an option.
-            backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
-                `Confidences`.
+            backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
+                broader probe. See `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
 
         Returns:
@@ -172,8 +172,8 @@ class ConfidentModel:
 
         Args:
             question: One text, one chat, or the token ids of one prompt.
-            backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
-                `Confidences`.
+            backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
+                broader probe. See `Confidences`.
             **options: Options of transformers' `generate` for greedy search or sampling.
 
         Raises:
@@ -249,8 +249,8 @@ class ConfidentModel:
         if not self.probe.reads_answers:
             if answers is not None:
                 raise InputError(
-                    "Expected no `answers`, but got some. This probe reads only questions. Omit `answers`, or train a "
-                    "probe with --data.target=response."
+                    "Expected no `answers`, but answers were passed. This probe reads only questions. Omit `answers`, "
+                    "or train a probe with --data.target=response."
                 )
             return None
         texts = [answers] if isinstance(answers, str) else list(answers or ())

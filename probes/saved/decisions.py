@@ -61,9 +61,9 @@ def abstain(
         risk: Largest acceptable fraction of wrong answers among the answers that are not withheld. The probe must
             contain a threshold for this risk, stored by `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
-        backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe (see
-            `Confidences`). Use False with stored thresholds, because they were certified without this shift. The shift
-            could move a low confidence above the threshold.
+        backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
+            broader probe (see `Confidences`). Use False with stored thresholds, because they were certified without
+            this shift. The shift could move a low confidence above the threshold.
         **options: Options of transformers' `generate`.
 
     Returns:
@@ -71,7 +71,7 @@ def abstain(
 
     Raises:
         InputError: If both or neither of `risk` and `threshold` are passed, the probe has no threshold for the risk,
-            `questions` is empty, or the options request several answers per question.
+            `questions` is empty, or the options request more than one answer per question.
     """
     prompts, least = _listed(questions), chosen_threshold(model, risk, threshold)
     if model.probe.reads_answers:
@@ -108,8 +108,8 @@ def route(
         risk: Largest acceptable fraction of wrong answers among the cheap model's answers. The probe must contain a
             threshold for this risk, stored by `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
-        backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. Use
-            False with stored thresholds, as for `abstain`.
+        backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
+            broader probe. Use False with stored thresholds, as for `abstain`.
         **options: Options of transformers' `generate` for both models.
 
     Raises:
@@ -141,8 +141,8 @@ def best_of(
         model: Model with an attached probe that reads answers.
         questions: Texts, chats or lists of token ids.
         n: Number of answers per question.
-        backoff: Whether to shift the confidences of novel answers towards the base rate or a broader probe. See
-            `Confidences`.
+        backoff: Whether to shift the confidences of novel answers towards the base rate or the confidence of a
+            broader probe. See `Confidences`.
         **options: Options of transformers' `generate`. Answers are sampled unless `do_sample` is False.
 
     Returns:

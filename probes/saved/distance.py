@@ -36,7 +36,7 @@ class Distance(nn.Module):
         variances: [component] variances λ in these directions.
         rest: Mean variance ρ in all other directions.
         quantiles: [101] percentiles of the distances of the rows in the set, computed out of fold.
-        full: Distance at which `remoteness` reaches 1, at least the 99th percentile.
+        full: Distance at which `remoteness` reaches 1. It is at least the 99th percentile.
     """
 
     def __init__(self, n_hidden: int, rank: int) -> None:
@@ -61,7 +61,7 @@ class Distance(nn.Module):
         return (above - 1 + step) / (N_QUANTILES - 1)
 
     def remoteness(self, distance: Tensor) -> Tensor:
-        """Map distances [row] to [0, 1], with 0 up to the 99th percentile and a linear increase to 1 at `full`."""
+        """Map distances [row] to values in [0, 1]: 0 up to the 99th percentile, then rising linearly to 1 at `full`."""
         start = self.quantiles[START]
         return ((distance - start) / (self.full - start).clamp_min(TINY)).clamp(0, 1)
 

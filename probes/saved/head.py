@@ -222,11 +222,12 @@ class KNNHead(VectorHead):
 
 
 def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors: Sequence[int]) -> Tensor:
-    """Average the labels of the nearest points, weighted by inverse distance, for several numbers of neighbours.
+    """Average the labels of the nearest points, weighted by inverse distance, for each number of neighbours.
 
     The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, unless several points tie for
-    the last neighbour. In this case, scikit-learn picks some of the tied points arbitrarily. This function splits the
-    remaining weight equally among them. A row at distance 0 from some points gets the mean label of those points.
+    the last neighbour. In this case, scikit-learn picks some of the tied points arbitrarily, whereas this function
+    splits the remaining weight equally among all of them. A row at distance 0 from some points gets the mean label of
+    those points.
 
     Args:
         queries: [row, d] features. The result for a row with NaN is NaN.

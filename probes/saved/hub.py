@@ -62,8 +62,8 @@ def find_probe(
         except Exception as error:  # huggingface_hub, its HTTP library and hf_xet raise many exception types
             raise InputError(
                 f"Expected `probe` to be the folder of a saved probe or a Hub id, but there is no folder "
-                f"{without_key(repr(str(probe)), get_token())} and the Hub reported: {failure(error)}. A run saves its "
-                "probe in runs/NAME/probe."
+                f"{without_key(repr(str(probe)), get_token())} and the Hub reported: {failure(error)}. A training "
+                "run saves its probe in runs/NAME/probe."
             ) from error
         folder = Path(snapshot)
         home = folder.parents[1]  # the files of a snapshot link to other files of the cached repository
@@ -72,8 +72,8 @@ def find_probe(
     for path in paths:
         if path.name != CARD and not path.is_file():
             raise InputError(
-                f"Expected `probe` to be the folder of a saved probe, but {named} has no {path.name}. A run "
-                "saves its probe in runs/NAME/probe."
+                f"Expected `probe` to be the folder of a saved probe, but {named} has no {path.name}. A training "
+                "run saves its probe in runs/NAME/probe."
             )
         if not is_inside(path, home):
             raise InputError(

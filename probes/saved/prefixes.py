@@ -16,9 +16,10 @@ N_LENGTHS = 101
 
 
 class PrefixCalibrator(nn.ModuleDict):
-    """Calibrators for prefixes of answers, one per fraction. Confidences are interpolated linearly between fractions.
+    """Calibrators for prefixes of answers, one per fraction of the answer.
 
-    At every fraction, the confidence is a monotone function of the score, because each calibrator is monotone.
+    Confidences are interpolated linearly between fractions. At every fraction, the confidence is a monotone
+    function of the score, because each calibrator is monotone.
 
     Args:
         calibrators: Calibrator of each prefix, in the order of `PREFIXES`.

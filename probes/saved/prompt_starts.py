@@ -17,9 +17,9 @@ _MIN_TOKENS = 8
 
 
 class PromptStarts:
-    """Caches of the tokens before the question, in the probe's prompt template and in the chat template.
+    """Caches of prompt starts: the tokens before the question in the probe's prompt template and in the chat template.
 
-    A start is read when it is needed for the first time. Models whose caches can't be shared have no starts.
+    A start is read when it is first needed. If the model's cache can't be shared between prompts, there are no starts.
 
     Args:
         model: The transformers model.

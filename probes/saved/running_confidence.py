@@ -21,8 +21,8 @@ class RunningConfidence:
 
     Args:
         probe: Trained probe.
-        backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
-            `Confidences`.
+        backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
+            broader probe. See `Confidences`.
     """
 
     def __init__(self, probe: ConfidenceProbe, backoff: bool) -> None:
@@ -45,7 +45,7 @@ class RunningConfidence:
         return confidence, novelty, is_novel == 1, n_read
 
     def at_end(self, n_tokens: int) -> tuple[float, float, bool, int]:
-        """Return the same fields for the last step of a complete answer, which has `n_tokens` tokens."""
+        """Return the fields of `after` for the last step of a complete answer, which has `n_tokens` tokens."""
         n_read = min(n_tokens, len(self._scores))
         if n_read:
             self._found[n_read:] = []

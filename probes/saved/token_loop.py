@@ -21,7 +21,7 @@ def drawn_tokens(
 ) -> Generator[int]:
     """Yield the tokens of one answer, including the end token. Transformers' `generate` returns the same tokens.
 
-    Between two tokens, no code of the model runs, and no mode of torch is changed.
+    Between two tokens, no model code runs, and torch's modes, such as inference mode, are those of the caller.
 
     Args:
         model: Transformers model.
@@ -54,7 +54,7 @@ def _steps(
     during_pass: Callable[[], AbstractContextManager[Any]],
     **model_kwargs: Any,
 ) -> Generator[int]:
-    """Generate tokens with the arguments and in the order of operations of transformers' own loop."""
+    """Generate tokens. The arguments and the order of operations are those of transformers' own loop."""
     with during_pass():
         outputs = model._prefill(input_ids, generation_config, model_kwargs)
     while True:

@@ -65,8 +65,8 @@ class Gate:
     Args:
         app: The application.
         api_key: The required key; None if no key is required.
-        check_host: Whether the header `Host` must name this machine. Otherwise, a web page whose host name resolves to
-            a loopback address could send requests (DNS rebinding).
+        check_host: Whether the header `Host` must name this machine. Without this check, a web page whose host name
+            resolves to a loopback address could send requests (DNS rebinding).
     """
 
     def __init__(self, app: App, api_key: str | None, check_host: bool) -> None:

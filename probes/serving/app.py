@@ -197,7 +197,7 @@ class Endpoints:
     def _check_answers(self, questions: Sequence[object], answers: Sequence[str] | None) -> None:
         """Check that there is one answer per question if the probe reads answers, and none otherwise."""
         if not self._probe.reads_answers and answers is not None:
-            message = "Expected no `answers`, because the probe reads only questions, but got some. Remove them."
+            message = "Expected no `answers`, because the probe reads only questions, but got answers. Remove them."
         elif self._probe.reads_answers and len(answers or ()) != len(questions):
             message = (
                 f"Expected `answers` to contain one answer per question, because the probe reads answers, but got "

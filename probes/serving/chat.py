@@ -103,7 +103,8 @@ class Answering:
         engine: The engine.
         prompt: Token ids of the prompt.
         settings: Settings of the answer.
-        backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe.
+        backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
+            broader probe.
     """
 
     def __init__(self, engine: Engine, prompt: list[int], settings: Settings, backoff: bool) -> None:

@@ -91,8 +91,8 @@ class Engine:
         Args:
             prompts: Token ids of the prompts, as returned by `encode`.
             answers: One answer per prompt if the probe reads answers, and None otherwise.
-            backoff: Whether to shift the confidences of novel questions towards the base rate or a broader probe. See
-                `Confidences`.
+            backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
+                broader probe. See `Confidences`.
 
         Returns:
             Future of the confidences [prompt]. If it is cancelled, its remaining rows are not read.
@@ -136,8 +136,8 @@ class Engine:
             on_end: Called once, after the last step, with the finish reason: "stop" (end token or stop string),
                 "length" (`max_tokens` or the context of the model) or "cancelled". If the answer fails, `on_end`
                 is called with the exception.
-            backoff: Whether to shift the confidence of a novel question towards the base rate or a broader probe. See
-                `Confidences`.
+            backoff: Whether to shift the confidence of a novel question towards the base rate or the confidence of a
+                broader probe. See `Confidences`.
 
         Raises:
             QueueFull: If too many requests are waiting.

@@ -64,7 +64,7 @@ class Batch:
             row.job.end(error)
 
     def fitting(self, waiting: Iterable[Job]) -> list[Job]:
-        """Select the waiting jobs that join the batch in the next pass. If a row is free, the first job is selected."""
+        """Select the waiting jobs that join the batch in the next pass, including the first job if a row is free."""
         if self.rows and not self._can_merge:
             return []
         chosen: list[Job] = []

@@ -1,4 +1,4 @@
-"""Requests to the engine: one generated answer, or the confidences of some questions."""
+"""Requests to the engine, either for one generated answer or for the confidences of questions."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class AnswerStep(Step):
 
     Attributes:
         entropies: Next-token entropies in nats for the tokens of `piece`, before temperature, top-p and top-k, as in
-            the signal `tokens`. While text is withheld, the tuple is empty. The next piece then has several entropies.
-            None if the entropies were not requested.
+            the signal `tokens`. If the text of a token is withheld, `piece` and the tuple are empty. A later piece then
+            has the entropies of several tokens. None if the entropies were not requested.
     """
 
     entropies: tuple[float, ...] | None = None
@@ -131,7 +131,7 @@ class ScoreJob:
         return self.future.done()
 
     def add(self, row: int, found: Confidences) -> None:
-        """Add the result [1] of a row. The last row completes the request."""
+        """Add the result of a row, with shape [1]. The last row completes the request."""
         self._found[row] = found
         if len(self._found) == len(self.prompts) and self.future.set_running_or_notify_cancel():
             ordered = [self._found[i] for i in range(len(self.prompts))]
@@ -155,7 +155,7 @@ def end_jobs(jobs: Iterable[Job | ScoreJob], error: Exception, what: str) -> Non
 
     Args:
         jobs: Requests that failed.
-        error: The exception. Its traceback is removed, because it would keep tensors of the pass in memory.
+        error: The exception. Its traceback is removed, because it would keep tensors of the forward pass in memory.
         what: What failed, for the log.
     """
     log_failure(what, error)

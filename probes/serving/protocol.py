@@ -129,8 +129,8 @@ class ChatRequest(Body):
     The fields after `user`, and `top_k` (0 or -1 means all tokens), are not part of OpenAI's format.
 
     Attributes:
-        backoff: Whether to shift the confidence of a novel question towards the base rate or a broader probe. See
-            `Confidences`.
+        backoff: Whether to shift the confidence of a novel question towards the base rate or the confidence of a
+            broader probe. See `Confidences`.
         entropy: Whether each choice has a field `entropy` with the next-token entropies in nats for the tokens of its
             text. They are computed before temperature, top-p and top-k are applied.
     """

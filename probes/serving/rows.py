@@ -1,4 +1,4 @@
-"""State of an answer that is being generated, with its tokens, text and random draws."""
+"""State of an answer that is being generated: its tokens, text and random draws."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Row:
         model: Model with an attached probe.
         job: Request for the answer.
         ends: Ids of the end tokens.
-        context: Maximum number of tokens in a prompt and its answer.
+        context: Maximum total number of tokens of a prompt and its answer.
 
     Attributes:
         drawn: Token ids of the answer so far.

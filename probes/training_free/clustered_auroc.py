@@ -33,7 +33,7 @@ class ClusteredAuroc(NamedTuple):
         n_answers: [score] int64, number of answers that have the score.
         has_answer: [score, question] bool, whether any answer to the question has the score.
         varies: [score] bool, whether the score differs between answers.
-        enough: [score] bool, whether at least 5 questions have right answers and 5 have wrong answers.
+        enough: [score] bool, whether at least 5 questions have right answers and at least 5 have wrong answers.
     """
 
     auroc: Tensor
@@ -63,8 +63,8 @@ class ClusteredAuroc(NamedTuple):
 def logit_interval(auroc: Tensor, error: Tensor, n_questions: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
     """Return the lower and upper bounds [score] of the confidence intervals of AUROCs.
 
-    The intervals are symmetric on the log-odds scale. `error` [score] contains the standard errors. They use
-    Student's t distribution with `n_questions` − 1 degrees of freedom.
+    The intervals are symmetric on the log-odds scale and use Student's t distribution with `n_questions` − 1 degrees of
+    freedom. `error` [score] contains the standard errors of the AUROCs.
     """
     centre = torch.logit(auroc)
     quantile = torch.from_numpy(stdtrit((n_questions - 1).clamp_min(1).numpy(), (1 + level) / 2))

@@ -1,4 +1,4 @@
-"""Grid of all scores of a store's answers, with their AUROCs on validation and test questions."""
+"""All scores of a store's answers, and the AUROC of each score on validation and test questions."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """All scores of a store's answers, with their AUROCs on the validation and test questions.
+    """All scores of a store's answers, and the AUROC of each score on the validation and test questions.
 
     Attributes:
         store: Store that contains the answers.
@@ -71,8 +71,8 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the first row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score has an AUROC and is not constant. In addition, the score must be defined for at
-        least 95 % as many answers as any other score in `rows`.
+        A row qualifies if its score has an AUROC, is not constant, and is defined for at least 0.95 n answers, where n
+        is the number of answers for which the most complete score in `rows` is defined.
         """
         if not rows:
             return None

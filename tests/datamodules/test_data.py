@@ -109,8 +109,8 @@ def test_only_the_requested_layers_are_read(small_store: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"positions": ["last_answer"]}, "`positions` to be among last_prompt"),
-        ({"layers": [9]}, r"`layers` to be among 0, 1, 2, 3 for the signal .* but got '9'"),
+        ({"positions": ["last_answer"]}, "`positions` to be one of last_prompt"),
+        ({"layers": [9]}, r"`layers` to be one of 0, 1, 2, 3 for the signal .* but got '9'"),
         ({"grader": "judge"}, "`grader` to be one of planted"),
         ({"signal": "entropy"}, "to contain the signal 'entropy'"),
         ({"test_fraction": 0.9}, "sum to 1"),

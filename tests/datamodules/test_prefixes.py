@@ -106,9 +106,9 @@ def test_later_tokens_do_not_change_a_prefix(store: Path) -> None:
         ({"target": "response", "positions": ["mean_answers"]}, "but got 'mean_answers'. Did you mean `mean_answer`"),
         (
             {"target": "response", "signal": "hidden_tokens", "positions": ["last_answer"]},
-            "`positions` to be among answer_tokens",
+            "`positions` to be one of answer_tokens",
         ),
-        ({"target": "response", "layers": [9]}, "`layers` to be among 0, 1, 2"),
+        ({"target": "response", "layers": [9]}, "`layers` to be one of 0, 1, 2"),
     ],
 )
 def test_features_without_prefixes_are_refused(options: dict[str, Any], message: str, store: Path) -> None:

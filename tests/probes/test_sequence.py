@@ -204,7 +204,7 @@ def test_answers_without_tokens_or_with_nan_are_not_used(tmp_path: Path) -> None
         ("attention", {"join": ["tokens"]}, "`join` to be omitted"),
         ("attention", {"pooling": ["mean"]}, "`pooling` to be omitted"),
         ("attention", {"target": "capability"}, "a signal of answers. Pass --data.target=response"),
-        ("attention", {"positions": ["last_answer"]}, "`positions` to be among answer_tokens"),
+        ("attention", {"positions": ["last_answer"]}, "`positions` to be one of answer_tokens"),
     ],
 )
 def test_invalid_options_give_a_one_line_error(
@@ -243,7 +243,7 @@ def test_a_run_trains_saves_and_attaches_a_probe(
     probe = load_probe(folder / "probe")
     assert ("model.stream" in (folder / "probe" / "README.md").read_text()) == (preset == "streaming")
     assert (
-        ("one calibrator per fraction" in (folder / "report.md").read_text())
+        ("a separate calibrator for each part" in (folder / "report.md").read_text())
         == (probe.prefixes is not None)
         == (preset == "streaming")
     )

@@ -76,7 +76,7 @@ def _values(record: Record, where: str) -> dict[str, Any]:
 
 
 def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> None:
-    """Check that a line has the same policy as the first line. `sample` must be in both lines or in none."""
+    """Check that a line has the same policy as the first line. `sample` must be in both lines or in neither."""
     for name in _POLICY:
         if values[name] != first[name]:
             raise InputError(

@@ -62,7 +62,7 @@ def grade_of(score: object, answer: str | None) -> Grade:
     """Convert a score to a grade: 1 means right, 0 means wrong, and all other scores mean unknown.
 
     Args:
-        score: A number, a truth value, or a letter of Inspect: C (correct), I (incorrect), N (no answer), P (partial).
+        score: A number, a truth value, or an Inspect letter: C (correct), I (incorrect), N (no answer), P (partial).
         answer: Answer that was scored.
 
     >>> [grade_of(score, "4").right for score in (1.0, False, "C", 0.5, None)]
@@ -120,7 +120,7 @@ def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Pa
 
     Args:
         questions: Questions.
-        kind: Kind to set for all questions except `choice` questions. By default, no kind changes.
+        kind: Kind to set for all questions except `choice` questions. By default, the kinds are unchanged.
         path: Path of the log, for error messages.
 
     Raises:
@@ -176,7 +176,7 @@ def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], w
 
 @contextmanager
 def readable(path: Path, form: str) -> Iterator[None]:
-    """Convert exceptions raised while a file is read to an `InputError`.
+    """Context manager that raises an `InputError` if reading a file fails.
 
     Args:
         path: The file.

@@ -7,7 +7,7 @@ from extract.sampling.base import Sampler, SamplingOptions
 
 
 class ImportedSampler(Sampler):
-    """Refuses to draw answers, because another tool has drawn them.
+    """Refuses to draw answers, because another tool has already drawn them.
 
     Raises:
         InputError: Always.

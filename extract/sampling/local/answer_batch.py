@@ -49,7 +49,7 @@ class Rows(NamedTuple):
         )
 
     def select(self, rows: Tensor) -> Self:
-        """Return some of the rows, chosen by indices or by a boolean mask."""
+        """Select rows by index or by a boolean mask."""
         return type(self)(*(tensor[rows] for tensor in self))
 
     def joined(self, others: Self) -> Self:

@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
 
 def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> Part:
-    """Compute unnormalised attention to some of the tokens. All inputs except `bias` have the same float dtype.
+    """Compute unnormalised attention to a part of the tokens. All inputs except `bias` have the same float dtype.
 
     Args:
         queries: [..., query, d_head].

@@ -21,7 +21,7 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device
 def common_prefix(prompts: Sequence[Sequence[int]], step: int = _PREFIX_STEP) -> list[int]:
     """Find the longest common prefix that is shorter than every prompt.
 
-    The length is rounded down to a multiple of `step`, so that it rarely depends on the first words of questions.
+    The length is rounded down to a multiple of `step`, so that questions with the same first words rarely change it.
     """
     first, last = min(map(list, prompts)), max(map(list, prompts))  # the common prefix of these two is common to all
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))

@@ -22,7 +22,7 @@ class AnswerLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        handed_out: Keys and values returned by the last call to `update`. Set only while prompts are being read.
+        handed_out: Keys and values returned by the most recent call to `update`. Set only while prompts are being read.
         keys: Keys [question, head, token, d_head] of the prompts, or [row, head, token, d_head] of prompts and answers.
         values: Values, with the shape of `keys`.
     """

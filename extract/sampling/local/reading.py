@@ -42,7 +42,7 @@ class PromptReader:
         self._block: tuple[tuple[tuple[int, ...], ...], AnswerCache, Tensor] | None = None
 
     def read(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor]:
-        """Read prompts that begin with `prefix`. The prefix is not read again if it is the same as in the last call.
+        """Read prompts that begin with `prefix`. The prefix is not read again if it equals that of the previous call.
 
         Returns:
             The cache of the prompts, and the logits [question, vocab] after their last tokens.
@@ -70,7 +70,7 @@ class PromptReader:
         return self._block[1:]
 
     def forget_block(self) -> None:
-        """Free the memory of the last block."""
+        """Free the memory of the block that was read most recently."""
         self._block = None
 
     def _read_prefix(self, prefix: Sequence[int]) -> AnswerCache | None:

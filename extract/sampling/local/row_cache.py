@@ -17,7 +17,7 @@ _FREE_TOKENS, _FREE_SHARE = 64, 0.5
 
 @dataclass
 class _Window:
-    """Columns of the buffers that contain tokens. The tokens of every row end before column `stop`."""
+    """Range of buffer columns in use. The last token of every row is in column `stop` − 1."""
 
     start: int = 0
     stop: int = 0
@@ -177,7 +177,7 @@ class FixedCache:
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Use a cache of prompts with equal lengths. No other prompts may have joined before."""
+        """Use a cache of prompts with equal lengths. No prompts may have joined before."""
         assert not self.lengths
         assert len(set(lengths)) == 1
         self.cache, self.lengths = read, list(lengths)

@@ -160,7 +160,7 @@ class _Drawer:
         progress: Progress,
         keep: bool,
     ) -> dict[float, list[Row]]:
-        """Draw samples for some questions of a block. If `keep` is True, later calls do not read the prompts again."""
+        """Draw samples for the given questions of a block. If `keep` is True, later calls reuse the read prompts."""
         from extract.running.memory import retry_with_smaller_batch
 
         sampler, ids = self._sampler, [question.id for question in block if question.id in question_ids]

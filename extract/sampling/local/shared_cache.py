@@ -108,7 +108,7 @@ class SharedCache(DynamicCache):
     is computed for one group at a time, so that short answers are not padded to the length of the longest one.
 
     Args:
-        read: Cache of prompts after the same common prefix.
+        read: Cache of prompts that share a common prefix.
 
     Attributes:
         groups: Groups of rows.

@@ -88,7 +88,7 @@ class TokenSampler:
             prompts: Prompt token ids of each question.
             samples: Indices of the answers to draw, for example ``range(0, 10)``.
             temperatures: Distinct temperatures. They replace the temperature of the policy.
-            progress: Called after each step with the number of newly finished answers and of newly drawn tokens.
+            progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
             block: All prompts of a block. Pass the block if several calls draw answers to its prompts. If the block
                 fits into one batch, the prompts are read only in the first call. Otherwise, only their common prefix is
                 kept between calls.
@@ -125,7 +125,7 @@ class TokenSampler:
     ) -> Iterator[Rows]:
         """Draw `rows` for each question, and yield the answers that have ended.
 
-        Answer i · len(rows) + j is row j of question i.
+        The answer for row j of question i has the id i · len(rows) + j.
         """
         temperature = rows[0].temperature if len({row.temperature for row in rows}) == 1 else None
         batch = AnswerBatch(self.model, self.tokenizer, self.decoding, temperature, self._end)
@@ -164,7 +164,7 @@ class TokenSampler:
     def _read(
         self, prompts: Sequence[Sequence[int]], prefix: Sequence[int], block: Sequence[Sequence[int]] | None
     ) -> tuple[AnswerCache, Tensor, Sequence[int]]:
-        """Return the cache and logits of some prompts, and the index of each prompt in them."""
+        """Return a cache and logits that contain the given prompts, and the index of each prompt in them."""
         if block is None:
             return *self._reader.read(prompts, prefix), range(len(prompts))
         index = {tuple(prompt): i for i, prompt in enumerate(block)}

@@ -40,9 +40,11 @@ class Server:
     """Options for an OpenAI-compatible server, such as vLLM, SGLang, llama.cpp, LiteLLM or `transformers serve`.
 
     Attributes:
-        url: Base address, without /chat/completions. Requests are divided among several addresses.
+        url: Base address, or a list of them, without /chat/completions. With several addresses, requests are divided
+            among them.
         max_concurrency: Maximum number of concurrent requests.
-        n: Number of answers per request. If it is above 1, prompts are read less often. Not all servers support this.
+        n: Number of answers per request. With n above 1, the server reads each prompt less often, but not all servers
+            support this.
         logprobs: Whether to request the log-probability of each token.
         seeds: Whether to send a seed with each request. It is derived from policy.seed, the question and the sample.
         timeout: Time limit for one attempt, in seconds.
@@ -52,8 +54,8 @@ class Server:
         price_prompt: Price in dollars per million prompt tokens, for the displayed cost.
         price_answer: Price in dollars per million answer tokens.
         api_key_env: Environment variable that contains the API key. The key is never written to a file.
-        extra_body: Further fields of every request. They are part of the store's identity. A `generation_config` is
-            sent as JSON text, as `transformers serve` expects.
+        extra_body: Additional fields to send with every request. They are part of the store's identity. A
+            `generation_config` is sent as JSON text, as `transformers serve` expects.
     """
 
     url: str | list[str] = "http://localhost:8000/v1"
@@ -90,7 +92,7 @@ class Server:
 
     @property
     def budgets(self) -> dict[str, int | None]:
-        """Budgets of a run, by option."""
+        """Budgets of a run, as a dict from option to value."""
         return {"server.budget_requests": self.budget_requests, "server.budget_tokens": self.budget_tokens}
 
     def _check_extra_body(self) -> None:

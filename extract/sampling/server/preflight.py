@@ -42,7 +42,7 @@ class Preflight:
     Attributes:
         spending: Requests and tokens used by the preflight.
         replies: Replies to the run's own requests, by question id and first sample index. The run reuses them.
-        known_as: Model names found in the replies, for `Client`.
+        known_as: Model names in the preflight replies, for `Client`.
         varies: Whether different answers were seen. False at temperature 0.
         notices: One-line warnings that do not stop the run.
     """
@@ -173,7 +173,7 @@ async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str
     Args:
         client: Client of one address, after an error.
         request: The first request of the preflight.
-        was_up: Whether the server replied before the first request.
+        was_up: Whether the server was reachable before that request.
 
     Returns:
         What the server did, or None if the error has another cause.

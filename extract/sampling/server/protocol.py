@@ -27,11 +27,12 @@ class Request:
     Attributes:
         prompt: Plain text for /completions, or a list of ``{"role", "content"}`` messages for /chat/completions.
         n: Number of answers.
-        top_k: Number of tokens to keep, or 0 for all. If 0, the field is omitted, as some servers do not support it.
+        top_k: Number of most likely tokens to sample from, or 0 for all. If 0, the field is not sent, because some
+            servers do not support it.
         max_tokens: Maximum number of tokens per answer.
         seed: Seed that the server uses for sampling. If None, no seed is sent.
         logprobs: Whether to request the log-probability of each answer token.
-        extra: Further fields of the request body. A field with the value None is removed.
+        extra: Additional fields of the request body. A field with the value None is removed.
     """
 
     prompt: str | list[dict[str, str]]
@@ -118,7 +119,7 @@ class Reply:
 
     @property
     def tokens_of_only_choice(self) -> int | None:
-        """Token count of the only answer, as reported by the server. None if the count includes anything else."""
+        """Server's token count of a single answer. None if there are several, or an answer was cut or dropped."""
         alone = len(self.choices) == 1 and not self.n_left_out and not self.choices[0].cut
         return self.completion_tokens if alone else None
 
@@ -257,5 +258,5 @@ def server_words(content: Any) -> str | None:
 
 
 def _repr(value: Any) -> str:
-    """Format a value on one line. Only its end is truncated, so that API keys can be recognised by their prefix."""
+    """Format a value on one line. Only its end may be cut off, so that API keys can be recognised by their prefix."""
     return one_line(repr(value), 300)

@@ -158,7 +158,7 @@ class Run:
 
         Args:
             n_missing: Number of answers that were missing in the worker's blocks before the run.
-            n_workers: Number of workers of the command.
+            n_workers: Number of workers that the command runs on.
 
         Raises:
             InputError: If answers are missing.

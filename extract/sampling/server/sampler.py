@@ -123,7 +123,7 @@ class ServerSampler(Sampler):
 def _asking(
     store: Store, decoding: Decoding, server: Server, preflight: Preflight, n_workers: int
 ) -> Iterator[Callable[[Sequence[SampleRange], Progress], None]]:
-    """Yield a function that requests the missing answers in several ranges. It skips finished ranges."""
+    """Yield a function that requests the missing answers in the given ranges. It skips finished ranges."""
 
     def ask(ranges: Sequence[SampleRange], progress: Progress) -> None:
         ranges = [samples for samples in ranges if not is_whole(store.samples.file(samples), store.path)]

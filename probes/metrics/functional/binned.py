@@ -1,4 +1,4 @@
-"""Calibration errors over bins of confidences. See docs/statistics.md for a comparison."""
+"""Calibration errors computed over bins of confidences. docs/statistics.md compares them."""
 
 from itertools import pairwise
 

@@ -46,8 +46,8 @@ def prediction_rejection_ratio(
 
     The rejection curve shows the mean accuracy of the questions that remain after rejecting the r least confident ones.
     The ratio is the area between this curve and the curve of a random order, divided by the corresponding area of an
-    oracle. The oracle ranks the questions by their measured accuracies. The areas include r from 0 to `max_rejection` ·
-    N − 1. Ties are treated as in `aurc`. The result is NaN if all accuracies are equal.
+    oracle. The oracle ranks the questions by their measured accuracies. The areas cover r from 0 to
+    `max_rejection` · N − 1. Ties are treated as in `aurc`. The result is NaN if all accuracies are equal.
 
     The definition follows LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
     Language Models with LM-Polygraph, 2025), with one difference. If `max_rejection` · N is not an integer,

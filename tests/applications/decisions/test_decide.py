@@ -198,13 +198,13 @@ def test_a_probe_that_was_trained_on_the_questions_is_refused(folder: Path, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"risk": [0.2, 1.0]}, "`risk` to contain different numbers between 0 and 1, but got"),
+        ({"risk": [0.2, 1.0]}, "`risk` to contain distinct numbers between 0 and 1, but got"),
         ({"risk": []}, "`risk` to contain different numbers"),
         ({"risk": [0.2, 0.2]}, "`risk` to contain different numbers"),
         ({"level": 0}, "`level` to be between 0 and 1, but got 0"),
         ({"confidences": []}, "`confidences` to contain at least one source"),
         ({"strong_price": 0}, "`strong_price` to be above 0"),
-        ({"strong": "others"}, "to have the same questions, but 0 questions are shared"),
+        ({"strong": "others"}, "to have the same questions, but only 0 questions are shared"),
         ({"probe": "nowhere"}, "`probe` to be the folder of a saved probe, but there is no folder 'nowhere'"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

@@ -93,7 +93,7 @@ def test_different_questions_are_refused_with_their_number_and_the_option_shared
 def test_stores_without_shared_questions_are_refused(make: Make) -> None:
     stores = [str(make("a", 0.5, questions=QUESTIONS[:20])), str(make("b", 1.0, questions=QUESTIONS[20:]))]
     for shared in (False, True):
-        with pytest.raises(InputError, match=r"but 0 questions are shared \(.* Pass other stores"):
+        with pytest.raises(InputError, match=r"but only 0 questions are shared \(.* Pass other stores"):
             read_panel(stores, shared, None)
 
 

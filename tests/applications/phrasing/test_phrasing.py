@@ -164,8 +164,8 @@ def test_three_forms_give_three_tests_on_the_facts_that_both_forms_have(make: Ma
 @pytest.mark.parametrize(
     ("questions", "message"),
     [
-        ([Question(str(i), "made", f"{i}?", references=("x",)) for i in range(4)], "but got 0 \\(none\\)"),
-        (ask(("exact",)), "at least two values of `meta.form`.* but got 1 \\(exact\\)"),
+        ([Question(str(i), "made", f"{i}?", references=("x",)) for i in range(4)], "but the forms are: none"),
+        (ask(("exact",)), "at least two values of `meta.form`.* but the forms are: exact"),
         (
             [replace(q, meta=q.meta | {"pair": q.id}) for q in ask()],
             "two forms that share at least two pairs, but the forms exact, paraphrased share at most one pair",

@@ -347,7 +347,7 @@ def test_answers_in_a_store_are_clustered_and_new_ones_join(
     monkeypatch.setattr(Classifier, "__call__", call)
     ask(str(store), ["entailment"], nli_model=str(nli_folder))
     sample(str(store), recipe(store.parent, tiny_folder, k=6))
-    with pytest.raises(InputError, match="to be graded by 'short', but [0-9]+ sample ranges are not"):
+    with pytest.raises(InputError, match="to be graded by 'short', but those in [0-9]+ sample ranges are not"):
         ask(str(store), ["entailment"], nli_model=str(nli_folder))
     grade(str(store))
     held = ask(str(store), ["entailment"], nli_model=str(nli_folder))

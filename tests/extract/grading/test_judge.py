@@ -222,7 +222,7 @@ def test_each_judge_has_a_folder_and_each_folder_has_one_rule(store: Path, clien
         grade(str(store), "judge", judge=Judge(model="org/A-judge-8b"))
     grade(str(store), "judge", judge=Judge(model="org/A-judge-8b", name="second"))
     assert "judge-second" in Store.open(store).grades.names()
-    with pytest.raises(InputError, match="one of short, .*, judge, but got 'judge-third'. Grade with `--grader judge"):
+    with pytest.raises(InputError, match="judge, but got 'judge-third'. To grade with a judge, pass `--grader judge"):
         grade(str(store), "judge-third")
 
 

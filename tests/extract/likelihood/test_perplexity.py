@@ -70,7 +70,7 @@ def test_a_stride_that_skips_tokens_is_refused(stride: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 513])
 def test_a_window_beyond_the_context_is_refused(window: int) -> None:
-    with pytest.raises(InputError, match=f"`window` to be between 2 and 512, the model's context, but got {window}"):
+    with pytest.raises(InputError, match=f"between 2 and 512, the model's context length, but got {window}"):
         measure_texts(tiny_model(), byte_tokenizer(), ["text"], window)
 
 

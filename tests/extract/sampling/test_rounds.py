@@ -394,7 +394,7 @@ def test_options_are_checked_before_the_model_is_loaded(
     ("columns", "n", "message"),
     [
         ({}, N - 1, "1 of them have none, such as 'q23'"),
-        ({"question_id": [f"q{i // 2}" for i in range(2 * N)]}, 2 * N, "but some have several"),
+        ({"question_id": [f"q{i // 2}" for i in range(2 * N)]}, 2 * N, "but some have more than one"),
         ({"confidence": np.full(N, 1.5)}, N, r"in \[0, 1\] .* but got \(1.5, 3.0, 1.5\) for 'q0'"),
         ({"confidence": np.full(N, np.nan)}, N, r"in \[0, 1\]"),
         ({"diversity": np.zeros(N)}, N, r"in \[0.01, 1000\]"),

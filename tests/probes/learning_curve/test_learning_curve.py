@@ -342,5 +342,5 @@ def test_impossible_options_are_refused_and_leave_no_folder(
 
 def test_too_few_questions_are_refused(tmp_path: Path) -> None:
     make_store(tmp_path / "store", *planted(n=40))
-    with pytest.raises(InputError, match="at least 50 questions with at least two graded answers, but got 40"):
+    with pytest.raises(InputError, match="at least 50 questions with at least two graded answers each, but got 40"):
         curve(str(tmp_path / "store"), str(tmp_path / "out"))

@@ -328,7 +328,7 @@ def test_a_verdict_claims_no_more_than_both_test_and_interval(record: dict[str, 
     unsure = copy.deepcopy(record)
     row = next(row for row in unsure["rows"] if row["name"] == unsure["chosen"])
     row["auroc"] = {"value": 0.85, "low": 0.43, "high": 0.98}
-    assert "The p-value excludes chance, but the interval does not" in signals_verdict(unsure)
+    assert "The p-value indicates a difference from chance, but the interval does not" in signals_verdict(unsure)
     assert "ranks right answers" not in signals_verdict(unsure)
     row["p_corrected"] = 0.2
     assert "not significantly different from chance" in signals_verdict(unsure)

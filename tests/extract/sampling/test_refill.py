@@ -41,7 +41,7 @@ def assert_same(answers: list[Sample], others: list[Sample]) -> None:
         assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize("max_rows", [3, 7, 11])
+@pytest.mark.parametrize("max_rows", [3, 11])
 @pytest.mark.parametrize("before", ["", PREFIX], ids=["alone", "after a shared prefix"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
 def test_tokens_do_not_depend_on_which_answers_share_a_batch(
@@ -49,20 +49,20 @@ def test_tokens_do_not_depend_on_which_answers_share_a_batch(
 ) -> None:
     model, ids = tiny_model(family, seed=2), [str(i) for i in range(len(WORDS))]
     prompts = [tokenizer(before + word)["input_ids"] for word in WORDS]
-    decoding = Decoding(temperature=1.2, max_new_tokens=80)
+    decoding = Decoding(temperature=1.2, max_new_tokens=40)
     whole = TokenSampler(model, tokenizer, decoding).sample(ids, prompts, range(4))
-    assert len({len(answer.token_ids) for answer in whole}) > 5
+    assert len({len(answer.token_ids) for answer in whole}) > 3
     assert_same(TokenSampler(model, tokenizer, decoding, max_rows).sample(ids, prompts, range(4)), whole)
 
 
 def test_tokens_of_the_embedded_model_do_not_depend_on_refilling() -> None:
     model, tokenizer = load_model(dtype="float32")
-    questions = load_questions("facts")[:4]
+    questions = load_questions("facts")[:3]
     prompts = [PromptTemplate("{question}").encode(tokenizer, question.text or "") for question in questions]
     # without top-p, a draw can hit the many tokens with probabilities as small as the rounding errors
-    ids, decoding = [question.id for question in questions], Decoding(temperature=0.7, top_p=0.95, max_new_tokens=12)
+    ids, decoding = [question.id for question in questions], Decoding(temperature=0.7, top_p=0.95, max_new_tokens=8)
     whole = TokenSampler(model, tokenizer, decoding).sample(ids, prompts, range(3))
-    assert_same(TokenSampler(model, tokenizer, decoding, max_rows=5).sample(ids, prompts, range(3)), whole)
+    assert_same(TokenSampler(model, tokenizer, decoding, max_rows=4).sample(ids, prompts, range(3)), whole)
 
 
 def test_a_batch_stays_full_until_all_questions_have_been_read(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

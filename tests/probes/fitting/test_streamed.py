@@ -168,7 +168,7 @@ def test_the_report_and_the_saved_probe_are_those_in_memory(
 ) -> None:
     options: dict[str, dict[str, Any]] = {
         "memory": {},
-        **{str(n): {"in_memory": False, "num_workers": n} for n in (1, 2, 7)},
+        **{str(n): {"in_memory": False, "num_workers": n} for n in (1, 7)},
     }
     reports = {}
     for folder, own in options.items():
@@ -176,7 +176,7 @@ def test_the_report_and_the_saved_probe_are_those_in_memory(
         reports[folder] = Report(fitted(name, data), data, seed=0, n_resamples=20)
         reports[folder].probe().save(tmp_path / folder)
     for file in ("config.json", "model.safetensors", "README.md"):
-        assert len({(tmp_path / n / file).read_bytes() for n in "127"}) == 1
+        assert len({(tmp_path / n / file).read_bytes() for n in "17"}) == 1
     memory, streamed = reports["memory"], reports["1"]
     for key, confidences in memory.confidences.items():
         torch.testing.assert_close(streamed.confidences[key], confidences, atol=1e-6, rtol=0, equal_nan=True)

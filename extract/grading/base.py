@@ -102,7 +102,8 @@ def from_decisions(
     Args:
         parse: Function that takes a question and an answer without its reasoning, and returns the parsed answer or
             None.
-        start: Function that returns a context manager. The context manager yields a function that decides cases.
+        start: Function that returns a context manager. The context manager yields a function that grades a list of
+            cases.
         name, rule, kinds: See `Grader`.
     """
 

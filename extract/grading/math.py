@@ -76,7 +76,10 @@ class Algebra:
         self._lock = Lock()
 
     def equal(self, golds: Sequence[str], answer: str) -> Verdict:
-        """Whether an answer equals any of `golds`. None if undecided, "unread" if the answer is not an expression."""
+        """Return whether an answer equals at least one of `golds`.
+
+        The result is None if undecided, and "unread" if the answer is not an expression.
+        """
         with self._lock:
             process = self._process = self._process or _start()
             asked = {"golds": golds, "answer": answer, "seconds": self.seconds}

@@ -19,7 +19,7 @@ from extract.store.store import Store
 
 
 def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
-    """Grade all ungraded answers in a worker's blocks, and retry undecided answers. Existing grades are kept.
+    """Grade all ungraded answers in a worker's blocks, and retry undecided answers. Other grades are kept.
 
     Raises:
         InputError: If the existing grades follow a different rule, or the grader can't grade the questions.
@@ -105,7 +105,7 @@ def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
 def _grade_range(
     store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade_all: Callable[..., list[Grade]]
 ) -> list[str]:
-    """Grade the answers that `old` leaves undecided. Write all grades of the range, and return the new verdicts."""
+    """Grade the answers that are undecided or missing in `old`. Write all grades, and return the new verdicts."""
     rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()
@@ -130,7 +130,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, block: int) -> Known:
-    """Load the earlier decisions of a grader about the answers in a block, if the grader retries undecided answers."""
+    """Load a grader's decisions about the answers in a block. Empty for a grader that never retries answers."""
     known: Known = {}
     for samples in store.samples.ranges() if grader.may_decide_later else ():
         if samples.block == block:

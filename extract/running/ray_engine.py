@@ -36,8 +36,8 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
     Args:
         engine: ``"local"`` or ``"ray"``.
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
-        per_process: Dict from option to value, or to None for an unset option. The Ray engine does not support these
-            options, because its actors do not see each other's answers.
+        per_process: Maps the name of each option that the Ray engine does not support to its value (None if unset). The
+            engine does not support these options because its actors do not see each other's answers.
 
     Raises:
         InputError: If an option in `per_process` is set, or if `actors` is passed without the Ray engine.
@@ -93,7 +93,7 @@ class RayWorker(Worker):
             self._delete_unfinished(store)
 
     def once(self, function: Callable[[], Result]) -> Result:
-        """Call a function in a process of the cluster that has the same resources as an actor."""
+        """Call a function in a process of the cluster. The process has the same resources as an actor."""
         task = self._ray.remote(max_retries=RETRIES, **self._resources[1])(_call).remote(function, os.getcwd())
         self._wait([task])
         return self._result(task)
@@ -132,7 +132,7 @@ class RayWorker(Worker):
                 self._ray.kill(actor)
 
     def _wait(self, tasks: list[Any]) -> Any:
-        """Wait until a task has finished, and return it. Every few seconds, check that the cluster still exists."""
+        """Wait until one of the tasks has finished, and return this task."""
         while True:
             finished, _ = self._ray.wait(tasks, timeout=CHECK_SECONDS)
             if finished:
@@ -202,7 +202,7 @@ def connect() -> Any:
 
 
 class _Tokens:
-    """Progress of an actor. It counts only tokens, because the driver counts the rows of each block."""
+    """Progress callback of an actor, which counts only tokens."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -231,7 +231,7 @@ class _Actor:
 
 
 def _call(function: Callable[[], Any], folder: str) -> Any:
-    """Call a function in the driver's folder, so that relative paths stay valid. Expected errors are returned."""
+    """Call a function in the driver's folder, where relative paths are valid. Return its result or expected error."""
     try:
         os.chdir(folder)
         return function()

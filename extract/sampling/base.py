@@ -25,7 +25,7 @@ from extract.store.verify import write_manifest
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Options of a sampler. See `StoreRecipe` for their meaning."""
+    """Options of a sampler. They are explained in `StoreRecipe`."""
 
     model: str
     k: int
@@ -47,18 +47,20 @@ class Sampler(Protocol):
 
     Args:
         options: Model, number of samples and other sampler options.
-        decoding: Decoding options, with all temperatures of a grid.
+        decoding: Decoding options, including all temperatures of a grid.
         worker: Worker whose blocks the sampler fills.
     """
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy that is known before `prepare`. It is compared with the policy of an existing store.
+        """Return the policy as far as it is known before `prepare` is called.
+
+        It is compared with the policy of an existing store.
 
         Args:
             decoding: Decoding options with one temperature.
-            model: `ModelIdentity` of the store, as a dict. Values that are not known yet are taken from this dict.
+            model: `ModelIdentity` of the store, as a dict. Values that are not known yet are copied from it.
         """
         return self.policy(decoding)
 

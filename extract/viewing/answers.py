@@ -186,7 +186,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 
 
 def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | None:
-    """Find the signal and key of the influence to show; None if `influence` is None and the default was not read."""
+    """Find the signal and key of the influence to show. By default, return None if the usual influence was not read."""
     prefix, _, name = (influence or INFLUENCE).rpartition("/")
     weights, signals = signals_of("sample", weights=True), store.signals
     complete = [signal for signal in weights if signal in signals.names() and not signals.missing(signal, "sample")]
@@ -211,8 +211,8 @@ def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
     A token's text is what the token adds to the decoded text of all earlier tokens. Tokens that add no text, such as
-    special tokens or bytes of an unfinished character, are merged into the next piece. At the end, they are merged into
-    the last piece.
+    special tokens or bytes of an unfinished character, are merged into the next piece. At the end of the answer, they
+    are merged into the last piece.
 
     `token_ids` are the ids of the content tokens. `text` ends before any stop string, which can begin inside the last
     token.

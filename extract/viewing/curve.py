@@ -85,7 +85,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
 
 def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> None:
-    """Draw one quantity for the tokens at `places`, as bars or a curve. The y-axis is scaled to the whole answer."""
+    """Draw one quantity of the tokens at `places`, as bars or a curve. The y-axis fits the values of all tokens."""
     values = values.nan_to_num(0.0)  # shares are NaN if all weights are 0
     own = values[places.start : places.stop].tolist()
     if bars:
@@ -120,7 +120,7 @@ def _fonts() -> list[str]:
 
 @cache
 def _letters() -> frozenset[int]:
-    """Return the code points that at least one of the fonts covers."""
+    """Return the code points of all characters in the available fonts."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     fonts = [get_font(findfont(FontProperties(family=name))) for name in _fonts()]

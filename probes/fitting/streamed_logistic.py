@@ -22,7 +22,7 @@ MEMORY = 10
 
 
 def logistic(column: Column, target: Tensor, fold: Tensor, penalties: Sequence[float]) -> Fits:
-    """Fit logistic regression to a feature. The objective is that of `solvers.logistic`.
+    """Fit logistic regression to a feature. The objective is the same as in `solvers.logistic`.
 
     The solver is L-BFGS (Nocedal & Wright, Numerical Optimization, alg. 7.4). It starts from zero weights and the
     inverse Hessian at zero weights. Each fitted weight is within 10⁻⁷ of its optimal value.
@@ -129,7 +129,8 @@ def minimise(
     start: tuple[Tensor, Tensor, Tensor],
     enough: Tensor,
 ) -> Tensor | None:
-    """Minimise the losses of all candidates with L-BFGS. Returns None if a candidate does not converge.
+    """Minimise the losses of all candidates with L-BFGS, and return the points. Returns None if a candidate does not
+    converge.
 
     Args:
         evaluate: Function that maps points [fit, penalty, d + 1] to losses [fit, penalty] and gradients.

@@ -64,13 +64,14 @@ class Descent(ProbeModule):
         return soft_label_loss(self.candidate_scores(self.standardised(batch.features)), batch.target)
 
     def penalty(self) -> Tensor:
-        """Return the penalties [penalty, feature]: λ/2 times the sum of squares of the penalised parameters."""
+        """Return the penalty terms of the loss [penalty, feature]: λ/2 times the sum of squares of the penalised
+        parameters."""
         weights: list[Tensor] = [self.get_parameter(name) for name in self.penalised]
         l2 = torch.tensor(self.penalties, device=weights[0].device)
         return l2[:, None] / 2 * sum(weight.square().sum(tuple(range(2, weight.dim()))) for weight in weights)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the sum of all candidates' mean losses and penalties."""
+        """Return the sum of all candidates' mean losses and penalty terms."""
         loss = self.loss(batch)
         total = (loss + self.penalty()).sum()
         self._passed.append((total.detach() / loss.numel(), len(batch.row)))

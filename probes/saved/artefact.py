@@ -47,7 +47,8 @@ class ConfidenceProbe(ModelHubMixin):
         calibrator: Maps scores to confidences.
         config: Content of config.json (model identity, features, prompt, target, training set and test metrics).
         prefixes: Calibrators for prefixes of answers, if the probe was trained on them.
-        novelty: Computes novelties and applies the back-off. It is None if the probe was saved by an earlier version.
+        novelty: Computes novelties and applies the back-off. It is None if the probe was saved by an earlier version of
+            this package.
         card: Model card, with its metadata. A loaded probe keeps the card of its folder or repository.
     """
 
@@ -182,7 +183,8 @@ class ConfidenceProbe(ModelHubMixin):
         return ConfidentModel(self, hf_model, tokenizer)
 
     def save(self, folder: str | Path, card: str | None = None) -> Path:
-        """Write the probe to a folder, and return the folder. By default, README.md is the probe's own card."""
+        """Write the probe to a folder, and return the folder. If `card` is None, the probe's own card is written to
+        README.md."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = probe_tensors(self.head, self.calibrator, self.prefixes, self.novelty)

@@ -163,7 +163,7 @@ class ConfidentModel:
         return Answers(texts, confidence, novelty, is_novel, sequences, question)
 
     def stream(self, question: Prompts, backoff: bool = True, **options: Any) -> Iterator[Step]:
-        """Generate one answer, and return an iterator over its steps, with the text and the confidence so far.
+        """Generate one answer, and return an iterator over its steps. Each step has the text and the confidence so far.
 
         The tokens are identical to the output of `generate`. An additional pass is needed only if the probe reads token
         signals of the prompt. The confidence of a question is available with the first token. The confidence of an
@@ -285,7 +285,7 @@ class ConfidentModel:
         return probe.features(read)
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str] | None = None) -> tuple[list[str], list[list[int]]]:
-        """Truncate answers at `stop`, by default the probe's stop strings. Returns texts and content tokens."""
+        """Return the texts and content tokens of answers, truncated at `stop` or the probe's stop strings."""
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens
 

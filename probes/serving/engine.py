@@ -95,7 +95,7 @@ class Engine:
                 broader probe. See `Confidences`.
 
         Returns:
-            Future of the confidences [prompt]. If it is cancelled, its remaining rows are not read.
+            Future of the confidences [prompt]. If it is cancelled, the prompts that have not been read are skipped.
 
         Raises:
             QueueFull: If too many requests are waiting.
@@ -172,7 +172,7 @@ class Engine:
         return self._is_closed
 
     def close(self, timeout: float = 10.0) -> None:
-        """Refuse further requests, end all jobs with `EngineClosed`, and wait until the thread has ended.
+        """Refuse new requests, end all others with `EngineClosed`, and wait until the engine's thread has ended.
 
         Args:
             timeout: Maximum time to wait in seconds. The thread can't end during a pass of the model.

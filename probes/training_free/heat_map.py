@@ -1,4 +1,4 @@
-"""Heat maps of a grid on the validation questions: AUROC by signal and pooling, and the effect of weights."""
+"""Heat maps of AUROCs on the validation questions, by signal and pooling, and of the effect of token weights."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -19,7 +19,7 @@ _COLUMNS = list(POOLINGS)
 
 
 class Row(NamedTuple):
-    """Row of a heat map. `values` (NaN if missing) and `chosen` have one entry per pooling."""
+    """Row of a heat map. `values` and `chosen` have one entry per pooling. A missing value is NaN."""
 
     block: str
     label: str
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def grid_pictures(grid: Grid) -> dict[str, Figure]:
-    """Draw the pictures of a grid and return them by name. `weightings` is drawn only if there are weighted scores."""
+    """Draw the pictures of a grid: `signals`, and `weightings` if there are weighted scores. Return them by name."""
     suffix = f"on {grid.parts['val'].n_questions} validation questions"
     title = f"AUROC of unweighted scores {suffix}"
     scale = f"AUROC (½: no information, below ½: wrong direction), at most {_LAYERS} layers per signal"
@@ -56,7 +56,7 @@ def signal_rows(grid: Grid) -> list[Row]:
 
 
 def weighting_rows(grid: Grid) -> list[Row]:
-    """Return AUROC differences between weighted and unweighted token entropy, with one row per weighting."""
+    """Return the AUROC of weighted token entropy minus that of unweighted token entropy, one row per weighting."""
     if grid.reference is None:
         return []
     key = grid.names[grid.reference].key
@@ -101,7 +101,7 @@ def _heat_map(
     panel_size: float,
     numbers: bool = True,
 ) -> Figure:
-    """Draw a heat map of rows and poolings, with values above `middle` in blue and values below it in red.
+    """Draw a heat map with one column per pooling. Values above `middle` are blue, and values below it are red.
 
     The chosen score is framed. `scale` is the label of the colour bar, and `most_rows` is the maximum number of rows
     and headings per panel. Sizes are in inches.
@@ -158,5 +158,5 @@ def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
 
 
 def _height(rows: Sequence[Row]) -> int:
-    """Return the number of rows plus the number of block headings."""
+    """Return the number of rows plus the number of headings."""
     return len(rows) + len({row.block for row in rows})

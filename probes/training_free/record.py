@@ -1,4 +1,7 @@
-"""Record and page of a grid, with metrics and tests of the scores that were chosen on the validation questions."""
+"""Build the record and the page of a grid of scores.
+
+The best scores are chosen on the validation questions. Their metrics and tests are computed on the test questions.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +25,7 @@ LENGTH, TRUNCATED = "answer length", "truncated"
 
 
 def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Evaluate the best scores of a grid and return the results as a record.
+    """Evaluate the best score of each family in a grid, and return the results as a record.
 
     Args:
         grid: Grid of scores.

@@ -98,7 +98,7 @@ def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) 
 
 
 def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:
-    """Return the prompt of a line and the generation options.
+    """Return a line's prompt and its generation options.
 
     Raises:
         InputError: If a key is missing, or the model was not asked to generate an answer.

@@ -17,7 +17,7 @@ _ENDED_SHARE = 0.2
 
 
 class Rows(NamedTuple):
-    """State of answers, one per row.
+    """State of several answers, one per row.
 
     Attributes:
         ids: [row] int64 numbers that identify the answers.
@@ -58,7 +58,7 @@ class Rows(NamedTuple):
 
 
 class AnswerBatch:
-    """Draws one token at a time for each row.
+    """Draws several answers at the same time, one token per step. Each row is an answer.
 
     Args:
         model: Causal language model whose attention is shared (see `shared_attention`).
@@ -80,15 +80,15 @@ class AnswerBatch:
 
     @property
     def can_join(self) -> bool:
-        """Whether rows can join. If answers do not share their prompts, rows can join only an empty batch."""
+        """Whether further rows can join. If answers do not share their prompts, rows can join only an empty batch."""
         return self._cache is None or isinstance(self._cache, SharedCache)
 
     def join(self, rows: Rows, read: AnswerCache, logits: Tensor, questions: Tensor) -> None:
-        """Append rows.
+        """Append rows to the batch.
 
         Args:
             rows: Rows without tokens.
-            read: Cache of prompts.
+            read: Cache after a pass over the prompts.
             logits: [question, vocab] logits after the prompts.
             questions: [row] int64 index of each row's prompt in `read`.
         """
@@ -128,7 +128,7 @@ class AnswerBatch:
         return len(now), len(now) - n_running
 
     def remove_ended(self) -> Rows | None:
-        """Remove the answers that have ended, and return them. If there are too few, keep them and return None."""
+        """Remove the answers that have ended, and return them. If only a few have ended, keep them and return None."""
         if self._n_running > (1 - _ENDED_SHARE) * len(self):
             return None
         removed, kept = self._rows.select(~self._rows.running), self._rows.running.nonzero()[:, 0]
@@ -140,7 +140,7 @@ class AnswerBatch:
         return removed
 
     def read(self) -> None:
-        """Read the last token of each row in one pass."""
+        """Run one forward pass over the last token of each row."""
         assert self._cache is not None
         rows, mask = self._rows, self._cache.before_pass()
         last = rows.tokens.gather(1, rows.lengths[:, None] - 1)

@@ -24,7 +24,9 @@ def question_key(seed: int, question_id: str) -> int:
 
 
 def keyed_uniforms(keys: NDArray[np.uint64], samples: NDArray[np.uint64], n_steps: int) -> NDArray[np.float64]:
-    """Compute a uniform number in [0, 1) for each row and step with a stateless, counter-based generator.
+    """Compute a uniform random number in [0, 1) for each row and step.
+
+    The generator has no state. Each number is a hash of the key, the sample index and the step.
 
     Args:
         keys: [row] `question_key` of each row's question.
@@ -99,7 +101,10 @@ def _draw_rows(
 
 
 def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Apply top-k, then top-p. Excluded logits [row, vocab] become −inf. Ties with the last kept token are kept too."""
+    """Apply top-k, then top-p. Logits [row, vocab] of excluded tokens become −inf.
+
+    Tokens with the same logit as the last kept token are kept, too.
+    """
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
     if top_p < 1:
@@ -130,6 +135,9 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Find the index [row, 1] of the first sum in `ends` above the target, or of the last increase if there is none."""
+    """Find the index [row, 1] of the first sum in `ends` above the target.
+
+    If no sum is above the target, return the index of the last increase.
+    """
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

@@ -42,7 +42,7 @@ class PromptReader:
         self._block: tuple[tuple[tuple[int, ...], ...], AnswerCache, Tensor] | None = None
 
     def read(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor]:
-        """Read prompts that begin with `prefix`. The prefix is not read again if it equals that of the previous call.
+        """Read prompts that begin with `prefix`. If the previous call had the same prefix, it is not read again.
 
         Returns:
             The cache of the prompts, and the logits [question, vocab] after their last tokens.

@@ -51,7 +51,7 @@ class LocalSampler(Sampler):
         self._drawer = Lazy(partial(_Drawer, options, decoding))
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return a policy with the store's `model`, but with the name, dtype and commit requested by this run."""
+        """Return the policy of this run. Properties of the model that are not known yet are copied from `model`."""
         folder, options = Path(self.options.model), self.options
         known: dict[str, Any] = {"id": folder.resolve().name if folder.is_dir() else options.model}
         if options.dtype != "auto":
@@ -101,7 +101,7 @@ class LocalSampler(Sampler):
 def _completing(
     drawer: Lazy[_Drawer], stores: Mapping[float, Store]
 ) -> Iterator[Callable[[GridRange, Progress], None]]:
-    """Yield a function that writes the missing files of a range. It loads the model if a file is missing."""
+    """Yield a function that writes the missing files of a range. The model is loaded on first use."""
 
     def complete(item: GridRange, progress: Progress) -> None:
         missing = {temperature: stores[temperature] for temperature in item.temperatures}

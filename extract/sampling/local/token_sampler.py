@@ -123,7 +123,7 @@ class TokenSampler:
         block: Sequence[Sequence[int]] | None,
         progress: Callable[[int, int], None],
     ) -> Iterator[Rows]:
-        """Draw `rows` for each question, and yield the answers that have ended.
+        """Draw the answers `rows` to each question. Yields answers as they end.
 
         The answer for row j of question i has the id i · len(rows) + j.
         """
@@ -157,14 +157,14 @@ class TokenSampler:
                 yield ended
 
     def _may_join(self, batch: AnswerBatch, n_waiting: int) -> bool:
-        """Whether waiting answers can join. If only a few joined at a time, each pass would read only a few prompts."""
+        """Whether there is enough room for waiting answers to join the batch."""
         n_free = self.max_rows - len(batch)
         return not len(batch) or (batch.can_join and n_free >= min(n_waiting, _JOINING_SHARE * self.max_rows))
 
     def _read(
         self, prompts: Sequence[Sequence[int]], prefix: Sequence[int], block: Sequence[Sequence[int]] | None
     ) -> tuple[AnswerCache, Tensor, Sequence[int]]:
-        """Return a cache and logits that contain the given prompts, and the index of each prompt in them."""
+        """Read prompts. Returns a cache, logits, and the index of each prompt in both."""
         if block is None:
             return *self._reader.read(prompts, prefix), range(len(prompts))
         index = {tuple(prompt): i for i, prompt in enumerate(block)}

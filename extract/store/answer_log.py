@@ -115,7 +115,7 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
         if found.endswith("\n") and found != f"{expected}\n":  # otherwise the header is incomplete
             raise InputError(
                 f"Expected {str(path)!r} to begin with the header {expected}, but it begins with {shown(found)}. Move "
-                "the file to its own store, or delete it to request the answers again."
+                "the file to the store it belongs to, or delete it to request the answers again."
             )
         for row in (row for line in file for row in _rows(line)):
             if row["question_id"] in order and row["sample"] in range(samples.start, samples.stop):

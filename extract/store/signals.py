@@ -167,7 +167,7 @@ class Signals(ShardFiles):
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
     def read_rows(self, signal: str, key: str, shard: Shard, start: int, stop: int) -> Tensor:
-        """Read the rows `start` to `stop` − 1 of a shard's tensor, [row, …]. The file is not verified; `keys` does that."""
+        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …]. To verify the file, call `keys` first."""
         with safe_open(self.file(signal, shard), framework="pt") as file:
             return file.get_slice(key)[start:stop]
 

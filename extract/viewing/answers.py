@@ -176,7 +176,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
         if unknown := [sample for sample in samples or () if sample not in of_question]:
             raise InputError(
                 f"Expected `samples` for question {shown(id_)} to be from {min(of_question)} to {max(of_question)}, "
-                f"but got {unknown[0]}. Choose from these, or sample more answers."
+                f"but got {unknown[0]}. Choose indices in this range, or sample more answers."
             )
         if not questions and not samples:
             firsts = {right[id_, sample]: sample for sample in reversed(of_question)}
@@ -202,8 +202,8 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
         )
     names = sorted({key.split("/", 1)[1] for _, key in keys})
     raise InputError(
-        f"Expected `influence` to be one of the token weights in {str(store.path)!r} ({names[0]} to {names[-1]}), "
-        f"but got {influence!r}.{nearest(name, names)}"
+        f"Expected `influence` to be one of the token weights in {str(store.path)!r} "
+        f"(from {names[0]} to {names[-1]} in alphabetical order), but got {influence!r}.{nearest(name, names)}"
     )
 
 

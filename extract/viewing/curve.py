@@ -1,4 +1,4 @@
-"""Plot of one answer: the entropy of each token, with the token's other values and its text below."""
+"""Plot of one answer: the entropy of each token. The token's other values and its text are shown below."""
 
 from functools import cache
 from typing import Any
@@ -106,7 +106,7 @@ def _shortened(text: str, longest: int) -> str:
 
 
 def drawable(text: str) -> str:
-    """Replace characters that are missing from all available fonts with `\ufffd`."""
+    """Replace each character that none of the available fonts contains by `\ufffd`."""
     return "".join(letter if letter == "\n" or ord(letter) in _letters() else "\ufffd" for letter in text)
 
 

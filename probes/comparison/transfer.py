@@ -45,8 +45,8 @@ def transfer_record(
     """Train a probe on each question set and test it on every set.
 
     With several stores, each store is a set. With a single store, each of its question groups is a set. On its own
-    training set, a probe is tested out of fold. In addition, a probe is trained on all sets but one and tested on the
-    remaining set, with and without back-off.
+    training set, a probe is tested out of fold. In addition, each set is left out in turn: a probe is trained on all
+    other sets and tested on this set, with back-off and without it.
 
     Args:
         stores: Folders of the stores.
@@ -201,7 +201,7 @@ def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Train a probe and its back-off on the sets `others`, and score the set `own`. `number` is the index of `own`."""
+    """Train a probe and its back-off on all sets in `others`, and score the set `own`, which has index `number`."""
     if own.data is others[0].data:  # groups of a single store
         data, questions = own.data, torch.cat([group.questions for group in others]).sort().values
     else:
@@ -226,7 +226,7 @@ def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Score
 
 
 def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the names of the training sets and of the test sets in a record, with `OTHERS` last."""
+    """Return the names of the training sets and of the test sets in a record. `OTHERS` is the last training set."""
     trains, tests = (list(dict.fromkeys(cell[end] for cell in record["cells"])) for end in ("train", "test"))
     trains.sort(key=lambda name: name == OTHERS)
     return trains, sorted(tests, key=lambda name: trains.index(name) if name in trains else len(trains))

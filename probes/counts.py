@@ -61,8 +61,7 @@ class Counts(Descent):
 def count_labels(target: Tensor, n_classes: int) -> Tensor:
     """Convert accuracies p̂ [row] to soft labels [row, class].
 
-    Each soft label is a probability distribution over the classes 0, …, n_classes − 1. Its mean is p̂ · (n_classes −
-    1).
+    Each soft label is a probability distribution over the classes 0 to K, where K = n_classes − 1. Its mean is p̂ K.
 
     >>> count_labels(torch.tensor([0.0, 0.75, 1.0]), 3)
     tensor([[1.0000, 0.0000, 0.0000],

@@ -19,10 +19,10 @@ class LayerAverage(Ridge):
     name = "layer_average"
 
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
-        """Return the inputs.
+        """Return the indices of the features in each input.
 
-        Each feature is an input, to be scored but not chosen. For each position, another input contains the features of
-        the upper half of the layers.
+        Each feature is an input that is scored but cannot be chosen. For each position, another input contains the
+        features of the upper half of the layers.
         """
         of_position: dict[str, list[int]] = {}
         for feature, name in enumerate(names):

@@ -30,11 +30,11 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe, its weight in a mixture with the existing probe, and the distance from its training
-    questions.
+    """Fit a broader probe, its weight, and the distance from its training questions.
 
-    To fit the weight, question groups of the other stores are held out in turn. Rewordings of the held-out questions
-    are also left out. In this step, the existing probe is replaced with a ridge regression.
+    The weight is that of the broader probe when its confidences are averaged with those of the existing probe. To fit
+    the weight, question groups of the other stores are held out in turn. Rewordings of the held-out questions are also
+    left out. In this step, the existing probe is replaced with a ridge regression.
 
     Args:
         features: [row, layer, width] float32 features of the training questions and of the other stores' questions.

@@ -148,8 +148,7 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
 
 
 def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
-    """Compute the Spearman correlation of each candidate's scores with the agreement of the answers, [candidate]
-    float64.
+    """Compute the Spearman correlation between scores and agreement for each candidate, [candidate] float64.
 
     Args:
         scores: [row, candidate] scores. If a candidate's scores are constant, its correlation is set to −1.

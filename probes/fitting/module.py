@@ -1,5 +1,4 @@
-"""`ProbeModule`, the base class of all probes. It standardises features, and chooses, calibrates and tests a
-candidate."""
+"""`ProbeModule`, the base class of all probes."""
 
 import math
 from abc import ABC, abstractmethod
@@ -247,8 +246,10 @@ class ProbeModule(L.LightningModule, ABC):
         return scores[candidate, rows, place], *(column[rows] for column in batch[2:6])
 
     def _figures(self, confidence: Tensor, right: Tensor, known: Tensor) -> dict[str, float]:
-        """Compute the AUROC and the Brier score. The Brier score is debiased if all rows have at least two graded
-        answers."""
+        """Compute the AUROC and the Brier score.
+
+        The Brier score is debiased if all rows have at least two graded answers.
+        """
         metrics = {"val/auroc": capability_auroc, "val/brier": debiased_brier if known.min() > 1 else response_brier}
         return {name: float(metric(confidence, right, known)) for name, metric in metrics.items()}
 

@@ -129,8 +129,7 @@ def minimise(
     start: tuple[Tensor, Tensor, Tensor],
     enough: Tensor,
 ) -> Tensor | None:
-    """Minimise the losses of all candidates with L-BFGS, and return the points. Returns None if a candidate does not
-    converge.
+    """Minimise the losses of all candidates with L-BFGS, and return the points. If any does not converge, return None.
 
     Args:
         evaluate: Function that maps points [fit, penalty, d + 1] to losses [fit, penalty] and gradients.

@@ -64,8 +64,7 @@ class Descent(ProbeModule):
         return soft_label_loss(self.candidate_scores(self.standardised(batch.features)), batch.target)
 
     def penalty(self) -> Tensor:
-        """Return the penalty terms of the loss [penalty, feature]: λ/2 times the sum of squares of the penalised
-        parameters."""
+        """Return the penalty terms [penalty, feature]: λ/2 times the sum of squares of the penalised parameters."""
         weights: list[Tensor] = [self.get_parameter(name) for name in self.penalised]
         l2 = torch.tensor(self.penalties, device=weights[0].device)
         return l2[:, None] / 2 * sum(weight.square().sum(tuple(range(2, weight.dim()))) for weight in weights)

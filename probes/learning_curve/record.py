@@ -134,9 +134,9 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
     Returns:
         The content of curve.json. `cells` contains a dict for each combination of `n` training questions and `k`
-        answers per question. It has the entries `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and
-        `n_base_rate`. `budgets` contains a dict for each budget. Its entries `best` and `runner_up` are the splits [n,
-        k] with the highest and second-highest AUROC, and `difference` is the difference between these AUROCs.
+        answers per question. Its entries are `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and
+        `n_base_rate`. `budgets` contains a dict for each budget. Its entries `best` and `runner_up` are the splits
+        [n, k] with the highest and second-highest AUROC, and `difference` is the difference between these AUROCs.
         `many_minus_few` is the difference in AUROC between the splits with the most and the fewest questions.
         `contrasts` compares the largest cell with two smaller cells. `masked` contains the reasons why cells are
         missing.

@@ -183,8 +183,7 @@ class ConfidenceProbe(ModelHubMixin):
         return ConfidentModel(self, hf_model, tokenizer)
 
     def save(self, folder: str | Path, card: str | None = None) -> Path:
-        """Write the probe to a folder, and return the folder. If `card` is None, the probe's own card is written to
-        README.md."""
+        """Write the probe to a folder, and return the folder. README.md contains `card`, or the probe's own card."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = probe_tensors(self.head, self.calibrator, self.prefixes, self.novelty)

@@ -125,7 +125,7 @@ def check_options(options: object, fields: Mapping[str, Field], prefix: str = ""
 
     Args:
         options: The object.
-        fields: Dict from attribute names to fields.
+        fields: Dict from attribute name to the condition on its value.
         prefix: Prefix of the options on the command line, such as ``"policy."``.
 
     Raises:

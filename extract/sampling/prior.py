@@ -192,7 +192,7 @@ def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
     """Yield the weights w(0), …, w(i) of the posterior after i = 1, …, n answers.
 
-    The module's docstring defines the weights. Here, they are scaled to a maximum of 1.
+    The module's docstring defines the weights. Here, the largest weight after each answer is scaled to 1.
     """
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))
@@ -231,8 +231,8 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
 
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 
-    where P(c) is the posterior probability that class c is right. The sum is over all classes that have occurred, and
-    one class that has not occurred yet.
+    where P(c) is the posterior probability that class c is right. The sum runs over all classes that have occurred and
+    one class for a right answer that has not occurred yet.
 
     Args:
         prior: Prior of the question.

@@ -48,7 +48,7 @@ class Decision(NamedTuple):
     """Decision of a rule, based on the answers to a question so far.
 
     Attributes:
-        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None otherwise.
+        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None if it continues.
         leader: Class of the leading answer.
         n_answers: Number of answers on which the decision is based. Later answers are ignored.
         evidence: Evidence of the rule after these answers.
@@ -182,7 +182,7 @@ def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float
 
 
 def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Whether each answer completes a window of `threshold` equal answers. Windows do not overlap."""
+    """For each answer, whether it completes a window of `threshold` equal answers. Windows do not overlap."""
     ends = np.arange(1, evidence.shape[1] + 1) % threshold == 0
     return ends & (evidence >= threshold)
 

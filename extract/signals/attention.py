@@ -127,8 +127,8 @@ def _rollout_arguments(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Te
 def attention_shares(products: Dots) -> dict[str, Tensor]:
     """Compute the share a of the attention output o in the sum s = h + o, where h is the residual stream.
 
-    The result is a dict from mix to a tensor [row, query] in [0, 1]. The share of the residual stream is 1 − a, which
-    is 50, 70 or 90 % for ``share_50``, ``share_70`` and ``share_90``. The other mixes are:
+    The result is a dict from mix to a tensor [row, query] in [0, 1]. For ``share_50``, ``share_70`` and ``share_90``,
+    the share of the residual stream, 1 − a, is 50, 70 or 90 %. The other mixes are:
 
     - ``norm``: a = ‖o‖ / (‖o‖ + ‖h‖).
     - ``cosine``: a = cos(o, s) / (cos(o, s) + cos(h, s)).
@@ -224,10 +224,10 @@ def rows_largest(
 
 
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:
-    """Compute the first `size` columns [row, query, mix, column] of the product of w A + (1 − w) I over layers.
+    """Compute the first `size` columns of a product of matrices, [row, query, mix, column].
 
-    The first layer is the rightmost factor. `layers` yields the lower triangular matrices A [row, query, query], and
-    `shares` contains the weights w [row, mix, query].
+    Each layer has the factor w A + (1 − w) I. The first layer's factor is the rightmost one. `layers` yields the lower
+    triangular matrices A [row, query, query], and `shares` contains the weights w [row, mix, query].
     """
     n_rows, n_mixes, n_queries = shares[0].shape
     width = min(size, n_queries)

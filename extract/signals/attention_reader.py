@@ -32,7 +32,7 @@ _ADDED = [
 
 
 class MixingCapture(Hooks):
-    """Hooks that compute dot products of the residual stream and the attention output for chosen tokens in each block.
+    """Hooks that compute dot products of each block's residual stream and attention output at chosen tokens.
 
     The residual stream h is the input of a block, and the block adds the attention output o to it.
 

@@ -33,7 +33,8 @@ class TokenFeatures:
         weights: Key of the token weights. None for unweighted pooling.
 
     Raises:
-        InputError: If a key does not support a pooling, or `weights` is used with a pooling that has no weighted form.
+        InputError: If a key does not support a pooling, or if `weights` is given for a pooling that has no weighted
+            form.
     """
 
     keys: tuple[str, ...]

@@ -38,7 +38,7 @@ def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[in
         n_answer: Number of answer tokens in each row.
 
     Raises:
-        InputError: If a position is outside the prompt at question scope, or outside the answer at sample scope.
+        InputError: If a token range is outside the prompt at question scope, or outside the answer at sample scope.
     """
     positions: list[list[range]] = []
     for name, place in POSITIONS[scope].items():

@@ -37,8 +37,7 @@ class AnswerLayer(DynamicLayer):
         self._buffers: tuple[Tensor, ...] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [row, head, new token, d_head], and return all keys and values, including the prefix.
-        """
+        """Append keys and values [row, head, new token, d_head], and return all of them, including the prefix."""
         if self._buffers is None:  # prompts are still being read
             super().update(key_states, value_states)
             self.handed_out = self._after_prefix()
@@ -125,7 +124,11 @@ class AnswerCache(DynamicCache):
         self._called, self._plain = set[int](), set[int]()
 
     def note_call(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
-        """XX"""
+        """Record whether a layer computes plain attention to its own keys and values.
+
+        This method is called while prompts are being read. Some architectures instead transform the cached keys, attend
+        to another layer's keys, or add their own bias.
+        """
         handed = getattr(self.layers[layer], "handed_out", None) if layer < len(self.layers) else None
         if kwargs.get("position_bias") is None:
             self._called.add(layer)
@@ -137,8 +140,8 @@ class AnswerCache(DynamicCache):
     def may_be_prefix(self) -> bool:
         """Whether the cached tokens can be the prefix of padded prompts.
 
-        The padding follows the prefix in the cache, so all layers must use only the mask and the position ids.
-        Architectures that bypass transformers' attention registry may also use cache indices.
+        The padding follows the prefix in the cache, so all layers must respect the mask. Only layers that use
+        transformers' attention registry are certain to do so.
         """
         return self._called == set(range(len(self.layers)))
 

@@ -78,8 +78,9 @@ class SharedLayer(DynamicLayer):
         self.prompts = keys, values
 
     def set_groups(self, groups: Sequence[Group], moves: Sequence[int | Sequence[Move]]) -> None:
-        """Copy the answers to new groups. Each entry of `moves` lists the rows of a group, or is the index of an old
-        group.
+        """Copy the answers to new groups.
+
+        Each entry of `moves` lists the rows of a new group, or is the index of an old group whose buffers are reused.
         """
         answers = list[Pair]()
         for group, of_group in zip(groups, moves, strict=True):

@@ -149,8 +149,8 @@ class PTrue(AskedTable):
 class PTrueAnswer(PTrue):
     """Shows each answer to the store's model and asks whether the answer is right.
 
-    If several answers to a question are identical, only one is read. Every answer still has its own row, with the full
-    token count.
+    If several answers to a question are identical, the model reads only one of them. Every answer still has its own
+    row, with the full token count.
     """
 
     template = "Is the proposed answer to the question correct? Reply with one word, Yes or No.\n\nQuestion: {question}"

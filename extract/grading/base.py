@@ -97,7 +97,7 @@ def from_decisions(
     rule: str,
     kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """Build a grader whose decisions are expensive. Each distinct answer to a question is graded only once.
+    """Build a grader whose decisions are expensive. It grades each distinct answer to a question only once.
 
     Args:
         parse: Function that takes a question and an answer without its reasoning, and returns the parsed answer or

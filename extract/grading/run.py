@@ -81,7 +81,7 @@ def _grading(store: Store, grader: Grader) -> Iterator[Callable[[SampleRange, Pr
 
 
 def _check_references(store: Store) -> None:
-    """Check that every question has references. Questions from an imported log can lack references."""
+    """Raise an error if a question has no references. Questions from an imported log can lack references."""
     table = store.questions.table
     lacking = table["question_id"].filter(pc.equal(pc.list_value_length(table["references"]), 0))
     if len(lacking):
@@ -92,7 +92,7 @@ def _check_references(store: Store) -> None:
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
-    """Count the undecided answers in `samples` that should be graded again."""
+    """Count the answers in `samples` whose grade is undecided and should be retried."""
     if not grader.may_decide_later:
         return 0
     n_unknown = int(store.grades.read(grader.name, samples)["right"].null_count)

@@ -107,7 +107,8 @@ class RayWorker(Worker):
     ) -> Iterator[Result]:
         """Process the items in actors. Each actor processes one block at a time. See `Worker.run`.
 
-        If an actor dies, Ray starts it again and repeats its block, so `start` must skip the files that exist.
+        If an actor dies, Ray starts it again and repeats its block. The function that `start` yields must therefore
+        skip existing files.
         """
         blocks: dict[int, list[Item]] = defaultdict(list)
         for item in items:

@@ -71,8 +71,8 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score has an AUROC, is not constant, and is defined for almost all answers. It must be
-        defined for at least 95 % as many answers as the most complete score in `rows`.
+        A row qualifies if its score has an AUROC, is not constant, and is defined for at least 95 % as many answers as
+        the most complete score in `rows`. If rows are tied, the first one is returned.
         """
         if not rows:
             return None
@@ -83,7 +83,9 @@ class Grid:
 
     @cached_property
     def chosen(self) -> int:
-        """Row of the best score. Scores that need several answers to a question are excluded.
+        """Row of the score with the highest validation AUROC.
+
+        Scores that need several answers to a question are excluded.
 
         Raises:
             InputError: If no score qualifies.

@@ -43,7 +43,10 @@ def grid_pictures(grid: Grid) -> dict[str, Figure]:
 
 
 def signal_rows(grid: Grid) -> list[Row]:
-    """Return the AUROCs of the unweighted scores, with one row per signal, position and layer (at most five layers)."""
+    """Return the AUROCs of the unweighted scores, one row per signal, position and layer.
+
+    At most five layers are used.
+    """
     keys_of: dict[tuple[str, str], dict[str, None]] = {}
     for name in grid.names:
         if not name.half:
@@ -141,7 +144,7 @@ def _heat_map(
 
 
 def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
-    """Split rows into as few panels as possible, with about equal heights. Blocks are kept together if they fit."""
+    """Split rows into as few panels of similar height as possible. Keep rows under one heading together if they fit."""
     height = _height(rows)
     most = -(-height // -(-height // most))  # balance the panels
     panels: list[list[Row]] = [[]]

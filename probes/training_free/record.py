@@ -33,10 +33,10 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
         seed: Seed for the resamples.
 
     Returns:
-        A record. ``chosen`` is the name of the chosen score. ``rows`` contains the metrics of all reported scores.
+        A record. ``chosen`` is the name of the best score. ``rows`` contains the metrics of all reported scores.
         ``tests`` compares the chosen score with other scores. ``groups`` contains the metrics of the chosen score for
-        each group of questions. ``grid`` and ``parts`` contain the numbers of scores, questions and answers. ``masked``
-        contains the reasons why signals are missing or have no chosen score.
+        each group of questions. ``grid`` contains the numbers of scores, and ``parts`` those of questions and answers.
+        ``masked`` is a dict from each signal that is missing or has no best score to the reason.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc
@@ -63,7 +63,7 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
 
 
 def _counts(grid: Grid, name: str) -> dict[str, int]:
-    """Count the questions and answers in the validation part or the test part."""
+    """Count the questions and answers in one part: the validation questions (`val`) or the test questions (`test`)."""
     part = grid.parts[name]
     return {
         "n_questions": part.n_questions,
@@ -76,7 +76,10 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
 
 
 def length_stratum(n_tokens: Tensor) -> Tensor:
-    """Return the length class [answer] of each answer. Within a class, lengths above 5 differ by less than 25 %."""
+    """Return each answer's length class [answer] as an integer.
+
+    Within a class, lengths above 5 differ by less than 25 %.
+    """
     return (n_tokens.clamp_min(1).double().log() / math.log(1.25) + 1e-9).floor().long()
 
 
@@ -181,7 +184,7 @@ class _Tested:
 
 
 def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
-    """Return the fraction of right–wrong pairs within the same stratum, or None if there are no pairs."""
+    """Return the fraction of right–wrong pairs whose answers are in the same stratum, or None if there are no pairs."""
     members = (stratum[scored.usable & (scored.right == grade)] for grade in (0, 1))
     wrong, right = (torch.bincount(strata, minlength=int(stratum.max()) + 1) for strata in members)
     n_pairs = int(wrong.sum()) * int(right.sum())

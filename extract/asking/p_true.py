@@ -127,7 +127,7 @@ class PTrue(AskedTable):
         return asking_prompt({**self.store.identity["policy"], "model": self.model}, self.template)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, the prompt and the minimum mass."""
+        """Return the model, the prompt and `LEAST_MASS` as JSON values."""
         return {"model": self.model, "prompt": self.prompt.record(), "least_mass": LEAST_MASS}
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""Perplexity of texts under a causal language model, with overlapping windows for texts longer than the context."""
+"""Perplexity of texts under a causal language model. Long texts are read in overlapping windows."""
 
 import csv
 from collections.abc import Iterator, Sequence

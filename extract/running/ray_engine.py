@@ -36,8 +36,8 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
     Args:
         engine: ``"local"`` or ``"ray"``.
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
-        per_process: Maps the name of each option that the Ray engine does not support to its value (None if unset). The
-            engine does not support these options because its actors do not see each other's answers.
+        per_process: Options that the Ray engine does not support, because its actors do not see each other's answers.
+            Maps the name of each option to its value, or to None if the option is unset.
 
     Raises:
         InputError: If an option in `per_process` is set, or if `actors` is passed without the Ray engine.
@@ -232,7 +232,7 @@ class _Actor:
 
 
 def _call(function: Callable[[], Any], folder: str) -> Any:
-    """Call a function in the driver's folder, where relative paths are valid. Return its result or expected error."""
+    """Call a function in the driver's folder, and return its result. An expected error is returned, not raised."""
     try:
         os.chdir(folder)
         return function()

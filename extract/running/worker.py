@@ -127,7 +127,7 @@ class Worker:
                 pass
 
     def _waits_for(self, path: Path) -> bool:
-        """Whether the lock file `path` is locked by a worker of another run that can process the same blocks."""
+        """Whether another run holds the lock `path` and may process some of this worker's blocks."""
         # workers can share blocks if they have the same rank, or if their runs have different numbers of workers
         names = re.fullmatch(r"\.writer-([0-9]+)-of-([0-9]+)\.lock", path.name)
         if names is None or (int(names[2]) == self.count and int(names[1]) != self.rank):

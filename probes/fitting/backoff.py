@@ -33,7 +33,7 @@ MOST_BYTES = 96 * 2**20
 
 
 def fit_novelty(module: ProbeModule) -> Novelty:
-    """Fit the novelty and the back-off of a fitted probe on the training and validation rows.
+    """Fit the novelty and the back-off of a probe to the rows of the training and validation splits.
 
     If the probe was trained on prefixes of answers, the rows include these prefixes. If the features of all rows take
     more than `MOST_BYTES` bytes, only evenly spaced rows are used.

@@ -73,7 +73,7 @@ def passes(
     Args:
         column, target: See `logistic`.
         outside: [fit, row] bool mask of the rows of each fit.
-        centre: [fit, d] mean, relative to the reference of the column.
+        centre: [fit, d] mean minus `column.reference`.
         inverse: [fit, d] 1 / scale.
         l2: [penalty] penalties.
     """

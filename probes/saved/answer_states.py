@@ -16,7 +16,7 @@ class AnswerStates:
     """Hidden states of one layer at the tokens after the prompt, collected as the model reads these tokens.
 
     Attributes:
-        tokens: Token ids of each step, [row, token] int64.
+        tokens: Token ids that the model reads in each step, [row, token] int64.
         states: Hidden states of these tokens, [row, token, d_model].
     """
 

@@ -85,7 +85,7 @@ class ConfidenceProbe(ModelHubMixin):
         return hidden + ([] if self.pooled is None else self.pooled.signals)
 
     def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor | Ragged:
-        """Assemble the head's features on the CPU from tensors indexed by signal name and key.
+        """Assemble the head's features on the CPU. `read` maps signal names and keys to tensors.
 
         The features have shape [row, d_model]. If the probe reads `hidden_tokens`, they are ragged, with shape
         [row, token, d_model].

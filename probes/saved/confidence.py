@@ -228,7 +228,7 @@ class ConfidentModel:
         if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
             raise InputError(
                 "Expected `prompts` to be a string, a chat (list of messages), token ids, or a list of these, but got "
-                f"{type(prompts).__name__}. Pass the `input_ids` from a tokenizer, or a single message in a list."
+                f"{type(prompts).__name__}. Pass the `input_ids` from a tokenizer. Put a single message in a list."
             )
         prompts = list(prompts)
         if not prompts:
@@ -256,8 +256,8 @@ class ConfidentModel:
         texts = [answers] if isinstance(answers, str) else list(answers or ())
         if len(texts) != n_questions:
             raise InputError(
-                f"Expected `answers` to contain one answer per question, but got {len(texts)} for {n_questions} "
-                "questions. This probe reads answers. Pass the model's own answers."
+                f"Expected `answers` to contain one answer per question, but got {len(texts)} answers to "
+                f"{n_questions} questions. This probe reads answers. For each question, pass an answer by the model."
             )
         return [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 

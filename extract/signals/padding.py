@@ -33,7 +33,7 @@ class Padded:
 
     @cached_property
     def ascending(self) -> tuple[Tensor, Tensor]:
-        """Values in ascending order and their token indices, [..., row, token] each, with padding last."""
+        """Values in ascending order, and their token indices, [..., row, token] each. Padding comes last."""
         return self.u.masked_fill(~self.there, torch.inf).sort(dim=-1)
 
     @cached_property

@@ -39,7 +39,7 @@ def _top(rows: Padded, percent: int) -> Tensor:
 
 
 def _quantile(rows: Padded, percent: int) -> Tensor:
-    """Quantile of each row's values with linear interpolation, as in `torch.quantile`."""
+    """Quantile of each row's values, linearly interpolated as in `torch.quantile`."""
     place = percent / 100 * (rows.n - 1)
     below = place.floor().long()
     low, high = rows.at(below), rows.at(torch.minimum(below + 1, rows.n - 1))
@@ -169,7 +169,7 @@ PEAKS = (
 
 
 def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | None = None) -> dict[str, Tensor]:
-    """Compute features of the shape of each row's entropy curve, for a logistic regression.
+    """Compute features that describe the shape of each row's entropy curve. A logistic regression can use them.
 
     A peak is a token whose entropy exceeds `threshold`. A critical token is a peak whose weight exceeds the mean weight
     of the row. Counts are returned as log(1 + count). They grow with the number of tokens n, so log n is a feature too.

@@ -55,10 +55,9 @@ def fill(
         unit: Unit of the rows, for example ``"answers"``.
         items: Items to process, for example shards.
         n_rows: Function that returns the number of rows in an item.
-        start: Function that prepares a process, for example by loading a model. It yields a function that processes an
-            item: it writes the item's file and reports rows and tokens to the progress bar. With the Ray engine,
-            `start` is pickled, and an item can be processed twice. The yielded function should therefore skip existing
-            files.
+        start: Function that prepares a process, for example by loading a model. It yields a second function, which
+            writes the file of an item and reports rows and tokens to the progress bar. With the Ray engine, `start` is
+            pickled, and an item can be processed twice. The second function should therefore skip existing files.
         worker: The worker. Its number is added to the label.
     """
     bar = partial(Progress, f"{label}{worker.label}", sum(map(n_rows, items)), unit)
@@ -74,7 +73,7 @@ def _one_by_one(
 
 
 def is_written(check: Callable[[], object]) -> bool:
-    """Whether `check` runs without raising `Damaged`. `check` tests whether a file exists and is intact."""
+    """Whether a file exists and is intact. Otherwise, `check` raises `Damaged`."""
     with suppress(Damaged):
         check()
         return True

@@ -18,7 +18,7 @@ def copy_known(
     layers: dict[str, list[int] | None],
     settings: Mapping[str, dict[str, Any]],
 ) -> dict[Shard, list[str]]:
-    """Copy missing question signals into a store. The sources are stores that differ only in temperature.
+    """Copy missing question signals into a store. The sources are stores that differ from it only in temperature.
 
     Args:
         store: The store.
@@ -50,7 +50,7 @@ def copy_known(
 
 
 def same_but_temperature(store: Store) -> list[Store]:
-    """Return the stores next to `store` with the same `reader`, and the same identity except for the temperature."""
+    """Return the stores next to `store` whose `reader` and identity are the same, except for the temperature."""
     found = []
     for folder in member_stores(store.path.absolute().parent):
         with suppress(InputError):  # skip stores that cannot be opened

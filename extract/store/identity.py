@@ -133,7 +133,7 @@ def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
-    """Read a record. Return the SHA-256 of the store's identity that it contains, and its content."""
+    """Read a record of a store. Return the identity's SHA-256 and the content of the record."""
     form, key = _RECORDS[file.name]
     try:
         if not is_inside(file, file.parent):

@@ -36,7 +36,7 @@ def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> li
         InputError: If identities differ, files are damaged, or the same samples have different answers.
     """
     if not others:
-        raise InputError("Expected `others` to contain at least one store, but it is empty. Pass --others '[A,B]'.")
+        raise InputError("Expected `others` to contain at least one store, but it is empty. Example: --others '[A,B]'.")
     worker, merged = worker or Worker.from_environment(), {}
     for folder, other in _pairs(Path(store), [Path(name) for name in others]):
         merged[folder] = _merge_into(folder, Store.open(other), worker)

@@ -186,7 +186,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 
 
 def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | None:
-    """Find the signal and key of the influence to show. By default, return None if the usual influence was not read."""
+    """Find the signal and key of the influence to show, or return None if the default influence was not read."""
     prefix, _, name = (influence or INFLUENCE).rpartition("/")
     weights, signals = signals_of("sample", weights=True), store.signals
     complete = [signal for signal in weights if signal in signals.names() and not signals.missing(signal, "sample")]

@@ -106,7 +106,7 @@ def _shortened(text: str, longest: int) -> str:
 
 
 def drawable(text: str) -> str:
-    """Replace each character that none of the available fonts contains by `\ufffd`."""
+    """Replace each character that is in none of the available fonts by `\ufffd`."""
     return "".join(letter if letter == "\n" or ord(letter) in _letters() else "\ufffd" for letter in text)
 
 

@@ -46,7 +46,7 @@ class OutOfFold:
     notes: list[str] = field(default_factory=list)
 
     def add(self, scope: Scope, name: str, rows: Tensor, values: Tensor) -> None:
-        """Store a method's confidences for the given rows of the question table or the answer table."""
+        """Save a method's confidences for the given rows of the question table or the answer table."""
         n_rows = len(self.fold) if scope == "question" else len(self.data.table.answers.question)
         empty = torch.full((n_rows,), torch.nan, dtype=torch.float64)
         self.of_scope(scope).setdefault(name, empty)[rows] = values.double()

@@ -189,13 +189,13 @@ def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) ->
 
 
 def _rows_of(group: QuestionSet) -> Batch:
-    """Return the rows of a question set."""
+    """Return the features and grades of a question set."""
     every = group.data.every()
     return every.take(torch.isin(every.question, group.questions).nonzero()[:, 0])
 
 
 def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
-    """Score a question set with a probe, without back-off."""
+    """Compute a probe's confidences for a question set. Back-off is not used."""
     batch = _rows_of(group)
     return Scored(module.predict(batch.features).double(), batch.right, batch.known)
 
@@ -215,7 +215,7 @@ def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, numb
 
 
 def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Scored:
-    """Compute out-of-fold confidences for a question set."""
+    """Compute a probe's out-of-fold confidences for a question set."""
     parts = []
     for number, rows in enumerate(folds(own.data.table, own.questions, n_folds, seed, LEAST_VALIDATION)):
         train = torch.cat([rows["train"], rows["val"]]).sort().values

@@ -41,7 +41,7 @@ def number(expected: str, holds: Callable[[float], bool]) -> Field:
 
 
 def or_null(field: Field) -> Field:
-    """Field for null or any value that satisfies `field`."""
+    """Field for null, or for any value that satisfies `field`."""
     return Field(f"null, or {field.expected}", lambda value: value is None or field.holds(value))
 
 

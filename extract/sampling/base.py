@@ -92,10 +92,11 @@ class Sampler(Protocol):
     def draw(
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
-        """Draw samples for the given questions of a block, and append them to the answer logs of their ranges.
+        """Draw samples for some questions of a block, and append them to answer logs.
 
         Args:
-            ranges: Dict from temperature to a store and a range of its samples. Each range contains `samples`.
+            ranges: Dict from temperature to a store and a range of its samples. Each range contains `samples` and has
+                an answer log.
             question_ids: Ids of the questions.
             samples: Indices of the samples to draw.
             progress: Progress bar that counts the answers.
@@ -104,7 +105,7 @@ class Sampler(Protocol):
             Dict from temperature to the rows of the samples table. Questions that a server rejected have no rows.
 
         Raises:
-            InputError: If some samples could not be drawn, or the sampler cannot stop early.
+            InputError: If some samples could not be drawn, or if the sampler cannot stop early.
         """
         raise InputError(
             f"Expected a sampler that can stop early, but {type(self).__name__} has no method `draw`. Omit --stop."

@@ -185,7 +185,7 @@ def fit_concentration(
 
 
 def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -> float:
-    """Minimise a function of log x for x within `bounds`, and return x."""
+    """Return the x within `bounds` that minimises a function of log x."""
     return float(np.exp(minimize_scalar(loss, bounds=np.log(bounds), method="bounded").x))
 
 
@@ -227,7 +227,7 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
 
 
 def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDArray[np.float64]:
-    r"""Compute the expected gain in accuracy from a vote over the whole budget, relative to stopping now.
+    r"""Compute by how much a vote over the whole budget is expected to be more accurate than a vote now.
 
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 

@@ -177,7 +177,7 @@ class _Rounds:
                 self._texts[row["question_id"], row["sample"], temperature] = row["text"]
 
     def _draw(self, draw: Draw, ids: Sequence[str], first: int, progress: Progress) -> None:
-        """Draw a round of answers to the given questions, beginning with the sample index `first`."""
+        """Draw one round of answers to the given questions. Its first sample index is `first`."""
         once = [t for t in self._stores if t == 0 and len(self._stores) > 1]
         for temperatures, n in (([t for t in self._stores if t not in once], self._stopping.per_round), (once, 1)):
             ranges = {

@@ -67,7 +67,7 @@ class MixingCapture(Hooks):
         return self
 
     def finish(self) -> list[Dots]:
-        """Return each layer's dot products [row, query], and ignore later passes until `index` is set again."""
+        """Return each layer's dot products [row, query]. Later passes are ignored until `index` is set again."""
         if self._checked != self._dots.keys():
             raise self._refusal()
         products, self.index, self._dots = [self._dots[layer] for layer in sorted(self._dots)], None, {}

@@ -211,7 +211,7 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
-    """Compute the column field, which divides attention to a key by the number of queries that see the key.
+    """Compute the column field. It divides the attention to a key by the number of queries that see this key.
 
     A key at place j is seen by T − j queries. T is `n_tokens` for the alignment `token`, and `n_tokens` − 1 for `emit`.
 

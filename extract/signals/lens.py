@@ -1,4 +1,4 @@
-"""Logit lens: token distributions of all layers, computed in chunks with the model's final norm and head."""
+"""Logit lens: token distributions of all layers. They are computed in chunks with the model's final norm and head."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -108,7 +108,7 @@ class LensReader(Hooks):
         self._spans, self._index = spans, spans.drawn_at(self._model.device)
 
     def finish(self, last_hidden_state: Tensor, tokens: Tensor | None) -> Lens:
-        """Compute the lens of the most recent pass. Later passes are ignored until `start` is called again.
+        """Compute the statistics of the most recent pass. Later passes are ignored until `start` is called again.
 
         Args:
             last_hidden_state: Output of the decoder, [row, token, d_model].

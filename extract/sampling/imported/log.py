@@ -76,7 +76,7 @@ def grade_of(score: object, answer: str | None) -> Grade:
 
 
 def grader_name(*parts: str) -> str:
-    """Join the names of a tool and a score into the name of a grader.
+    """Make a grader name from the names of a tool and a score.
 
     >>> grader_name("inspect", "my scorer/accuracy")
     'inspect_my-scorer-accuracy'
@@ -124,7 +124,7 @@ def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Pa
         path: Path of the log, for error messages.
 
     Raises:
-        InputError: If there are no questions, or a question has no text or is invalid for its kind.
+        InputError: If there are no questions, or if a question has no text or is invalid for its kind.
     """
     found = []
     for question in questions:

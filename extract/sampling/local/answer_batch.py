@@ -53,7 +53,7 @@ class Rows(NamedTuple):
         return type(self)(*(tensor[rows] for tensor in self))
 
     def joined(self, others: Self) -> Self:
-        """Return these rows, followed by others."""
+        """Return these rows, followed by the rows of `others`."""
         return type(self)(*map(torch.cat, zip(self, others, strict=True)))
 
 
@@ -102,7 +102,7 @@ class AnswerBatch:
         self._rows, self._logits = rows, logits
 
     def draw(self) -> tuple[int, int]:
-        """Draw the next token of each answer. Returns the number of tokens and the number of answers that have ended.
+        """Draw the next token of each answer. Returns the numbers of drawn tokens and of answers that have just ended.
 
         Raises:
             InputError: If a logit is NaN.

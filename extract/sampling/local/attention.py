@@ -35,7 +35,7 @@ class Part(NamedTuple):
     """Unnormalised attention to a part of the tokens, in float32.
 
     Attributes:
-        values: [..., query, d_head] sum of the values, weighted by exp(score − top).
+        values: [..., query, d_head] sum of the value vectors, weighted by exp(score − top).
         top: [..., query, 1] reference score: either the largest score, or the logarithm of the sum of exp(score).
         total: [..., query, 1] sum of exp(score − top).
     """

@@ -51,7 +51,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Drawn(NamedTuple):
-    """One token per row: `tokens` [row] int64, and `logprobs` [row] float32 in nats at temperature 1."""
+    """One token per row. `tokens` is [row] int64. `logprobs` is [row] float32, in nats at temperature 1."""
 
     tokens: Tensor
     logprobs: Tensor
@@ -118,9 +118,10 @@ def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Find the first token [row] at which the cumulative share of `weights` [row, vocab] exceeds `uniforms` [row].
+    """Find the first token at which the cumulative sum of the normalised weights exceeds a uniform random number.
 
-    Tokens with weight 0 are never drawn. For speed, only one chunk of the vocabulary is summed token by token.
+    `weights` has shape [row, vocab], and `uniforms` and the result have shape [row]. Tokens with weight 0 are never
+    drawn. For speed, only one chunk of the vocabulary is summed token by token.
     """
     if n_missing := -weights.shape[-1] % _CHUNK:
         weights = torch.nn.functional.pad(weights, (0, n_missing))

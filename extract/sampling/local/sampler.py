@@ -129,7 +129,7 @@ class _Drawer:
         self._sampler = TokenSampler(model, tokenizer, decoding, options.max_rows)
 
     def complete(self, stores: Mapping[float, Store], samples: SampleRange, progress: Progress) -> None:
-        """Write a range of samples at all temperatures. Answers logged by a run with early stopping are kept."""
+        """Write a range of samples at all temperatures. Answers that an earlier run has logged are kept."""
         questions, rows = next(iter(stores.values())).questions.block(samples), dict[tuple[float, str, int], Row]()
         for temperature, store in stores.items():
             if store.samples.log_file(samples).is_file():
@@ -160,7 +160,7 @@ class _Drawer:
         progress: Progress,
         keep: bool,
     ) -> dict[float, list[Row]]:
-        """Draw samples for the given questions of a block. If `keep` is True, later calls reuse the read prompts."""
+        """Draw samples for some questions of a block. If `keep` is True, later calls don't read the prompts again."""
         from extract.running.memory import retry_with_smaller_batch
 
         sampler, ids = self._sampler, [question.id for question in block if question.id in question_ids]

@@ -105,7 +105,7 @@ class SharedLayer(DynamicLayer):
 
 
 class SharedCache(DynamicCache):
-    """Cache of answers that attend to one copy of the common prefix, to one copy of each prompt, and to themselves.
+    """Cache of answers. It contains one copy of the common prefix, one copy of each prompt, and all answers.
 
     Rows are ordered by the length of their answers, longest first, and divided into groups of similar length. Attention
     is computed for one group at a time, so that short answers are not padded to the length of the longest one.
@@ -185,7 +185,7 @@ class SharedCache(DynamicCache):
         return len(move.rows) == n_rows == group.rows.stop - group.rows.start and group.width < group.capacity
 
     def _group(self, rows: slice, lengths: Sequence[int]) -> Group:
-        """Create a group for answers of the given lengths, longest first."""
+        """Create a group for answers. `lengths` are their lengths in descending order."""
         longest = lengths[0]
         capacity, bias = longest + max(_FREE_TOKENS, int(longest * _FREE_SHARE)), None
         if lengths[-1] < longest:

@@ -97,7 +97,7 @@ class TokenSampler:
             Dict from temperature to answers. Answers are ordered by question, then by sample.
 
         Raises:
-            InputError: If the model can't read a prompt, or a logit is NaN.
+            InputError: If the model can't read a prompt, or if a logit is NaN.
         """
         check_prompts(self.model, prompts, self.decoding.max_new_tokens)
         rows = rows_of(temperatures, samples)
@@ -173,7 +173,7 @@ class TokenSampler:
     def _new_rows(
         self, answers: Tensor, question_ids: Sequence[str], prompts: Sequence[Sequence[int]], rows: Sequence[Row]
     ) -> Rows:
-        """Create the state of answers before the first token is drawn."""
+        """Create the state of answers that have no tokens yet."""
         pairs = [(i // len(rows), rows[i % len(rows)]) for i in answers.tolist()]
         keys = np.array([question_key(self.decoding.seed, question_ids[i]) for i, _ in pairs], dtype=np.uint64)
         samples = np.array([row.sample for _, row in pairs], dtype=np.uint64)

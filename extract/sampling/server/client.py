@@ -32,7 +32,7 @@ _GO_ON = "A budget applies to one run. Run the same command again to continue."
 
 
 class Unanswered(Exception):
-    """Raised if all attempts at a request failed or the client was stopped. The message is a one-line reason."""
+    """Raised if all attempts at a request failed, or if the client was stopped. The message is a one-line reason."""
 
 
 class BudgetSpent(Exception):
@@ -121,7 +121,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         given_up: Last failure of the request that most recently failed in all attempts. None if no request has.
 
     Raises:
-        InputError: If a required package is not installed or the API key is invalid.
+        InputError: If a required package is not installed, or if the API key is invalid.
     """
 
     def __init__(self, server: Server, model: str, spending: Spending, known_as: Collection[str | None] = ()) -> None:
@@ -149,7 +149,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         """Send a request and return the reply. Transient failures (429, 5xx, timeouts, broken replies) are retried.
 
         Raises:
-            Unanswered: If all attempts failed or `stop` was called.
+            Unanswered: If all attempts failed, or if `stop` was called.
             BudgetSpent: If another attempt could exceed a budget.
             RejectedRequest: If the server rejects this request.
             InputError: If the API key is rejected, if the model is unknown, if another model replies, or if no server

@@ -117,7 +117,7 @@ async def try_server(
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
-    """Run coroutines concurrently and return their results. After an error, cancel and await the other coroutines."""
+    """Run coroutines concurrently and return their results. After an error, the other coroutines are cancelled."""
     tasks = [asyncio.ensure_future(part) for part in work]
     try:
         return await asyncio.gather(*tasks)

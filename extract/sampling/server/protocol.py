@@ -246,7 +246,7 @@ def _dict(given: Any) -> dict[str, Any]:
 
 
 def _count(given: Any) -> int | None:
-    """Return a value if it is a count that fits into an int32 column, and None otherwise. Booleans are not counts."""
+    """Return a value if it is a count that fits into an int32 column. Otherwise, return None."""
     return given if type(given) is int and 0 <= given < 2**31 else None
 
 

@@ -19,7 +19,7 @@ def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange]
     begun by an earlier run keep all their samples, including samples with indices of `k` or more.
 
     Raises:
-        InputError: If an answer log shares samples with a finished range or another log.
+        InputError: If an answer log shares samples with a finished range or with another log.
     """
     ranges = unfinished_ranges(store, k, damaged, worker)
     begun = {*damaged, *logged_ranges(store)}

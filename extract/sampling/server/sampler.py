@@ -59,8 +59,8 @@ class ServerSampler(Sampler):
         """Request the missing samples of one store after another.
 
         Raises:
-            InputError: If the server can't be used as configured, a budget is spent, or requests remain unanswered.
-                Received answers are kept.
+            InputError: If the server can't be used with these options, if a budget is spent, or if requests remain
+                unanswered. Received answers are kept.
         """
         for temperature, store in stores.items():
             if len(stores) > 1:

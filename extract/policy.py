@@ -52,7 +52,7 @@ class Decoding:
         return grid(self.temperature) if isinstance(self.temperature, str) else (self.temperature,)
 
     def at(self, temperature: float) -> Self:
-        """Return a copy with a single temperature."""
+        """Return a copy with the given temperature."""
         return replace(self, temperature=temperature)
 
     def record(self) -> dict[str, Any]:

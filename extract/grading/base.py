@@ -44,7 +44,7 @@ class Grader:
 
     Attributes:
         name: Name of the grader, and of the folder that contains its grades.
-        rule: Description of the rule, stored with the grades.
+        rule: Description of the rule. It is stored with the grades.
         running: Function that returns a context manager. The context manager sets up the grader's resources and yields
             a function that grades answers.
         kinds: Kinds of questions for which this grader is the default.

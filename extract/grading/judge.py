@@ -55,7 +55,7 @@ class Judge:
 
     @property
     def rule(self) -> str:
-        """Description of everything that affects the verdicts, stored with the grades."""
+        """Description of everything that affects the verdicts. It is stored with the grades."""
         extra = f", with {self.server.extra_body}" if self.server.extra_body else ""
         return (
             f"Right when the model {self.model!r}, at temperature 0 and with at most {self.max_tokens} tokens{extra}, "

@@ -55,8 +55,8 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
 class Algebra:
     """Compares expressions with math-verify in a separate process.
 
-    The process starts on first use and restarts after a failure. It ends with the ``with`` block or the parent process.
-    Instances are thread-safe.
+    The process starts on first use and restarts after a failure. It stops when the ``with`` block or the parent process
+    ends. Instances are thread-safe.
 
     Args:
         seconds: Time limit per answer.

@@ -67,7 +67,7 @@ def encode_item(
 
 
 def first_token(tokenizer: Any) -> list[int]:
-    """Return the token before a text that has no prompt: the BOS token, or the EOS token if there is no BOS token.
+    """Return the token to put before a text that has no prompt: the BOS token, or the EOS token if there is none.
 
     Raises:
         InputError: If the tokenizer has neither.

@@ -1,7 +1,7 @@
 """The Ray engine: actors on one or several machines process the blocks of a store. Ray restarts actors that die.
 
 The environment variable RAY_ADDRESS selects an existing cluster. If it is not set, a cluster is started on this
-machine. This cluster ends with the process that started it.
+machine. It stops when the process that started it ends.
 """
 
 import os

@@ -131,7 +131,7 @@ def fit_backoff(
 
 
 def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, share: Tensor) -> Tensor:
-    r"""Return the weight of the base rate that minimises the penalised squared error on held-out rows.
+    r"""Minimise the penalised squared error on held-out rows over the weight w of the base rate, and return w.
 
     .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
 

@@ -185,7 +185,7 @@ class ConfidentModel:
         return stream(self, question, backoff, options)
 
     def _arguments(self, inputs: Prompts, options: Mapping[str, Any]) -> tuple[list[list[int]], dict[str, Any]]:
-        """Encode the inputs of `generate`. Returns their token ids and the arguments of transformers' `generate`.
+        """Encode the inputs. Returns their token ids and the arguments for transformers' `generate`.
 
         Raises:
             InputError: If the inputs are empty or right-padded, or the probe was detached.

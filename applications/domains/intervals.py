@@ -34,7 +34,7 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
         s^2 = \frac{\sum_c \sum_{i \in c} (x_i - \bar x_c)^2}{N - K}, \quad
         \bar x_c \pm t_{N-K,\, 1 - \alpha/(2K)} \, s / \sqrt n
 
-    Here, N is the number of questions in all clusters, and α is 0.05. The Bonferroni correction for K clusters makes the
+    N is the number of questions in all clusters, and α is 0.05. The Bonferroni correction for K clusters makes the
     intervals simultaneous. Clusters with fewer than 10 questions have no interval and are not counted in K and N. There
     are no intervals if the pooled variance is 0.
 

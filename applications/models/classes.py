@@ -110,8 +110,8 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
         - `classes`: Name, number of questions and metrics of each class.
         - `macro`: Macro averages of the metrics.
         - `n_averaged`: Number of classes in each macro average.
-        - `confusion`: Confusion matrix [class, class + 1]. Each row contains the sum of `shares` over the questions with
-          this right class.
+        - `confusion`: Confusion matrix [class, class + 1]. Row i contains the sum of `shares` over the questions whose
+          right class is i.
     """
     n, n_classes = len(shares), len(classes.names)
     actual = np.eye(n_classes)[:, classes.truth]

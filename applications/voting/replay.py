@@ -12,9 +12,9 @@ from extract.sampling.stopping import Answers, StoppingRule
 
 
 class Outcome(NamedTuple):
-    """Means over random orders of the answers.
+    """Results of a rule, averaged over random orders of the answers.
 
-    Arrays have shape [threshold], or [threshold, question] for several questions.
+    Arrays have the shape [threshold], or [threshold, question] for several questions.
 
     Attributes:
         accuracy: Fraction of orders in which the decision is right.

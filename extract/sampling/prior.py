@@ -1,4 +1,4 @@
-r"""Bayesian model of the answers to a question, with a prior that is based on a confidence.
+r"""Bayesian model of the answers to a question. Its prior is based on the confidence of a probe.
 
 Let p be the proportion of right answers to a question whose calibrated confidence is f. The prior of p is
 

@@ -109,7 +109,7 @@ def _over_heads(
 def _score_chunks(
     query: Tensor, key: Tensor, mask: Tensor | None, places: Places, scaling: float | None, softcap: float | None
 ) -> Iterator[tuple[slice, Tensor, int, Iterator[Tensor]]]:
-    """Yield the scores of causal attention for chunks of the queries at `places`.
+    """Yield the scores of the queries at `places`, one chunk of queries at a time.
 
     Yields:
         - The slice of queries.
@@ -156,7 +156,7 @@ def _score_chunks(
 
 
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Determine which of the first `n_keys` keys the queries in `part` can see.
+    """Determine which keys each query in `part` can see. Only the first `n_keys` keys are considered.
 
     Returns:
         - The number of keys that each query sees, [row, query] int64.

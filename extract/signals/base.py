@@ -57,7 +57,7 @@ class TokenSpans:
         return pad_sequence(list(values.cpu().split(self.n_tokens)), batch_first=True, padding_value=torch.nan)
 
     def query_index(self, last: bool) -> Tensor:
-        """Return the indices of the distributions from which the answer's tokens were drawn, [row, query] int64.
+        """Return the indices of the distributions from which the answers' tokens were drawn, [row, query] int64.
 
         If `last` is True, the index of the last token is appended. Rows with fewer tokens are padded with indices past
         their end.
@@ -160,7 +160,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Pass:
-    """Result of a forward pass over a batch of questions or answers, with the data that the signals need.
+    """Result of a forward pass over a batch of questions or answers. It contains the data that the signals need.
 
     Attributes:
         model: The model.

@@ -86,7 +86,7 @@ def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> N
     if (values["sample"] is None) != (first["sample"] is None):
         raise InputError(
             f"Expected `sample` to be in all lines or in none, but {where} and the first line differ. Add it to all "
-            "lines, or remove it."
+            "lines, or remove it from all lines."
         )
 
 

@@ -107,8 +107,8 @@ async def try_server(
     ):
         if budget is not None and budget < cost:
             raise InputError(
-                f"Expected `server.budget_{name}` to be at least {cost}, the maximum that the preflight can use, but "
-                f"got {budget}. Nothing was sent. Pass a larger budget."
+                f"Expected `server.budget_{name}` to be at least {cost}, which is enough for the preflight, but got "
+                f"{budget}. Nothing was sent. Pass a larger budget."
             )
     found, pairs = Preflight(spending), zip(server.urls, requests.values(), strict=False)
     replies = await _all(_try_url(replace(server, url=url), model, asked, found) for url, asked in pairs)

@@ -66,9 +66,10 @@ class Estimate:
 
     Attributes:
         cells: Comparison for each reference and metric.
-        tested: Values [prompt] of each metric for the tested system.
-        references: Values [prompt] of each metric for the references, by name and temperature.
-        mismatch_rate: 95 % upper limit of the tested system's mismatch rate. None if its outputs for a prompt differ.
+        tested: Dict from each metric to its values [prompt] for the tested system.
+        references: Values [prompt] for the references, by name, temperature and metric.
+        mismatch_rate: 95 % upper limit of the tested system's mismatch rate; None if any outputs for the same prompt
+            differ.
         limits: Dict from each reference to the highest temperature at which its mismatch rate is at most
             `mismatch_rate`. See `temperature_limit`. Empty if `mismatch_rate` is None.
         recovery: Dict from each reference to the estimated temperatures [resample, temperature] of its held-out
@@ -150,12 +151,12 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of one half of a reference's outputs by comparing it with the other half.
+    """Treat half of a reference's outputs as the tested system, and estimate its temperatures from the other half.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.
         limit: Maximum number of tokens per output.
-        n: Number of outputs for which MEMF is computed.
+        n: Number of outputs for which the maximum exact match fraction (MEMF) is computed.
         weights: [resample, prompt] weights of the prompts, which sum to 1.
 
     Returns:

@@ -87,7 +87,7 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 
 
 def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
-    """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF of a system.
+    """Return the 95 % upper limit of a system's mean mismatch rate, 1 − maximum exact match fraction (MEMF).
 
     All of the system's outputs for a prompt must be equal.
 

@@ -118,7 +118,7 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 
 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
-    """Return the upper limit of the temperature, or None if the outputs for a prompt differ.
+    """Return the upper limit of the temperature, or None if any outputs for the same prompt differ.
 
     The limit is the maximum over the references. If `inclusive` is false, the background temperature is below the
     limit, which is then the lowest nonzero temperature of a grid.

@@ -114,8 +114,8 @@ class Metric:
     Attributes:
         label: Name in tables and pictures.
         compute: Function of three arguments: the outputs for a prompt, the token limit, and the number of outputs for
-            MEMF.
-        rises: Whether the metric increases with temperature. A decreasing metric is 1 if all outputs are identical.
+            `max_exact_match`.
+        rises: Whether the metric increases with temperature. A metric that decreases is 1 if all outputs are identical.
         authors: Name in the table of Messina and Scotta, or None if they do not use the metric.
     """
 
@@ -142,7 +142,8 @@ def measure(outputs: Sequence[Counted], limit: int, n: int) -> dict[str, NDArray
     Args:
         outputs: [prompt] outputs, at least two for each prompt.
         limit: Maximum number of tokens per output.
-        n: Number of outputs for which MEMF is computed, the same for all systems in a comparison.
+        n: Number of outputs for which the maximum exact match fraction (MEMF) is computed. It must be the same for all
+            systems in a comparison.
 
     Returns:
         Dict from the names in `METRICS` to values [prompt] float64.

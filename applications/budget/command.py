@@ -23,9 +23,9 @@ def budget(
 ) -> Path:
     """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
-    Several allocations are compared. They are uniform, or based on the base rates of question groups, on confidences,
-    or on half of the grades (oracle). All are also compared online, where no more answers to a question are drawn after
-    its first right answer.
+    The allocations are uniform, or based on the base rates of the question groups, on confidences, or on half of the
+    grades (oracle). Some are also compared online: after the first right answer to a question, no more answers to it
+    are drawn.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

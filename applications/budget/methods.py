@@ -42,7 +42,10 @@ class Setting(NamedTuple):
     online: bool = False
 
     def limit(self, fold: NDArray[np.int64]) -> float:
-        """Return the largest mean budget that can be spent in every fold. `fold` [question] is each question's fold."""
+        """Return the largest mean number of answers per question that can be drawn in every fold.
+
+        `fold` [question] is the index of each question's fold.
+        """
         parts = [(self.right[fold == number], self.known[fold == number]) for number in np.unique(fold)]
         return min(mean_cost(*part) if self.online else float(part[1].mean()) for part in parts)
 

@@ -33,8 +33,8 @@ def find_probe(
     If `probe` is a Hub id, the files are downloaded first. See `snapshot_download` for the other arguments.
 
     Raises:
-        InputError: If there is no such folder or repository, a file is missing, a file links to another folder, or
-            `token` is a string.
+        InputError: If there is no such folder or repository, a required file is missing, a file links to another
+            folder, or `token` is a string.
     """
     if isinstance(token, str):  # it could become part of a message
         raise InputError(

@@ -37,7 +37,7 @@ class Confidences(NamedTuple):
 
 
 class Broader(nn.Module):
-    """Linear probe that was trained on the training rows and on the questions of other stores.
+    """Linear probe that was trained on the saved probe's training rows and on questions of other stores.
 
     Args:
         n_features: Width of the features.
@@ -59,7 +59,10 @@ class Broader(nn.Module):
         self.known = Distance(n_hidden, rank)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return confidences [row] for features [row, n_features], and their weights [row] in the mixture."""
+        """Return this probe's confidences [row], and their weights [row] in the mixture.
+
+        `features` has shape [row, n_features].
+        """
         confidence, distance = (features @ self.weight + self.bias).sigmoid(), self.known.distance(features)
         near, far = self.known.quantiles[[self.NEAR, self.FAR]]
         return confidence, self.share * ((far - distance) / (far - near).clamp_min(TINY)).clamp(0, 1)

@@ -20,8 +20,7 @@ class PromptStarts:
     """Key/value caches of prompt starts.
 
     A start consists of the tokens before the question, either in the probe's prompt template or in the chat template.
-
-    A start is read when it is first needed. If the model's cache can't be shared between prompts, there are no starts.
+    It is read when it is first needed. If the model's cache can't be shared between prompts, there are no starts.
 
     Args:
         model: The transformers model.

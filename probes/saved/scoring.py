@@ -88,7 +88,7 @@ def score(
             progress(len(batch), 0)
     if len(finished) > n_asked:
         raise InputError(
-            f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but there are only "
+            f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but it has only "
             f"{n_asked}. Pass another --out."
         )
     if not n_asked:

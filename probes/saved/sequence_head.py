@@ -1,11 +1,12 @@
 """Heads that read the hidden states of all tokens of an answer and pool a few numbers per token into one score.
 
-The pooling functions are also used in training, where the axes `...` contain several candidate heads. They take
+Each pooling function takes
 
 - `numbers` [row, token, ..., number] float32, padded with finite values, and
 - `there` [row, token] bool, a mask that is True for tokens and False for padding,
 
-and return pooled numbers [row, ...], which do not depend on the padding. Results for rows without tokens are arbitrary.
+and returns pooled numbers [row, ...], which do not depend on the padding. Results for rows without tokens are
+arbitrary. In training, the axes `...` contain several candidate heads.
 """
 
 from abc import abstractmethod
@@ -37,11 +38,12 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
 
 
 def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
-    r"""Sum the maxima over tokens of the even numbers h and the minima of the odd numbers h (MultiMax).
+    r"""Take the maximum over the tokens for each even index h and the minimum for each odd h, and sum them.
 
     .. math:: \sum_h \pm \max_t (\pm v_{ht})
 
-    Because of the minima, a single token can also lower the score. See the module docstring for the arguments.
+    This is the pooling of MultiMax probes. Because of the minima, a single token can also lower the score. See the
+    module docstring for the arguments.
     """
     sign = torch.ones_like(numbers[0, 0, ...])
     sign[..., 1::2] = -1
@@ -134,7 +136,7 @@ class MultiMaxHead(SequenceHead):
 
     Args:
         d_model: Width of the hidden states.
-        n_heads: Number of values per token. Half of them are pooled by their maximum, and the others by their minimum.
+        n_heads: Number of values per token. Values with even indices are pooled by maximum, and the others by minimum.
     """
 
     kind = "multimax"

@@ -154,7 +154,7 @@ class Engine:
         return job
 
     def counts(self) -> dict[str, float]:
-        """Return counts since the start, by name.
+        """Return the counts of requests, passes, rows and tokens by name.
 
         `queued` is the current number of waiting requests, and `running` is the number of requests in progress.
         `n_requests` counts accepted requests, and `n_rejected` counts requests refused with `QueueFull`. `n_passes`
@@ -224,8 +224,8 @@ class Engine:
         """Wait for requests, and take them from the queues.
 
         Returns:
-            The answers that join the batch, or None if the engine was closed. Requests to score questions are passed to
-            the scorer.
+            The requests whose answers join the batch, or None if the engine was closed. Requests for scores are passed
+            to the scorer instead.
         """
         with self._changed:
             self._running = [job for job in self._running if not job.has_ended]

@@ -203,6 +203,6 @@ class _Exchange:
         return distances
 
     def chunks(self, orders: Tensor) -> Iterator[Tensor]:
-        """Yield the distances for many draws in chunks, with NaN replaced by 0."""
+        """Yield the `distances` of many draws in chunks. NaN is replaced by 0."""
         for order in orders.split(self._step):
             yield self.distances(order).nan_to_num_(0.0)

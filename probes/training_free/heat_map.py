@@ -1,4 +1,4 @@
-"""Heat maps of AUROCs on the validation questions, by signal and pooling, and of the effect of token weights."""
+"""Heat maps of validation AUROCs by signal and pooling. A second heat map shows the effect of token weights."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -45,7 +45,7 @@ def grid_pictures(grid: Grid) -> dict[str, Figure]:
 def signal_rows(grid: Grid) -> list[Row]:
     """Return the AUROCs of the unweighted scores, one row per signal, position and layer.
 
-    At most five layers are used.
+    At most five layers are shown for each signal and position.
     """
     keys_of: dict[tuple[str, str], dict[str, None]] = {}
     for name in grid.names:

@@ -29,14 +29,14 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
 
     Args:
         grid: Grid of scores.
-        n_resamples: Number of resamples for each interval. P-values use five times as many.
+        n_resamples: Number of resamples for each interval. Each p-value uses five times as many.
         seed: Seed for the resamples.
 
     Returns:
         A record. ``chosen`` is the name of the best score. ``rows`` contains the metrics of all reported scores.
         ``tests`` compares the chosen score with other scores. ``groups`` contains the metrics of the chosen score for
-        each group of questions. ``grid`` contains the numbers of scores, and ``parts`` those of questions and answers.
-        ``masked`` is a dict from each signal that is missing or has no best score to the reason.
+        each group of questions. ``grid`` contains numbers of scores, and ``parts`` contains numbers of questions and
+        answers. ``masked`` maps each signal or family without a reported score to the reason.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc

@@ -34,9 +34,9 @@ class Certified(NamedTuple):
     """Result of `certify`.
 
     Attributes:
-        threshold: The loosest certified threshold; None if no threshold is certified.
+        threshold: The lowest certified threshold; None if no threshold is certified.
         n_kept: Number of questions at or above the threshold.
-        first: The strictest tested threshold.
+        first: The highest tested threshold.
     """
 
     threshold: float | None
@@ -81,19 +81,19 @@ def oracle_coverage(losses: Array, risk: float) -> float:
 def certify(
     confidence: Array, losses: Array, risk: float, level: float = 0.9, seed: int = 0, test: str = "betting"
 ) -> Certified:
-    """Find the loosest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
+    """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
     The risk of the returned threshold exceeds `risk` with a probability of at most 1 − `level`.
 
-    The method is fixed-sequence testing with several starts. Each sequence in `STARTS` tests thresholds from strict to
-    loose, and ends at the first hypothesis that is not rejected. It starts at the strictest threshold that keeps at
-    least the fraction of questions given in `STARTS`, and at least twice `n_needed` questions.
+    The method is fixed-sequence testing with several starts. Each sequence in `STARTS` tests thresholds in descending
+    order, and ends at the first hypothesis that is not rejected. It starts at the highest threshold that keeps at least
+    the fraction of questions given in `STARTS`, and at least twice `n_needed` questions.
 
     Args:
         confidence: [question] confidences f. A question with the confidence NaN is never answered.
         losses: [question] losses ℓ in [0, 1].
         risk: Requested risk, between 0 and 1.
-        level: Requested probability, between 0 and 1.
+        level: Probability with which the guarantee holds, between 0 and 1.
         seed: Seed of the order in which the questions are tested.
         test: Name of the test, see `TESTS`.
     """

@@ -140,7 +140,7 @@ def threshold_record(
         - `coverage`: Coverage at the threshold with its interval; None without a threshold.
         - `n_kept`: Number of questions at or above the threshold.
         - `measured_risk`: Measured risk at the threshold (at `first` if there is no threshold), with its interval.
-        - `first`: The strictest tested threshold.
+        - `first`: The highest tested threshold.
         - `hoeffding`: Coverage at the threshold that Hoeffding's test certifies.
         - `n_least`: Number of questions at or above `first`.
         - `lowest`: Result of `lowest_risk` for `n_least`.
@@ -191,7 +191,7 @@ def risk_coverage(confidence: Array, losses: Array, n_resamples: int, seed: int)
 
 
 def _mean_of_kept(losses: Array, is_kept: NDArray[np.bool_]) -> Any:
-    """Return the mean loss of the kept questions as a function of the resampling weights."""
+    """Return a function that computes the mean loss of the kept questions with resampling weights."""
     above, below = torch.from_numpy(losses * is_kept), torch.from_numpy(is_kept.astype(np.float64))
     return lambda weights: (weights @ above) / (weights @ below)
 

@@ -108,7 +108,10 @@ def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, se
 
 
 def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
-    """Return the gain in accuracy over routing equally many random questions, as a function of resampling weights."""
+    """Return a function that computes the gain in accuracy over random routing, with resampling weights.
+
+    Random routing sends the same number of questions to the strong store.
+    """
     routed, cheap, strong, accuracy = (
         torch.from_numpy(np.asarray(values, np.float64))
         for values in (is_routed, pair.cheap, pair.strong, pair.accuracy(is_routed))

@@ -48,7 +48,7 @@ def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: 
 
     Args:
         embeddings: [question, d_model] embeddings.
-        n_clusters: Number of clusters. If it is None, it is chosen by `stability` and `choose_number`.
+        n_clusters: Number of clusters. If it is None, `choose_number` chooses a number by its `stability`.
         seed: Seed of the splits and of the initial centres.
 
     Raises:

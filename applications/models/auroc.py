@@ -58,7 +58,9 @@ def auroc_of(score: Tensor, right: Tensor, question: Tensor, n_questions: int) -
 def auroc_of_counts(
     confidence: NDArray[np.float64], right: NDArray[np.int64], known: NDArray[np.int64]
 ) -> Auroc | None:
-    """Compute the AUROC of confidences on all graded answers, as `auroc_of`. A question's answers share its confidence.
+    """Compute the AUROC of confidences on all graded answers. All answers to a question have the same confidence.
+
+    Returns None in the same cases as `auroc_of`.
 
     Args:
         confidence: [question] confidences.

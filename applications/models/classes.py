@@ -139,9 +139,9 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return the mean over classes of Σ `above` / Σ `below`, as a function of resampling weights.
+    """Return a function that computes the mean over classes of Σ `above` / Σ `below`, with resampling weights.
 
-    Both have the shape [class, question], and Σ is over questions. Classes with Σ `below` = 0 are left out.
+    Both have the shape [class, question]. The sums are over questions. Classes with Σ `below` = 0 are left out.
     """
     numerators, denominators = torch.from_numpy(above), torch.from_numpy(below)
 

@@ -39,7 +39,7 @@ def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
 
 
 def best_single(passed: Tensor, first: Tensor) -> WeightedMetric:
-    """Return the pass rate at the best single temperature, as a function of resampling weights.
+    """Return a function that computes the pass rate at the best single temperature with resampling weights.
 
     On each half of the questions, the temperature with the highest pass rate is chosen. It is evaluated on the other
     half. The choice is repeated in each resample.

@@ -36,7 +36,8 @@ def budget_record(
         store: The store.
         table: Question table of the store.
         confidences: Confidences [row] of the questions in the table, by name; NaN if missing.
-        budgets: Mean numbers of answers per question. The default is all `BUDGETS` up to the available answers.
+        budgets: Mean numbers of answers per question. The default is all `BUDGETS` for which there are enough
+            answers.
         n_resamples: Number of resamples for each interval.
         seed: Seed of the folds and resamples.
 
@@ -124,7 +125,7 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
 def _interval(values: Tensor) -> Interval | None:
     """Return the first value, and the 95 % percentile interval of the other values, which come from resamples.
 
-    The result is None if the first value, or more than a tenth of the other values, are not finite.
+    Returns None if the first value is not finite, or if more than a tenth of the other values are not finite.
     """
     # With 40 questions, these intervals cover the expected difference in 92–96 % of simulations (BCa: 83–88 %).
     resampled = values[1:][values[1:].isfinite()]

@@ -38,7 +38,9 @@ def error_records(
     n_resamples: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Score predictions of Pass@K for individual questions. They come from confidences and from three baselines.
+    """Score predictions of Pass@K for individual questions, from confidences and from three baselines.
+
+    The baselines are:
 
     - `base_rate`: The confidence is the mean accuracy on the other questions.
     - `mean_pass_at_k`: The prediction is the mean Pass@K of the other questions.

@@ -1,4 +1,7 @@
-"""Pass rates for the same number of answers, either split over temperatures or all at one temperature."""
+"""Pass rates for the same number of answers, either split over temperatures or all at one temperature.
+
+The pass rate is the mean over questions of the probability that at least one of these answers is right.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -160,7 +160,7 @@ def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
 
 @contextmanager
 def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Iterator[None]:
-    """Delete the files of a run if an error occurs."""
+    """Delete the files of a run if the `with` block raises one of the `errors`."""
     try:
         yield
     except errors:
@@ -240,7 +240,7 @@ def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers:
 
 @contextmanager
 def closing_wandb() -> Iterator[None]:
-    """Finish the W&B run, and mark the run as failed if an error occurs."""
+    """Finish the W&B run. Mark it as failed if the `with` block raises an error."""
     try:
         yield
     except BaseException:

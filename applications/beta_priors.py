@@ -24,7 +24,8 @@ def concentration(mean: Array, right: NDArray[np.int64], known: NDArray[np.int64
         known: [question] numbers of graded answers.
 
     Returns:
-        κ between 0.001 and 10,000, or None if no question has a mean in (0, 1) and at least two graded answers.
+        κ, limited to the range from 0.001 to 10,000. None if no question has both a mean in (0, 1) and at least two
+        graded answers.
     """
     used = (mean > 0) & (mean < 1) & (known >= 2)
     return fit_concentration(mean[used], right[used], known[used], _RANGE) if used.any() else None
@@ -50,9 +51,9 @@ def beta_priors(
 
 
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
-    """Return the base rate [question] of each question: its group's mean accuracy in the other folds.
+    """Return a base rate [question] for each question: its group's mean accuracy in the folds without the question.
 
-    If the group does not occur in the other folds, the base rate is the mean accuracy of all questions in these folds.
+    If the group does not occur in these folds, the base rate is the mean accuracy of all their questions.
     """
     group = np.unique(groups, return_inverse=True)[1]
     rates = np.empty(len(accuracy))

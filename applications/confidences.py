@@ -56,7 +56,7 @@ def named_confidences(sources: Sequence[str], store: Store, reserved: Sequence[s
     """Read the confidences [question] of each source. The keys of the result are the names from `confidence_name`.
 
     Raises:
-        InputError: If a source cannot be read, two sources have the same name, or a name is `reserved`.
+        InputError: If a source cannot be read, two sources have the same name, or a name is in `reserved`.
     """
     names = [confidence_name(source) for source in sources]
     if len({*names, *reserved}) < len(names) + len(reserved):
@@ -82,7 +82,7 @@ def confidence_name(source: str) -> str:
 
 
 def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
-    """Compute the confidences of a saved probe, without back-off, from the signals in the store."""
+    """Compute the confidences of a saved probe from the signals in the store."""
     probe = load_probe(folder)
     if probe.reads_answers:
         raise InputError(

@@ -27,12 +27,12 @@ def estimate(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: i
 
 
 def mean_of(values: NDArray[np.float64]) -> WeightedMetric:
-    """Return the mean of values [question] as a function of the resampling weights."""
+    """Return a function that computes the mean of values [question] with resampling weights."""
     return lambda weights: mean(torch.from_numpy(values), weights)
 
 
 def mean_over_groups(values: NDArray[np.float64], group: Tensor) -> WeightedMetric:
-    """Return the mean of the group means of values [question], as a function of the resampling weights.
+    """Return a function that computes the mean of the group means of values [question] with resampling weights.
 
     `group` [question] int64 is the index of each question's group. Groups without questions in a resample are left out.
     """

@@ -1,4 +1,4 @@
-"""Paired comparison of two systems on the same units: intervals of the mean difference, tests and sample sizes.
+"""Compare two systems on the same units: the mean difference with its intervals, tests and sample sizes.
 
 A unit is a question, or a fact with several questions. The difference of a unit is a − b, where a and b are the
 accuracies of the two systems.

@@ -27,9 +27,10 @@ OF_ANSWERS = ("last_answer", "mean_answer", "first_answer")
 class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
-    A vector signal such as `hidden` gives one feature per layer and position. The values of the token signals form one
-    vector, which is appended to each of these features. Without a vector signal, this vector is the only feature.
-    `hidden_tokens` gives one feature per layer, with one vector per token in each row.
+    - A vector signal such as `hidden` gives one feature per layer and position.
+    - The values of all token signals form one vector. It is appended to each of these features. If there is no vector
+      signal, it is the only feature.
+    - `hidden_tokens` gives one feature per layer. In each row, it has one vector per token.
 
     Args:
         scope: Whether a row is a question or an answer.
@@ -39,8 +40,8 @@ class FeatureSpec:
         n_tokens: [row] int64 number of content tokens of each answer. `read` sets it if `prefixes` is true.
 
     Raises:
-        InputError: If a signal cannot be joined or pooled, if `pooling` or `weights` is passed without a token signal,
-            if `prefixes` is true but the features are not hidden states of answers, or if `in_memory` is false but the
+        InputError: If a signal cannot be joined or pooled. If `pooling` or `weights` is passed without a token signal.
+            If `prefixes` is true but the features are not hidden states of answers. If `in_memory` is false but the
             features are not one vector per row.
     """
 
@@ -116,7 +117,7 @@ class FeatureSpec:
         return [*(PREFIXES.values() if self.prefixes else ()), 1.0]
 
     def _read_prefixes(self, store: Store) -> tuple[Tensor | TokenStates, list[str]]:
-        """Read the features of the prefixes. Returns the features and their names. See `read`."""
+        """Read the features of the prefixes of answers. Returns the features and their names, as in `read`."""
         known = ("answer_tokens",) if self._of_tokens else OF_ANSWERS
         positions = self.positions or known[:1]
         if unknown := [position for position in positions if position not in known]:
@@ -136,7 +137,7 @@ class FeatureSpec:
     def read(
         self, store: Store, n_rows: int
     ) -> tuple[Tensor | TokenStates | StreamedFeatures, list[str], TokenFeatures | None]:
-        """Read the features of `n_rows` rows from a store into one tensor. If `in_memory` is false, read no vectors.
+        """Read the features of a store with `n_rows` rows. If `in_memory` is false, vectors stay in the store's files.
 
         If `prefixes` is true, the result contains all rows once per fraction, in the order of `fractions`.
 
@@ -206,9 +207,9 @@ def choose_keys(
     layers: Sequence[int] | None,
     option: str = "positions",
 ) -> list[str]:
-    """Return the keys ``layer/position`` of a signal at the given positions and layers (None for all).
+    """Return the keys ``layer/position`` of a signal at the given positions and layers. None stands for all.
 
-    `option` is the name of `positions` in error messages.
+    Error messages call `positions` by the name `option`.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

@@ -131,7 +131,7 @@ class FeatureDataModule(L.LightningDataModule):
 
         Raises:
             InputError: If `load` fails, if there are fewer than 10 validation questions, if all test answers have the
-            same grade, or if all other answers have the same grade.
+                same grade, or if all other answers have the same grade.
         """
         if self._batches:
             return
@@ -214,7 +214,7 @@ class FeatureDataModule(L.LightningDataModule):
         return right / known
 
     def batch(self, *splits: str, prefixes: bool = False) -> Batch:
-        """Return all rows of one or more splits. If `prefixes` is true, prefixes of answers are included."""
+        """Return all rows of one or more splits. Rows for prefixes of answers are included if `prefixes` is true."""
         first, *more = (self._batches[split] for split in splits)
         batch = Batch.cat([first, *more]) if more else first
         return batch if prefixes or not self.feature_spec.prefixes else batch.take(batch.fraction == 1)
@@ -237,7 +237,7 @@ class FeatureDataModule(L.LightningDataModule):
         return torch.tensor(fold)[place]
 
     def use_split(self, questions: Mapping[str, Sequence[int]]) -> None:
-        """Replace the splits (for cross-validation). `questions` maps each split to rows of the question table."""
+        """Replace the splits, for cross-validation. `questions` maps a split's name to rows of the question table."""
         every = self.every(prefixes=True)
         self.question_rows = {split: torch.tensor(list(rows), dtype=torch.int64) for split, rows in questions.items()}
         every = every._replace(target=self._target()[every.row])
@@ -279,7 +279,7 @@ class FeatureDataModule(L.LightningDataModule):
         return Batches(self.batch(split, prefixes=split != "test").to(device), self.batch_size, shuffle, read)
 
     def train_dataloader(self) -> Batches:
-        """Return the shuffled training batches. Streamed features are read for gradient descent only."""
+        """Return the shuffled training batches. Streamed features are read only for probes with gradient descent."""
         module = None if self.trainer is None else self.trainer.lightning_module
         return self._loader("train", shuffle=True, read=module is None or module.automatic_optimization)
 

@@ -31,7 +31,7 @@ class FeatureFiles:
         signal: Name of the signal.
         keys: Key of each feature.
         shards: Shards of the store, in row order.
-        starts: Index of the first row in each shard, followed by the number of rows.
+        starts: Index of the first row in each shard, followed by the total number of rows.
         width: Width of the vectors.
         numbers: [row, number] float32 values that are appended to the vectors of a row.
     """
@@ -117,7 +117,7 @@ class StreamedFeatures:
 
         Args:
             features: Indices of the features.
-            function: Function from places and features to results [row, …]. See `chunks`.
+            function: Function of places and features, as in `chunks`. It returns results [row, …].
         """
         found = torch.empty(0)
         for places, values in self.chunks(features, function):
@@ -133,8 +133,8 @@ class StreamedFeatures:
 
         Args:
             features: Indices of the features.
-            function: Function of the places of a chunk's rows ([row] int64 indices into `rows`) and the features of
-                these rows, [row, feature, d_model] float32. It is called in threads and without gradients.
+            function: Function of the places and the features of a chunk's rows. Places are indices into `rows`, [row]
+                int64. Features are [row, feature, d_model] float32. It is called in threads and without gradients.
 
         Yields:
             The places and the result of each chunk.
@@ -158,7 +158,7 @@ class StreamedFeatures:
 
 
 def in_order(function: Callable[[Any], Any], items: Iterable[Any], n_workers: int) -> Iterator[Any]:
-    """Call a function in threads and yield the results in order. At most `n_workers` + 1 results are held in memory."""
+    """Apply a function to items in threads, and yield the results in order. At most `n_workers` + 1 are in memory."""
     with ThreadPoolExecutor(n_workers) as pool:
         waiting: deque[Future[Any]] = deque()
         for item in items:

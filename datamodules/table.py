@@ -84,9 +84,9 @@ class AnswerTable:
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
-        """For each question, return the rows of its answers that were not rejected.
+        """For each question, return the rows of its answers, without rejected answers.
 
-        If `included` [row] is passed, only the rows in this mask are returned.
+        If the mask `included` [row] is passed, all other rows are left out too.
         """
         rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
@@ -108,8 +108,8 @@ class QuestionTable:
             are none.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Dict from the name of a model-based baseline of questions to its table. The columns are `value` (in
-            [0, 1] or null), `prompt_tokens` and `completion_tokens`. Baselines with missing values are left out.
+        asked: Tables of the model-based baselines of questions, by name. The columns are `value` (in [0, 1] or null),
+            `prompt_tokens` and `completion_tokens`. Baselines that are not computed for all questions are left out.
     """
 
     ids: list[str]
@@ -154,7 +154,7 @@ class QuestionTable:
 
 
 def load_table(store: Store, grader: str | None = None) -> QuestionTable:
-    """Read a store's questions and samples with the grades of one grader (by default, the store's only grader).
+    """Read a store's questions and samples with the grades of one grader. The default is the store's only grader.
 
     Raises:
         InputError: If there are no grades, if `grader` is None but there are several graders, if a sample has no grade,
@@ -239,7 +239,7 @@ def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[st
 
 
 def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
-    """Compute the negative log-likelihoods in `AnswerTable`. Rows in the mask `ended` exclude the last token."""
+    """Compute the likelihood columns of `AnswerTable`. The last token of rows in the mask `ended` is left out."""
     n_tokens = pc.list_value_length(logprobs).fill_null(0).to_numpy()
     ended = ended & (n_tokens > 0)
     values = np.delete(pc.list_flatten(logprobs).to_numpy().astype(np.float64), n_tokens.cumsum()[ended] - 1)

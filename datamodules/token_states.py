@@ -63,7 +63,7 @@ class TokenStates:
         return Ragged(self.values[index[1]][self._places()].float(), self.offsets)
 
     def prefixes(self, fractions: Sequence[float]) -> Self:
-        """For each fraction q, return the first ⌈q n⌉ tokens of every row, where n is the row's number of tokens.
+        """Return prefixes of all rows. For a fraction q, a row with n tokens gives its first ⌈q n⌉ tokens.
 
         The prefixes are ordered by fraction, then by row. No states are copied.
         """
@@ -97,7 +97,7 @@ class TokenStates:
         return torch.arange(int(self.n_tokens.sum()), device=self.device) + shift.repeat_interleave(self.n_tokens)
 
     def finite(self) -> Tensor:
-        """Return whether each row has tokens and all its states are finite, [row] bool."""
+        """Return a mask [row] of the rows that have tokens and only finite states."""
         bad = sum((~one.isfinite()).any(1).long() for one in self.values)
         total = torch.cat([self.first.new_zeros(1), torch.as_tensor(bad).cumsum(0)])
         return (self.n_tokens > 0) & (total[self.first + self.n_tokens] == total[self.first])

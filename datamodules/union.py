@@ -1,4 +1,4 @@
-"""Questions of several stores, to train a probe on all of them or to fit a broader probe."""
+"""Combine the questions of several stores, so that a probe can be trained on all of them."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -46,12 +46,12 @@ class UnionDataModule(FeatureDataModule):
 
 
 def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
-    """Return the rows of all broader stores of a datamodule, with the group and the question id of each row.
+    """Return the rows of all stores in `data.broader`, with the group and the question id of each row.
 
-    Group names contain the path of the store. A reworded question has the same id as the original question.
+    Group names contain the path of the store. A reworded question gets the id of the original question.
 
-    Questions of the test split and their rewordings are left out. The answers are graded by the grader of `data`, or by
-    the store's only grader if the store lacks that grader.
+    Test questions of `data` and their rewordings are left out. The grades are from the grader of `data`. If a store has
+    no such grades, they are from the store's only grader.
 
     Raises:
         InputError: If a store differs from the store of `data` in the model or the features, or if no rows remain.
@@ -100,7 +100,7 @@ def check_features(first: FeatureDataModule, other: FeatureDataModule, option: s
 
 
 def _concatenated(tables: Sequence[tuple[str, QuestionTable]]) -> QuestionTable:
-    """Concatenate the question tables of several stores, given by name. Texts and model-based baselines are lost."""
+    """Concatenate question tables, given as pairs (group, table). Texts and model-based baselines are lost."""
     starts = np.cumsum([0, *(len(table.ids) for _, table in tables)])
     answers = [
         replace(table.answers, question=table.answers.question + start)

@@ -110,8 +110,8 @@ def make_store(
     Args:
         store: Folder of the store.
         recipe: Recipe of the store.
-        grader: Name of the grader. By default, the first grader with grades in the store, or the default of `grade` if
-            the store has no grades.
+        grader: Name of the grader. By default, the first grader whose grades are in the store. If the store has no
+            grades, the default of `grade`.
         signals: Names of the signals.
         scope: Whether to read the signals from the questions or from their answers.
 

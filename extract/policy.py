@@ -52,7 +52,7 @@ class Decoding:
         return grid(self.temperature) if isinstance(self.temperature, str) else (self.temperature,)
 
     def at(self, temperature: float) -> Self:
-        """Return a copy with a single temperature."""
+        """Return a copy with the given temperature."""
         return replace(self, temperature=temperature)
 
     def record(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class KnownDecoding:
-    """Decoding options from a log. Options that are missing from the log are None. See `Decoding`."""
+    """Decoding options that were read from a log. Missing options are None. `Decoding` describes the options."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -149,7 +149,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Identity:
-    """Settings that identify a store. They exclude k, the device, the batch size and the number of workers."""
+    """Settings that identify a store. k, the device, the batch size and the number of workers are not among them."""
 
     policy: Policy
     questions: str

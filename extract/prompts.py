@@ -81,7 +81,9 @@ class PromptTemplate:
         return record
 
     def messages(self, prompt: str | Sequence[dict[str, str]]) -> list[dict[str, str]]:
-        """Return a prompt as chat messages: system message, examples, question. A chat prompt is returned unchanged.
+        """Return the chat messages of a prompt: system message, examples, question.
+
+        A prompt that is already a chat is returned unchanged.
 
         >>> [one["content"] for one in PromptTemplate("Q: {question}", examples=(("1 + 1?", "2"),)).messages("1 + 2?")]
         ['Q: 1 + 1?', '2', 'Q: 1 + 2?']
@@ -96,8 +98,8 @@ class PromptTemplate:
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
         r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        Blank lines separate the examples and the question. If the template and every example fit on one line, as with
-        the template `cloze`, single line breaks separate them.
+        The examples and the question are separated by blank lines. They are separated by single line breaks if the
+        template and each example have only one line, as for the template `cloze`.
 
         Raises:
             InputError: If the prompt is a chat.

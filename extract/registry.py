@@ -45,7 +45,9 @@ def import_object(place: str) -> Any:
 
 
 def fill_names(**registries: Iterable[str]) -> Callable[[Function], Function]:
-    """Decorator that replaces ``{keyword}`` in a docstring, and thus in help texts, with the names in a registry.
+    """Decorator that replaces each ``{keyword}`` in a docstring with the names in a registry.
+
+    Help texts are built from docstrings, so they also contain the names.
 
     >>> @fill_names(graders={"short": 1, "exact": 2})
     ... def grade(grader):

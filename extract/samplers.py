@@ -20,8 +20,8 @@ class Declaration:
         weights: Whether the model's weights are available. If not, a store records only the model's name, and reading
             signals requires a local copy of the model.
         end_token: Whether the tokens of an answer include the end token, or the token that completed a stop string.
-        nullable: Columns of the samples that can be null: a subset of `reasoning`, `token_ids`, `logprobs`, `n_tokens`
-            and `prompt_tokens`. If empty, samples are stored in the compact schema.
+        nullable: Columns of the samples table that can be null, a subset of `reasoning`, `token_ids`, `logprobs`,
+            `n_tokens` and `prompt_tokens`. If no column can be null, samples are stored in the compact schema.
         complete_policy: Whether all decoding options are known. If not, unknown options are null in a store's identity.
     """
 

@@ -41,7 +41,7 @@ def number(expected: str, holds: Callable[[float], bool]) -> Field:
 
 
 def or_null(field: Field) -> Field:
-    """Field for null or any value that satisfies `field`."""
+    """Field for null, or for any value that satisfies `field`."""
     return Field(f"null, or {field.expected}", lambda value: value is None or field.holds(value))
 
 
@@ -125,7 +125,7 @@ def check_options(options: object, fields: Mapping[str, Field], prefix: str = ""
 
     Args:
         options: The object.
-        fields: Dict from attribute names to fields.
+        fields: Dict from attribute name to the condition on its value.
         prefix: Prefix of the options on the command line, such as ``"policy."``.
 
     Raises:

@@ -68,7 +68,7 @@ def valid_text(text: str) -> str:
 
 
 def normalize(text: str, case_sensitive: bool = False) -> str:
-    """Return the words of a text without accents or punctuation. By default, they are in lower case.
+    """Return a text without accents and punctuation. By default, it is converted to lower case.
 
     >>> normalize("It's São Paulo, in the U.S. of -3.5!")
     'it sao paulo in the us of -3.5'
@@ -96,7 +96,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
 def contains_answer(
     text: str, references: Iterable[str], case_sensitive: bool = False, rivals: Iterable[str] = ()
 ) -> bool:
-    """Whether a text contains a reference as whole words, before any rival. All texts are normalised.
+    """Whether a reference occurs in a text as whole words, and no rival occurs before it. All texts are normalised.
 
     Args:
         text: Text to search.

@@ -8,8 +8,8 @@ class Attention(MultiHeadProbe):
     """Attention probe with several heads and a position bias, as in EleutherAI's attention-probes.
 
     Each head computes an attention logit and a value for each token. The output of a head is the mean of the values,
-    weighted by the softmax of the logits. The score is the sum of the outputs of all heads. If all logits are 0, the
-    probe is a linear probe on `mean_answer`.
+    weighted by the softmax of the logits. The score is the sum of the outputs of all heads. If all logits are 0, this
+    is the score of a linear probe on the mean of the token states (`mean_answer`).
 
     Args:
         n_heads, lr, l2, calibrator: See `MultiHeadProbe`.

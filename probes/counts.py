@@ -34,7 +34,7 @@ class Counts(Descent):
         self.bias = nn.Parameter(torch.zeros(len(self.penalties), n_features, n_classes))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Create parameters for the classes that the checkpoint contains."""
+        """Create parameters for as many classes as in the checkpoint."""
         self._n_classes = checkpoint["state_dict"]["bias"].shape[2]
         super().on_load_checkpoint(checkpoint)
 
@@ -61,7 +61,7 @@ class Counts(Descent):
 def count_labels(target: Tensor, n_classes: int) -> Tensor:
     """Convert accuracies p̂ [row] to soft labels [row, class].
 
-    Each soft label is a distribution over the classes with mean p̂ (n_classes − 1).
+    Each soft label is a probability distribution over the classes 0 to K, where K = n_classes − 1. Its mean is p̂ K.
 
     >>> count_labels(torch.tensor([0.0, 0.75, 1.0]), 3)
     tensor([[1.0000, 0.0000, 0.0000],

@@ -102,7 +102,10 @@ class Latent(Descent):
         )
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create identical parameters for all candidates of a feature, and buffers for the best weights so far."""
+        """Create the parameters of all candidates, and buffers for the best weights of each candidate so far.
+
+        Candidates that read the same feature have the same initial parameters.
+        """
         n = len(self.penalties)
         weights = initial_weights(n_features, d_model, self.hidden, self.components)
         weights["log_shared"] = torch.full((n_features, 1, self.components), -math.log(self.components))
@@ -157,7 +160,10 @@ class Latent(Descent):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Restore the best weights, choose and calibrate a candidate, and warn if its spread has collapsed."""
+        """Restore the best weights, then choose and calibrate a candidate.
+
+        A warning is shown if the spread that the candidate predicts has collapsed (see `collapse`).
+        """
         batch = self.data.batch("val").to(self.device)
         features = self.standardised(batch.features)
         self._keep_best(self.candidate_scores(features), batch)

@@ -19,7 +19,11 @@ class LayerAverage(Ridge):
     name = "layer_average"
 
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
-        """Return one input per feature, and one input per position that contains the upper half of the layers."""
+        """Return the indices of the features in each input.
+
+        Each feature is an input that is scored but cannot be chosen. For each position, another input contains the
+        features of the upper half of the layers.
+        """
         of_position: dict[str, list[int]] = {}
         for feature, name in enumerate(names):
             of_position.setdefault(name.partition("/")[2], []).append(feature)

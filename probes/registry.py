@@ -83,7 +83,7 @@ PROBES = Registry(
 
 
 def chosen_option(chosen: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the name and value of the chosen option, formatted for reports.
+    """Return the name and value of the option that was tuned, formatted for reports.
 
     >>> chosen_option({"layers": [3], "n_neighbors": 25.0})
     ('number of neighbours', '25')

@@ -8,7 +8,7 @@ from probes.saved.sequence_head import RollingHead
 
 
 class Rolling(SequenceProbe):
-    """Probe that reads the largest mean of w · x over any window of consecutive tokens (arXiv 2601.11516).
+    """Probe that scores an answer by the largest mean of w · x over any window of tokens (arXiv 2601.11516).
 
     x is the standardised state of a token. A larger mean is evidence that the answer is wrong. With a window of one
     token, the probe uses the maximum over tokens. With a window as long as the answer, it is a linear probe on

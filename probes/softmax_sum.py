@@ -1,4 +1,4 @@
-"""Softmax-weighted probe, which averages a linear function of the token states with softmax weights."""
+"""Probe that applies a linear function to each token state and averages the results with softmax weights."""
 
 from probes.fitting.sequence import SequenceProbe
 from probes.saved.sequence_head import SoftmaxSumHead

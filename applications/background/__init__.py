@@ -1,1 +1,1 @@
-"""Background temperature: how much the outputs of a system vary at temperature 0."""
+"""Background temperature, which measures how much the outputs of a system vary at temperature 0."""

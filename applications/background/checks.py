@@ -14,7 +14,7 @@ _FIXED = ("max_new_tokens", "stop", "prompt")
 def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
     """Return the unit in which outputs are compared.
 
-    The default is tokens if all tokenizers are known to be equal, otherwise words.
+    If `unit` is None, the unit is tokens if all tokenizers are known to be equal, and words otherwise.
 
     Raises:
         InputError: If a source does not have outputs in the unit, or the unit is tokens and the tokenizers differ.
@@ -42,7 +42,7 @@ def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
 
 
 def check_policies(stores: Sequence[Store]) -> None:
-    """Check that all stores have the same prompt template, token limit and stop strings, as far as they are known.
+    """Check that all stores have the same prompt template, token limit and stop strings. Skip unknown settings.
 
     Raises:
         InputError: If one of these settings differs.

@@ -37,8 +37,8 @@ def background_temperature(
             output.
         references: Folders of temperature grids, one for each reference model. Sample them with the same prompts,
             prompt template and token limit, for example with `--policy.temperature 0:1:0.05`.
-        unit: Unit in which outputs are compared: tokens, or words and punctuation marks. The default is tokens if all
-            tokenizers are known to be equal, otherwise words.
+        unit: Unit in which outputs are compared: tokens, or words (with punctuation marks). The default is tokens if
+            all tokenizers are known to be equal, and words otherwise.
         shared: Whether to use only the prompts that all systems have. Otherwise, all systems must have the same
             prompts.
         out: Folder to create for the page, record, tables and pictures. The default is

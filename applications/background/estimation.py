@@ -1,4 +1,7 @@
-"""Estimate a background temperature from all metrics and references, and test the estimates on held-out outputs."""
+"""Estimate the background temperature of a system by comparing it with references on several metrics.
+
+The method is tested on held-out outputs of the references, whose temperatures are known.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,15 +35,15 @@ class Cell:
     Index 0 of the axis `resample` is the original set of prompts, and the other indices are bootstrap resamples.
 
     Attributes:
-        means: [resample, temperature] mean of the metric for the reference, or 1 − mean if the metric falls with
-            temperature.
-        tested: [resample] mean of the metric for the tested system, converted in the same way.
+        means: [resample, temperature] mean of the metric for the reference at each temperature. If the metric falls
+            with temperature, this is 1 − mean.
+        tested: [resample] mean of the metric for the tested system, or 1 − mean if the metric falls with temperature.
         temperature: [resample] temperatures at which the curve of `monotone_curves` reaches the tested system's value.
         ks_temperature: [resample] temperatures from `ks_temperatures`.
-        ks_distance: [temperature] Kolmogorov–Smirnov distances.
-        ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests.
-        outside: ``above`` if the tested system varies more than the reference at the highest temperature, ``below`` if
-            it varies less than the reference at the lowest temperature, else empty.
+        ks_distance: [temperature] Kolmogorov–Smirnov distances between the tested system and the reference.
+        ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests that compare the two.
+        outside: ``above`` if the tested system varies more than the reference does at its highest temperature,
+            ``below`` if it varies less than the reference does at its lowest temperature, and empty otherwise.
     """
 
     means: Array
@@ -53,7 +56,7 @@ class Cell:
 
     @property
     def fits(self) -> bool:
-        """Whether at least one temperature has a p-value of `LEVEL` or more."""
+        """Whether the Kolmogorov–Smirnov test has a p-value of at least `LEVEL` at one or more temperatures."""
         return bool(self.ks_p.max() >= LEVEL)
 
 
@@ -62,14 +65,15 @@ class Estimate:
     """Background temperature of a system.
 
     Attributes:
-        cells: Comparisons, by reference and metric.
-        tested: Values [prompt] of each metric for the tested system.
-        references: Values [prompt] of each metric for the references, by name and temperature.
-        mismatch_rate: 95 % upper limit of the mismatch rate if all outputs for each prompt are identical, else None.
-        limits: For each reference, the highest temperature at which its mismatch rate is at most `mismatch_rate`. See
-            `temperature_limit`.
-        recovery: Estimated temperatures [resample, temperature] of the held-out outputs of each reference, by name.
-            Empty if a prompt has fewer than four outputs.
+        cells: Comparison for each reference and metric.
+        tested: Dict from each metric to its values [prompt] for the tested system.
+        references: Values [prompt] for the references, by name, temperature and metric.
+        mismatch_rate: 95 % upper limit of the tested system's mismatch rate; None if any outputs for the same prompt
+            differ.
+        limits: Dict from each reference to the highest temperature at which its mismatch rate is at most
+            `mismatch_rate`. See `temperature_limit`. Empty if `mismatch_rate` is None.
+        recovery: Dict from each reference to the estimated temperatures [resample, temperature] of its held-out
+            outputs. Empty if a prompt has fewer than four outputs.
     """
 
     cells: dict[str, dict[str, Cell]]
@@ -147,16 +151,16 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of one half of a reference's outputs, with the other half as the reference.
+    """Treat half of a reference's outputs as the tested system, and estimate its temperatures from the other half.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.
         limit: Maximum number of tokens per output.
-        n: Number of outputs for which MEMF is computed.
+        n: Number of outputs for which the maximum exact match fraction (MEMF) is computed.
         weights: [resample, prompt] weights of the prompts, which sum to 1.
 
     Returns:
-        [resample, temperature] means over the metrics.
+        [resample, temperature] estimated temperatures, averaged over the metrics.
     """
     temperatures = np.array([*grid])
     known, held_out = (
@@ -171,7 +175,7 @@ def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights
 
 
 def rising(name: str, values: Sequence[Mapping[str, Array]]) -> Array:
-    """Return values of a metric, [temperature, prompt]. If the metric falls with temperature, return 1 − value."""
+    """Return the values [temperature, prompt] of a metric. If it falls with temperature, return 1 minus the values."""
     stacked = np.stack([one[name] for one in values])
     return stacked if METRICS[name].rises else 1 - stacked
 
@@ -194,7 +198,9 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
-    """Return the first element of `values` [resample], and a 95 % expanded percentile interval from the other elements.
+    """Return an estimate with its 95 % expanded percentile interval.
+
+    The estimate is the first element of `values` [resample]. The interval is computed from the other elements.
 
     The bounds of the interval are the quantiles at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t, where n is the number of
     prompts and t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom (Hesterberg, The

@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 
 def ks_distances(tested: Array, reference: Array, weights: Array) -> Array:
-    """Compute the Kolmogorov–Smirnov distances between the values of the tested system and of the reference.
+    """Compute the Kolmogorov–Smirnov distances between the tested system's values and the reference's values.
 
     Args:
         tested: [prompt] values of the metric.
@@ -32,7 +32,7 @@ def ks_distances(tested: Array, reference: Array, weights: Array) -> Array:
 
 
 def ks_temperatures(distances: Array, temperatures: Array) -> Array:
-    """For each row of `distances`, return the mean of the temperatures that have the smallest distance.
+    """For each row of `distances`, return the mean of all temperatures with the smallest distance, [resample].
 
     This is the rule of Messina and Scotta. `distances` has shape [resample, temperature], and
     `temperatures` has shape [temperature].
@@ -87,10 +87,12 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 
 
 def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
-    """Return the 95 % upper limit of the mean mismatch rate 1 − MEMF if all outputs for each prompt are equal.
+    """Return the 95 % upper limit of a system's mean mismatch rate, 1 − maximum exact match fraction (MEMF).
 
-    The limit is 1 − 0.05^(1 / (M (N − 1))) for M prompts, where N is the minimum of `n_outputs` [prompt]. It is also
-    valid if the prompts have different mismatch rates.
+    All of the system's outputs for a prompt must be equal.
+
+    The limit for the mean over M prompts is 1 − 0.05^(1 / (M (N − 1))), where N is the smallest of the numbers of
+    outputs `n_outputs` [prompt]. It is also valid if the prompts have different mismatch rates.
     """
     return float(1 - 0.05 ** (1 / (len(n_outputs) * (n_outputs.min() - 1))))
 

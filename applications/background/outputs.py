@@ -30,7 +30,7 @@ class Source:
     Attributes:
         name: Name in messages and tables.
         units: Units in which the outputs are available.
-        read: Function that returns the outputs for each prompt in a given unit, without end tokens.
+        read: Function that takes a unit and returns a dict from each prompt to its outputs, without end tokens.
         store: The store; None if the source is a file.
     """
 
@@ -55,7 +55,7 @@ def split_words(text: str) -> list[str]:
 
 
 def of_store(store: Store) -> Source:
-    """Return a source of the outputs in a store. Rejected, skipped and missing samples have no output."""
+    """Return a source that reads the outputs in a store. Rejected, skipped and missing samples have no output."""
 
     def read(unit: Unit) -> dict[str, list[Output]]:
         outputs: dict[str, list[Output]] = {}
@@ -74,13 +74,13 @@ def of_store(store: Store) -> Source:
 
 
 def prompts_of(store: Store) -> dict[str, str]:
-    """Return the prompt of each question by id: its text with the options, or its messages as JSON."""
+    """Return a dict from question id to prompt: the text with its answer choices, or the messages as JSON."""
     prompts = {one.id: one.prompt for one in store.questions}
     return {id_: one if isinstance(one, str) else canonical_json([*one]) for id_, one in prompts.items()}
 
 
 def of_lists(name: str, listed: Any) -> Source:
-    """Return a source of the outputs that a file lists.
+    """Return a source whose outputs are already loaded from a file.
 
     Args:
         name: Name in messages.
@@ -94,7 +94,7 @@ def of_lists(name: str, listed: Any) -> Source:
     texts = all(isinstance(one, str) for one in outputs)
     ids = all(isinstance(one, list) and all(isinstance(token, int) for token in one) for one in outputs)
     if not (outputs and all(isinstance(one, list) for one in found) and (texts or ids)):
-        raise InputError(f"Expected {name!r} to have outputs for each prompt, but it has another format. {_FORMAT}")
+        raise InputError(f"Expected {name!r} to list outputs for each prompt, but it has another format. {_FORMAT}")
 
     def read(unit: Unit) -> dict[str, list[Output]]:
         return {

@@ -14,7 +14,7 @@ _COLOURS = [colour for colour in METHOD_COLOURS if colour not in (RED, GREY)]
 
 
 def background_pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return the pictures by name. The recovery test has no picture if there are too few outputs."""
+    """Return the pictures by name. The picture of the recovery test is left out if there are too few outputs."""
     tested = any(reference["recovery"] for reference in record["references"].values())
     return {"curves": curves_picture(record)} | ({"recovery": recovery_picture(record)} if tested else {})
 
@@ -57,7 +57,7 @@ def recovery_picture(record: Mapping[str, Any]) -> Figure:
 
 
 def _band(axes: Axes, x: list[float], estimates: list[Mapping[str, float]], colour: str, label: str) -> None:
-    """Plot estimates with a band for their intervals."""
+    """Plot estimates as a line, and their intervals as a band."""
     value, low, high = (np.array([one[name] for one in estimates]) for name in ("value", "low", "high"))
     axes.plot(x, value, color=colour, lw=1.4, marker=".", ms=4, label=label)
     axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)

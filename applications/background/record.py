@@ -1,4 +1,4 @@
-"""Record, Markdown page and tables of a background temperature."""
+"""Build the record, the Markdown page and the tables of an estimated background temperature."""
 
 import csv
 import io
@@ -25,9 +25,9 @@ AUTHORS = [name for name, metric in METRICS.items() if metric.authors]
 def background_record(
     tested: Source, references: References, systems: Systems, estimate: Estimate, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """Compute the content of background-temperature.json, with 95 % intervals.
+    """Compute the content of background-temperature.json. Intervals are 95 % intervals.
 
-    If all outputs for each prompt are identical, the interval of the temperature ends at the limit from
+    If all outputs for each prompt are identical, the upper bound of the temperature's interval comes from
     `temperature_limit`.
     """
     n, limit = len(systems.prompts), _upper_limit(estimate, references)
@@ -70,7 +70,7 @@ def background_record(
 
 
 def _source(source: Source) -> dict[str, Any]:
-    """Describe the source of outputs. The policy is None for outputs in a file."""
+    """Describe a source of outputs. For a file, the policy is None."""
     return {"name": Path(source.name).name, "policy": source.store and source.store.identity["policy"]}
 
 
@@ -118,7 +118,7 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 
 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
-    """Return the upper limit of the temperature if all outputs are identical, else None.
+    """Return the upper limit of the temperature, or None if any outputs for the same prompt differ.
 
     The limit is the maximum over the references. If `inclusive` is false, the background temperature is below the
     limit, which is then the lowest nonzero temperature of a grid.
@@ -175,5 +175,5 @@ def background_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def background_verdict(record: dict[str, Any]) -> str:
-    """Return a summary of the background temperature."""
+    """Return a short text that states the background temperature."""
     return render("background/verdict.md.j2", record=record, metrics=METRICS)

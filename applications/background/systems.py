@@ -27,7 +27,7 @@ class Systems:
     Attributes:
         prompts: Prompts, or the ids of their questions if the tested system or a reference is a store.
         tested: [prompt] outputs of the tested system.
-        references: Outputs [prompt] of each reference, by name and temperature in ascending order.
+        references: Outputs [prompt] of the references, by name and then by temperature in ascending order.
         unit: Unit of the outputs.
         limit: Maximum number of tokens per output.
         n_unshared: Number of prompts that are left out because not all systems have them.
@@ -51,7 +51,7 @@ References = Mapping[str, Mapping[float, Source]]
 
 
 def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
-    """Open references, and return their sources by name and temperature in ascending order.
+    """Open references, and return a dict from name to a dict from temperature, in ascending order, to source.
 
     Args:
         paths: Folders of temperature grids, or JSON files in the format of Messina and Scotta, which contain token ids
@@ -150,7 +150,7 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
 
 
 def _common_prompts(read: Sequence[Mapping[str, object]], shared: bool) -> tuple[list[str], int]:
-    """Return the prompts that all systems have, and the number of other prompts."""
+    """Return the prompts that all systems have, and the number of prompts that only some systems have."""
     common = [prompt for prompt in read[0] if all(prompt in outputs for outputs in read)]
     n_unshared = len({prompt for outputs in read for prompt in outputs}) - len(common)
     if n_unshared and not shared:

@@ -20,7 +20,7 @@ N_SUBSETS = 1000
 
 @dataclass(frozen=True)
 class Counted:
-    """Outputs for one prompt, stored as distinct outputs and an index.
+    """Outputs for one prompt. Each distinct output is stored once.
 
     Attributes:
         texts: Distinct outputs. Each token is encoded as one character, so that string functions can be used.
@@ -45,12 +45,12 @@ class Counted:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """[distinct] how often each distinct output occurs."""
+        """[distinct] number of occurrences of each distinct output."""
         return np.bincount(self.index)
 
     @property
     def first_divergence(self) -> int | None:
-        """Index of the first token at which two outputs differ; None if all outputs are identical."""
+        """Index of the first token at which any outputs differ; None if all outputs are identical."""
         if len(self.texts) < 2:
             return None
         shortest = min(map(len, self.texts))
@@ -67,7 +67,7 @@ class Counted:
 
 
 def max_exact_match(outputs: Counted, n: int, seed: int = 0) -> float:
-    """Compute the maximum exact match fraction (MEMF), the fraction of `n` outputs that equal the most frequent one.
+    """Compute the maximum exact match fraction (MEMF) of `n` outputs: the fraction that equals the most frequent one.
 
     If there are more than `n` outputs, the result is the mean over `N_SUBSETS` random subsets of `n` outputs.
     """
@@ -78,9 +78,10 @@ def max_exact_match(outputs: Counted, n: int, seed: int = 0) -> float:
 
 
 def collision_rate(outputs: Counted) -> float:
-    """Compute the fraction of pairs of outputs that are identical, Σ m (m − 1) / (N (N − 1)) for counts m.
+    """Compute the fraction of pairs of outputs that are identical.
 
-    This is the unbiased estimate of the probability that two new outputs are identical.
+    The fraction is Σ m (m − 1) / (N (N − 1)), where m is the count of each distinct output and N is the sum of the
+    counts. It is the unbiased estimate of the probability that two new outputs are identical.
 
     >>> collision_rate(Counted.of(["Lima", "Lima", "Rome"]))
     0.3333333333333333
@@ -113,8 +114,8 @@ class Metric:
     Attributes:
         label: Name in tables and pictures.
         compute: Function of three arguments: the outputs for a prompt, the token limit, and the number of outputs for
-            MEMF.
-        rises: Whether the metric increases with temperature. A decreasing metric is 1 if all outputs are identical.
+            `max_exact_match`.
+        rises: Whether the metric increases with temperature. A metric that decreases is 1 if all outputs are identical.
         authors: Name in the table of Messina and Scotta, or None if they do not use the metric.
     """
 
@@ -141,7 +142,8 @@ def measure(outputs: Sequence[Counted], limit: int, n: int) -> dict[str, NDArray
     Args:
         outputs: [prompt] outputs, at least two for each prompt.
         limit: Maximum number of tokens per output.
-        n: Number of outputs for which MEMF is computed, the same for all systems in a comparison.
+        n: Number of outputs for which the maximum exact match fraction (MEMF) is computed. It must be the same for all
+            systems in a comparison.
 
     Returns:
         Dict from the names in `METRICS` to values [prompt] float64.

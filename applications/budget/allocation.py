@@ -21,8 +21,8 @@ class Ranking(NamedTuple):
     Attributes:
         question: [rank] question of each answer.
         answer: [rank] number of earlier answers to the same question.
-        last: [tie] rank of the last answer in each tie. Answers are tied if they have the same gain and the same value
-            in `answer`.
+        last: [tie] rank of the last answer in each tie. A tie consists of all answers with the same gain and the same
+            value of `answer`.
     """
 
     question: NDArray[np.int64]
@@ -31,7 +31,7 @@ class Ranking(NamedTuple):
 
 
 def uniform_gains(n_questions: int, most: int) -> Array:
-    """Return gains [question, answer] that spread the answers as evenly as possible over the questions."""
+    """Return gains [question, answer] with which the answers are spread as evenly as possible over the questions."""
     return np.tile(-np.arange(most, dtype=np.float64), (n_questions, 1))
 
 
@@ -73,12 +73,12 @@ def hazards(a: Array, b: Array, most: int) -> Array:
 
 
 def _decreasing(first: Array, factors: Array) -> Array:
-    """Return cumulative products of values in [0, 1]. The products never increase."""
+    """Return the cumulative products of `first` and `factors`, which are in [0, 1]. The products never increase."""
     return np.concatenate([first, factors], axis=1).cumprod(axis=1)
 
 
 def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
-    """Sort all answers by decreasing gain. Ties are ordered by `answer`, and then by question.
+    """Sort all answers by decreasing gain. Answers with equal gains are ordered by `answer`, and then by question.
 
     Args:
         gains: [question, answer] gains, which do not increase along `answer`.
@@ -93,7 +93,7 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
 
 
 def allocate(gains: Array, caps: NDArray[np.int64], totals: Sequence[int]) -> NDArray[np.int64]:
-    """Return the allocation with the largest sum of gains, for each total number of answers.
+    """For each total number of answers, return the allocation with the largest sum of gains.
 
     See `rank` for the arguments `gains` and `caps`.
 

@@ -24,7 +24,8 @@ def budget(
     """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
     The allocations are uniform, or based on the base rates of the question groups, on confidences, or on half of the
-    grades (oracle). An online allocation draws no more answers to a question after the first right answer.
+    grades (oracle). Some are also compared online: after the first right answer to a question, no more answers to it
+    are drawn.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

@@ -26,8 +26,8 @@ def success(
 ) -> Tensor:
     """Compute the expected success of drawing answers in the order of their gains, at several budgets.
 
-    In each resample, the budget is allocated again. If it runs out within a tie, the remainder is divided equally among
-    the tied answers.
+    The budget is allocated again in each resample. If it runs out within a tie, the tied answers share the rest
+    equally.
 
     The result is exact for the original questions. For resamples, success is interpolated between points of the
     ranking.
@@ -57,7 +57,7 @@ def success(
 
 
 def mean_cost(right: NDArray[np.int64], known: NDArray[np.int64]) -> float:
-    """Compute the mean number of answers per question if sampling stops at each question's first right answer."""
+    """Compute the mean number of answers per question when sampling stops at each question's first right answer."""
     most = int(known.max()) - 1
     return float((all_wrong(right, known, most).T * (np.arange(most + 1) < known[:, None])).sum(axis=1).mean())
 
@@ -66,11 +66,11 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
     """Return the budgets at which a curve of success reaches given levels.
 
     Args:
-        level: [row, budget] float64 levels of success.
-        curve: [row, budget] float64 success at 1, 2, 3, … answers per question. At 0 answers, it is 0.
+        level: [row, level] float64 levels of success.
+        curve: [row, answers] float64 success at budgets of 1, 2, 3, … answers per question. At a budget of 0, it is 0.
 
     Returns:
-        [row, budget] float64 budgets, linearly interpolated; NaN where the curve does not reach the level.
+        [row, level] float64 budgets, linearly interpolated; NaN where the curve does not reach the level.
     """
     level, curve = level.round(decimals=12), torch.nn.functional.pad(curve, (1, 0)).round(decimals=12)
     upper, share = _place(curve, level)

@@ -1,4 +1,4 @@
-"""Methods of allocating a budget, and the answers on which they are compared."""
+"""Methods that allocate a budget to questions, and the answers on which the methods are compared."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -27,7 +27,7 @@ Method = tuple[str, str]
 
 
 class Setting(NamedTuple):
-    """Available answers, and the methods that allocate a budget to them.
+    """Answers that can be drawn, and the gains from which each method allocates a budget.
 
     Attributes:
         right: [question] numbers of right answers.
@@ -42,7 +42,10 @@ class Setting(NamedTuple):
     online: bool = False
 
     def limit(self, fold: NDArray[np.int64]) -> float:
-        """Return the largest mean budget that can be spent in every fold. `fold` [question] is each question's fold."""
+        """Return the largest mean number of answers per question that can be drawn in every fold.
+
+        `fold` [question] is the index of each question's fold.
+        """
         parts = [(self.right[fold == number], self.known[fold == number]) for number in np.unique(fold)]
         return min(mean_cost(*part) if self.online else float(part[1].mean()) for part in parts)
 
@@ -54,7 +57,8 @@ class Questions(NamedTuple):
         rows: [question] rows of the question table.
         fold: [question] fold, stratified by question group. Each fold has a separate budget.
         settings: The settings `all` (all answers), `half` (answers with odd indices) and `online` (all answers).
-        concentration: Dict from the name of a confidence to the mean concentration of its priors; None if unknown.
+        concentration: Dict from the name of each confidence to the mean concentration of its beta priors, or to None if
+            it cannot be estimated.
     """
 
     rows: NDArray[np.int64]
@@ -67,7 +71,8 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
     """Compute the gains of all methods.
 
     A question is used if it has all confidences, and graded answers at both even and odd indices. Some methods, such as
-    the oracle, are computed from the answers with even indices. They are included only in the setting `half`.
+    the oracle, use the grades of the answers with even indices. They are included only in the setting `half`, which is
+    evaluated on the answers with odd indices.
 
     Args:
         table: The question table.

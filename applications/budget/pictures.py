@@ -1,4 +1,4 @@
-"""Plots of each method's success, and of its difference from the uniform allocation, against the budget."""
+"""Plots of success against the budget. Success is the expected fraction of questions with a right answer."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 @styled
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
-    """Plot each method's success against the budget, and its difference from the uniform allocation.
+    """Plot two panels against the budget: each method's success, and its difference from the uniform allocation.
 
-    Lines of plug-in gains are dashed. The 95 % intervals at the same budget are drawn side by side.
+    Lines of methods with plug-in gains are dashed. The 95 % intervals of a budget are drawn side by side.
     """
     figure, (left, right) = new_figure(8.4, 3.8, ncols=2)
     budgets, methods = np.array(setting["budgets"]), setting["methods"]

@@ -1,4 +1,4 @@
-"""Record, Markdown page and table of a comparison of budget allocations."""
+"""Compare methods of allocating a budget of answers to questions. Build the record, the table and the report page."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,8 +35,9 @@ def budget_record(
     Args:
         store: The store.
         table: Question table of the store.
-        confidences: Dict from name to confidences [row] of the questions in the table; NaN if missing.
-        budgets: Mean numbers of answers per question. By default, all of `BUDGETS` that can be spent are used.
+        confidences: Confidences [row] of the questions in the table, by name; NaN if missing.
+        budgets: Mean numbers of answers per question. The default is all `BUDGETS` for which there are enough
+            answers.
         n_resamples: Number of resamples for each interval.
         seed: Seed of the folds and resamples.
 
@@ -79,7 +80,7 @@ def budget_record(
 
 
 def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[int], weights: Tensor) -> dict[str, Any]:
-    """Compute each method's expected success in a setting, and its paired difference from the uniform allocation.
+    """Compute the expected success of each method in a setting, and compare it with the uniform allocation.
 
     Args:
         setting: The setting.
@@ -93,10 +94,10 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
         - `limit`: The largest budget.
         - `n_answers`: Number of available answers.
         - `budgets`: The budgets up to `limit`.
-        - `methods`: For each method, a dict with its `confidence` and `gain`, and with `success`, `difference` and
-          `saved` for each budget. `saved` is the number of additional answers per question that the uniform allocation
-          needs for the same success. It is None if the available answers are too few in more than a tenth of the
-          resamples.
+        - `methods`: One dict per method. The strings `confidence` and `gain` identify the method. The other entries map
+          each budget to an estimate with its interval: `success`, `difference` (success minus that of the uniform
+          allocation) and `saved`. `saved` is the number of additional answers per question that the uniform allocation
+          needs for the same success. It is None if the store has too few answers to estimate it.
     """
     counts, limit = (setting.right, setting.known), setting.limit(questions.fold)
     used = [budget for budget in budgets if budget <= limit]
@@ -122,13 +123,11 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
 
 
 def _interval(values: Tensor) -> Interval | None:
-    """Return the first of `values`, and a 95 % percentile interval from the others, which come from resamples.
+    """Return the first value, and the 95 % percentile interval of the other values, which come from resamples.
 
-    The result is None if the first value is not finite, or if more than a tenth of the other values are not finite.
-
-    With 40 questions, these intervals cover the expected difference in 92–96 % of simulations, and BCa intervals in
-    83–88 %.
+    Returns None if the first value is not finite, or if more than a tenth of the other values are not finite.
     """
+    # With 40 questions, these intervals cover the expected difference in 92–96 % of simulations (BCa: 83–88 %).
     resampled = values[1:][values[1:].isfinite()]
     if not values[0].isfinite() or len(resampled) < 0.9 * (len(values) - 1):
         return None
@@ -137,7 +136,7 @@ def _interval(values: Tensor) -> Interval | None:
 
 
 def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence[int]) -> pa.Table:
-    """Return a table of the numbers of answers that each method allocates to each question in the setting `all`."""
+    """Return a table of how many answers each method allocates to each question, in the setting `all`."""
     setting, tables = questions.settings["all"], []
     for (name, gain), gains in setting.gains.items():
         answers = np.empty((len(budgets), len(questions.rows)), dtype=np.int64)
@@ -156,7 +155,7 @@ def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence
 
 
 def budget_verdict(record: dict[str, Any]) -> str:
-    """Compare the allocation by each confidence with the uniform allocation, at the middle budget."""
+    """Describe in words how each confidence compares with the uniform allocation at the middle budget."""
     methods = {(one["confidence"], one["gain"]): one for one in record["settings"]["all"]["methods"]}
     budget = record["budgets"][(len(record["budgets"]) - 1) // 2]
     shown = [

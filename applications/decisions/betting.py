@@ -9,10 +9,10 @@ Mask = NDArray[np.bool_]
 
 
 def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
-    r"""Compute p-values from Hoeffding's inequality.
+    r"""Compute p-values for the hypothesis that the mean loss exceeds `risk`, from Hoeffding's inequality.
 
     Answered questions contribute loss − risk, and unanswered questions contribute 0. These contributions lie in an
-    interval of width 1. With their mean x̄ over all N questions,
+    interval of width 1. If x̄ is their mean over all N questions, the p-value is
 
     .. math:: p = \exp(-2 N \max(0, -\bar x)^2)
 
@@ -32,7 +32,7 @@ def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
 
 
 def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | Array) -> Array:
-    r"""Compute p-values from a betting martingale that is tuned to reject at `level` by the last question.
+    r"""Compute p-values for the hypothesis that the mean loss exceeds `risk`, from a betting martingale.
 
     A gambler starts with the wealth K = 1 and bets a fraction of it on each answered question, in the given order:
 
@@ -44,8 +44,9 @@ def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | A
     .. math:: b = \frac{\varphi(\Phi^{-1}(u))}{u \, \sigma \sqrt n}
 
     where δ = 1 − level, u = δ K, n is the number of questions left, and σ is the standard deviation estimated from
-    earlier losses. Betting stops at u = 1. For normally distributed losses, this bet maximises the probability that K
-    reaches 1 / δ (Browne, Reaching Goals by a Deadline, 1999).
+    earlier losses. φ and Φ are the density and the distribution function of the standard normal distribution. Betting
+    stops at u = 1. For normally distributed losses, this bet maximises the probability that K reaches 1 / δ by the last
+    question (Browne, Reaching Goals by a Deadline, 1999).
 
     Args:
         losses: [question, threshold] or [question, 1] losses in [0, 1]. The order of the questions must not depend on

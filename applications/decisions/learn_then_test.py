@@ -1,4 +1,4 @@
-r"""Thresholds with a bounded risk: Learn then Test (Angelopoulos et al., arXiv 2110.01052), clustered by question.
+r"""Find thresholds with a bounded risk by Learn then Test (Angelopoulos et al., arXiv 2110.01052).
 
 The loss of a question is ℓ = 1 − c/n, where c of its n graded answers are right. The n answers to a question are
 treated as one observation. A threshold λ keeps the questions whose confidence f is at least λ. Its risk is
@@ -34,9 +34,9 @@ class Certified(NamedTuple):
     """Result of `certify`.
 
     Attributes:
-        threshold: The loosest certified threshold; None if no threshold is certified.
+        threshold: The lowest certified threshold; None if no threshold is certified.
         n_kept: Number of questions at or above the threshold.
-        first: The strictest tested threshold.
+        first: The highest tested threshold.
     """
 
     threshold: float | None
@@ -48,8 +48,8 @@ class Certified(NamedTuple):
 def n_needed(risk: float, level: float) -> int:
     """Return the number of questions that the betting test needs to certify a risk if no answer is wrong.
 
-    The minimum for any valid test is log(w (1 − level)) / log(1 − risk), where w is the largest fraction of the error
-    probability that `STARTS` gives to a sequence of tests. The betting test needs slightly more questions.
+    Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions, where w is the largest fraction of the
+    error probability in `STARTS`. The betting test needs slightly more.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
     (14, 58)
@@ -65,13 +65,13 @@ def n_needed(risk: float, level: float) -> int:
 def necessary_abstention(base_risk: float, risk: float) -> float:
     """Return the smallest fraction of questions that a rule with this risk must leave unanswered.
 
-    It is (μ − α) / (1 − α), where μ is the mean loss `base_risk` of all questions and α is `risk`.
+    It is (μ − α) / (1 − α), or 0 if this is negative. μ is the mean loss of all questions, `base_risk`. α is `risk`.
     """
     return max(0.0, (base_risk - risk) / (1 - risk))
 
 
 def oracle_coverage(losses: Array, risk: float) -> float:
-    """Return the coverage of an oracle, which answers as many questions as the risk allows.
+    """Return the largest fraction of questions that an oracle can answer with a mean loss of at most `risk`.
 
     The oracle knows the losses [question] and answers the questions with the lowest losses.
     """
@@ -81,18 +81,19 @@ def oracle_coverage(losses: Array, risk: float) -> float:
 def certify(
     confidence: Array, losses: Array, risk: float, level: float = 0.9, seed: int = 0, test: str = "betting"
 ) -> Certified:
-    """Find the loosest threshold with E[ℓ | f ≥ λ] ≤ `risk` that is certified at `level`.
+    """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
-    This is fixed-sequence testing with several starts. Each sequence in `STARTS` tests thresholds from strict to loose
-    and ends at the first hypothesis that is not rejected. The risk of the returned threshold exceeds `risk` with a
-    probability of at most 1 − `level`. The first threshold of a sequence keeps at least the fraction of the questions
-    given in `STARTS`, and at least twice `n_needed` questions.
+    The risk of the returned threshold exceeds `risk` with a probability of at most 1 − `level`.
+
+    The method is fixed-sequence testing with several starts. Each sequence in `STARTS` tests thresholds in descending
+    order, and ends at the first hypothesis that is not rejected. It starts at the highest threshold that keeps at least
+    the fraction of questions given in `STARTS`, and at least twice `n_needed` questions.
 
     Args:
         confidence: [question] confidences f. A question with the confidence NaN is never answered.
         losses: [question] losses ℓ in [0, 1].
         risk: Requested risk, between 0 and 1.
-        level: Requested probability, between 0 and 1.
+        level: Probability with which the guarantee holds, between 0 and 1.
         seed: Seed of the order in which the questions are tested.
         test: Name of the test, see `TESTS`.
     """

@@ -92,8 +92,9 @@ def decide_record(
 ) -> dict[str, Any]:
     """Compute the content of decide.json: the thresholds of each confidence for each requested risk.
 
-    `requests` contains the quantities that do not depend on a confidence. For each confidence, `confidences` contains
-    the risk–coverage `curve` and the results of `threshold_record`. `routing` is None until the command sets it.
+    For each requested risk, `requests` contains the quantities that do not depend on a confidence. For each confidence,
+    `confidences` contains the risk–coverage `curve` and the results of `threshold_record`. `routing` is None until the
+    command sets it.
     """
     losses, options = decided.losses, {"n_resamples": n_resamples, "seed": seed}
     n, table = len(losses), decided.table
@@ -139,7 +140,7 @@ def threshold_record(
         - `coverage`: Coverage at the threshold with its interval; None without a threshold.
         - `n_kept`: Number of questions at or above the threshold.
         - `measured_risk`: Measured risk at the threshold (at `first` if there is no threshold), with its interval.
-        - `first`: The strictest tested threshold.
+        - `first`: The highest tested threshold.
         - `hoeffding`: Coverage at the threshold that Hoeffding's test certifies.
         - `n_least`: Number of questions at or above `first`.
         - `lowest`: Result of `lowest_risk` for `n_least`.
@@ -163,18 +164,18 @@ def threshold_record(
 
 
 def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate:
-    """Compute the fraction of questions that a mask [question] selects, with its interval."""
+    """Compute the fraction of questions in a mask [question], with its bootstrap interval."""
     return estimate(mean_of(is_member.astype(np.float64)), len(is_member), n_resamples, seed)
 
 
 def lowest_risk(confidence: Array, losses: Array, n_least: int) -> float:
-    """Return the minimum over m ≥ `n_least` of the mean loss of the m most confident questions."""
+    """Compute the mean loss of the m most confident questions for each m ≥ `n_least`. Return the smallest one."""
     means = losses[np.argsort(-confidence, kind="stable")].cumsum() / np.arange(1, len(losses) + 1)
     return float(means[n_least - 1 :].min())
 
 
 def risk_coverage(confidence: Array, losses: Array, n_resamples: int, seed: int) -> list[dict[str, Any]]:
-    """Compute points of the risk–coverage curve, each with its `threshold`, `coverage` and `risk` (with an interval).
+    """Compute points of the risk–coverage curve. Each has a `threshold`, a `coverage`, and a `risk` with its interval.
 
     Questions with the same confidence are kept or left out together.
     """
@@ -190,7 +191,7 @@ def risk_coverage(confidence: Array, losses: Array, n_resamples: int, seed: int)
 
 
 def _mean_of_kept(losses: Array, is_kept: NDArray[np.bool_]) -> Any:
-    """Return the mean loss of the kept questions as a function of the resampling weights."""
+    """Return a function that computes the mean loss of the kept questions with resampling weights."""
     above, below = torch.from_numpy(losses * is_kept), torch.from_numpy(is_kept.astype(np.float64))
     return lambda weights: (weights @ above) / (weights @ below)
 

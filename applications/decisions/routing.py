@@ -61,7 +61,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
         strong_price: Price of a token of the strong store, relative to a token of the cheap store.
 
     Returns:
-        The indices of the shared questions in `rows`, and their accuracies and costs.
+        The indices into `rows` of the questions that both stores share, and their accuracies and costs.
 
     Raises:
         InputError: If fewer than two questions are shared, or a store does not record token counts.
@@ -86,7 +86,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
 
 
 def token_costs(table: QuestionTable) -> Array:
-    """Return the cost [question] of an answer: its number of prompt tokens plus the mean number of generated tokens."""
+    """For each question, return the number of prompt tokens plus the mean number of generated tokens, [question]."""
     answers, n = table.answers, len(table.ids)
     counts = np.bincount(answers.question, minlength=n)
     return table.prompt_tokens + np.bincount(answers.question, answers.n_tokens, n) / np.maximum(counts, 1)
@@ -108,7 +108,10 @@ def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, se
 
 
 def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
-    """Return the accuracy gain over routing the same number of random questions, given resampling weights."""
+    """Return a function that computes the gain in accuracy over random routing, with resampling weights.
+
+    Random routing sends the same number of questions to the strong store.
+    """
     routed, cheap, strong, accuracy = (
         torch.from_numpy(np.asarray(values, np.float64))
         for values in (is_routed, pair.cheap, pair.strong, pair.accuracy(is_routed))
@@ -139,10 +142,10 @@ def routing_record(
         `accuracy` over all questions.
 
         - `curve`: Points at several fractions.
-        - `oracle`: Points of an oracle, which routes the questions with the largest gain in accuracy.
+        - `oracle`: Points of an oracle, which first routes the questions with the largest gain in accuracy.
         - `gains`: Results of `random_gain` at `FRACTIONS`.
-        - `thresholds`: For each risk, the certified `threshold` (None if all questions are routed) and its point
-          `certified` (None if no threshold is certified).
+        - `thresholds`: One dict per risk. `certified` is the point at the certified threshold; None if there is none.
+          `threshold` is its value; None if there is none or if all questions are routed.
     """
     n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
 

@@ -19,7 +19,7 @@ def split_record(confidence: Array, losses: Array, risk: float, level: float, se
         confidence: [question] confidences.
         losses: [question] losses in [0, 1].
         risk: Requested risk.
-        level: Requested level.
+        level: Probability with which the risk of a certified threshold is at most the requested risk.
         seed: Seed of the random splits.
 
     Returns:

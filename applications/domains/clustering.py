@@ -28,9 +28,10 @@ class Clustering(NamedTuple):
 
     Attributes:
         cluster: [question] int64 index of the question's cluster.
-        distance: [question] float64 Euclidean distance to the centre of the cluster, in the space of the components.
+        distance: [question] float64 distance to the centre of the cluster. It is the Euclidean distance in the space
+            of the principal components.
         n_distinct: Number of distinct embeddings.
-        stability: Dict from each candidate number of clusters to adjusted Rand indices [split]. Empty if the number of
+        stability: Maps each candidate number of clusters to its adjusted Rand indices [split]. Empty if the number of
             clusters was given.
     """
 
@@ -47,7 +48,7 @@ def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: 
 
     Args:
         embeddings: [question, d_model] embeddings.
-        n_clusters: Number of clusters. If it is None, it is chosen by `stability` and `choose_number`.
+        n_clusters: Number of clusters. If it is None, `choose_number` chooses a number by its `stability`.
         seed: Seed of the splits and of the initial centres.
 
     Raises:
@@ -88,8 +89,8 @@ def stability(points: Vectors, seed: int = 0) -> dict[int, NDArray[np.float64]]:
         seed: Seed of the splits.
 
     Returns:
-        Dict from numbers of clusters to adjusted Rand indices [split]. The numbers are those in `CANDIDATES` with at
-        least 20 points per cluster on average.
+        A dict that maps each number of clusters to its adjusted Rand indices [split]. The numbers are those in
+        `CANDIDATES` with at least 20 points per cluster on average.
     """
     from sklearn.metrics import adjusted_rand_score
 

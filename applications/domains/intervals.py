@@ -34,8 +34,9 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
         s^2 = \frac{\sum_c \sum_{i \in c} (x_i - \bar x_c)^2}{N - K}, \quad
         \bar x_c \pm t_{N-K,\, 1 - \alpha/(2K)} \, s / \sqrt n
 
-    The Bonferroni correction for K clusters makes the intervals simultaneous. Clusters with fewer than 10 questions
-    have no interval and are not counted in K and N. There are no intervals if the pooled variance is 0.
+    N is the number of questions in all clusters, and α is 0.05. The Bonferroni correction for K clusters makes the
+    intervals simultaneous. Clusters with fewer than 10 questions have no interval and are not counted in K and N. There
+    are no intervals if the pooled variance is 0.
 
     Args:
         values: [question] finite values.
@@ -61,10 +62,7 @@ def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) 
 
 
 class _Moments(NamedTuple):
-    """Mean, variance and size of each set of questions, with shape [set].
-
-    Variance and size are NaN for sets with fewer than 10 questions, so that these sets have no interval.
-    """
+    """Mean, variance and size of each set of questions, [set]. The last two are NaN below 10 questions."""
 
     mean: Values
     variance: Values
@@ -72,12 +70,12 @@ class _Moments(NamedTuple):
 
 
 def _members(cluster: NDArray[np.int64], n_clusters: int) -> NDArray[np.bool_]:
-    """Return whether each question is in each cluster, [cluster, question]."""
+    """Return a mask [cluster, question] of the questions in each cluster."""
     return cluster == np.arange(n_clusters)[:, None]
 
 
 def _moments(values: Values, members: NDArray[np.bool_]) -> _Moments:
-    """Compute the moments of the values [question] in each set. `members` [set, question] contains the sets."""
+    """Compute the moments of the values [question] in each set. `members` is the mask [set, question] of the sets."""
     count = members.sum(1)
     with np.errstate(invalid="ignore"):
         mean = np.where(members, values, 0).sum(1) / count
@@ -86,9 +84,9 @@ def _moments(values: Values, members: NDArray[np.bool_]) -> _Moments:
 
 
 def _estimates(value: Values, inside: _Moments, square: Values, freedom: Values, share: Values) -> Estimates:
-    """Return the wider of two intervals for each value [cluster].
+    """Return each value [cluster] with the wider of two intervals.
 
-    `square` is the squared standard error of the first interval, and `freedom` its degrees of freedom. The squared
+    `square` and `freedom` are the squared standard error and the degrees of freedom of the first interval. The squared
     standard error of the second interval is `share` times the pooled variance.
     """
     within = inside.size - 1

@@ -75,11 +75,15 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
     """Compute the content of domains.json.
 
     Returns:
-        A dict with the metrics of `all` questions and of each cluster in `clusters`. The metrics are counts of
-        questions, the `accuracy`, and for each confidence the `mean` and the `gap` (mean confidence minus accuracy). A
-        cluster also has `minus_rest` (its accuracy minus the accuracy of all other questions), its characteristic
-        `words`, and the `questions` nearest to its centre. `gap` and `minus_rest` have a `decision`: the sign of the
-        value if the interval excludes 0, 0 if it contains 0, and None without an interval.
+        A dict with these entries, among others:
+
+        - `all`: Metrics of all questions. They are numbers of questions, the `accuracy`, and for each confidence its
+          `mean` and its `gap` (mean confidence minus accuracy).
+        - `clusters`: For each cluster, the same metrics, `minus_rest` (its accuracy minus the accuracy of all other
+          questions), its characteristic `words`, and the `questions` nearest to its centre.
+
+        Each estimate has a `decision`: 1 if its interval is above 0, −1 if it is below 0, 0 if it contains 0, and None
+        if there is no interval.
     """
     store, table, clustering, confidences = domains
     n_clusters = int(clustering.cluster.max()) + 1
@@ -129,9 +133,9 @@ def _figures(domains: Domains, cluster: NDArray[np.int64], n_clusters: int) -> l
 
 
 def _accuracy_for(confidence: str, table: QuestionTable) -> Values:
-    """Return the accuracy [question] that is compared with a confidence; NaN without known grades.
+    """Return the accuracy [question] with which a confidence is compared; NaN without known grades.
 
-    If the confidence is computed from half of the answers, this is the accuracy on the other half.
+    If the confidence is computed from half of the answers, the accuracy on the other half is returned.
     """
     if not is_half(confidence):
         return table.accuracy
@@ -141,7 +145,7 @@ def _accuracy_for(confidence: str, table: QuestionTable) -> Values:
 
 
 def _records(found: Estimates) -> list[dict[str, Any]]:
-    """Convert estimates to a dict for each cluster, with a `decision` (see `domains_record`). NaN becomes None."""
+    """Convert estimates to one dict per cluster, and add a `decision` (see `domains_record`). NaN becomes None."""
     records = _rows({name: _without_nan(values) for name, values in found._asdict().items()})
     for record in records:
         low, high = record["low"], record["high"]
@@ -150,7 +154,7 @@ def _records(found: Estimates) -> list[dict[str, Any]]:
 
 
 def _without_nan(values: Values) -> list[float | None]:
-    """Convert values to a list with None for NaN."""
+    """Convert values to a list, and replace NaN by None."""
     return [None if value != value else value for value in values.tolist()]
 
 
@@ -197,7 +201,7 @@ def domains_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def domains_summary(record: dict[str, Any]) -> str:
-    """Return a summary of the clusters with a significant difference in accuracy or a significant calibration gap."""
+    """Describe the clusters that have a significant difference in accuracy or a significant calibration gap."""
     gaps: dict[str, dict[int, list[Any]]] = {name: {1: [], -1: []} for name in record["confidences"]}
     for cluster in record["clusters"]:
         for name, found in cluster["confidences"].items():

@@ -60,6 +60,8 @@ def auroc_of_counts(
 ) -> Auroc | None:
     """Compute the AUROC of confidences on all graded answers. All answers to a question have the same confidence.
 
+    Returns None in the same cases as `auroc_of`.
+
     Args:
         confidence: [question] confidences.
         right: [question] numbers of right answers.

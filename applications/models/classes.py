@@ -55,7 +55,7 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
 def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Question], classes: Classes) -> Values:
     """Return the fraction of each question's graded answers in each class, [question, class + 1] float64.
 
-    A right answer is in the class of its question. A wrong answer is in the class that it names. The last column counts
+    A right answer is in the class of its question. A wrong answer is in the class that it names. The last column is for
     wrong answers that name no class, several classes or the class of their question. An answer names a class if it
     contains the class name or an alias as whole words. If the name is a single letter, it must be the whole answer.
 
@@ -87,7 +87,7 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
 
 
 def _names(answer: str, names: set[str]) -> bool:
-    """Return whether an answer equals a name of one letter, or contains a longer name as whole words."""
+    """Return whether an answer names a class: it equals a one-letter name, or contains a longer name as whole words."""
     letters = {name for name in names if len(name) == 1 and name.isalpha()}
     return answer.strip(" .():") in letters or contains_answer(answer, names - letters)
 
@@ -110,7 +110,8 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
         - `classes`: Name, number of questions and metrics of each class.
         - `macro`: Macro averages of the metrics.
         - `n_averaged`: Number of classes in each macro average.
-        - `confusion`: [class, class + 1] sums of `shares` by right class and answered class.
+        - `confusion`: Confusion matrix [class, class + 1]. Row i contains the sum of `shares` over the questions whose
+          right class is i.
     """
     n, n_classes = len(shares), len(classes.names)
     actual = np.eye(n_classes)[:, classes.truth]
@@ -138,9 +139,9 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return the mean over classes of Σ `above` / Σ `below`. The sums are over questions.
+    """Return a function that computes the mean over classes of Σ `above` / Σ `below`, with resampling weights.
 
-    `above` and `below` have shape [class, question]. Classes with Σ `below` = 0 are left out.
+    Both have the shape [class, question]. The sums are over questions. Classes with Σ `below` = 0 are left out.
     """
     numerators, denominators = torch.from_numpy(above), torch.from_numpy(below)
 

@@ -24,8 +24,8 @@ def models(
     """Compare the accuracies of models, prompts or temperatures on the same questions, with paired tests.
 
     Args:
-        stores: Folders of two or more stores, which must contain samples and grades. The stores of a temperature grid
-            are compared with each other.
+        stores: Folders of two or more stores, which must contain samples and grades. In the folder of a temperature
+            grid, each temperature is treated as a store.
         confidences: Confidences whose AUROCs are compared: one source for each store in the same order, or a single
             source for all stores. A source is the folder of a saved probe, or FILE:COLUMN for a column of a Parquet or
             CSV file.

@@ -137,7 +137,7 @@ def _content(question: Question) -> dict[str, Any]:
 
 
 def _first_difference(stores: Sequence[Store]) -> str:
-    """Describe the first difference between two questions with the same id, or return an empty string."""
+    """Describe the first difference between two questions with the same id. Returns "" if there is none."""
     of_first = {question.id: _content(question) for question in stores[0].questions}
     for question in (question for store in stores[1:] for question in store.questions if question.id in of_first):
         if line := next(differences(_content(question), of_first[question.id]), ""):
@@ -157,7 +157,7 @@ def _check_rules(stores: Sequence[Store], grader: str) -> None:
         rules = "; ".join(f"'{store.path}': {rule}" for rule, store in store_of.items())
         raise InputError(
             f"Expected the grades by {grader!r} to follow the same rule in every store, but got "
-            f"{one_line(rules, 1000)}. Grade the answers with the same grader again."
+            f"{one_line(rules, 1000)}. Grade the answers in all stores again with this grader."
         )
 
 
@@ -198,8 +198,8 @@ def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
     """Read the confidences [store, question]; NaN where they are missing.
 
     Args:
-        sources: One source for each store, or a single source for all stores (see `read_confidence`), or none. A single
-            table must have the question ids of the first store.
+        sources: Sources of confidences (see `read_confidence`): one for each store, one for all stores, or none. If one
+            table is used for all stores, its question ids must be those of the first store.
         panel: The stores.
 
     Raises:

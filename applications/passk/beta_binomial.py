@@ -67,8 +67,8 @@ class BetaBinomial(NamedTuple):
 def moments(right: Counts, known: Counts, weights: Values) -> tuple[float, float]:
     """Estimate α and β by the method of moments, and clip them to a finite range.
 
-    The variance of p is the variance of c/n minus the mean sampling variance c(n − c)/(n²(n − 1)). Questions with only
-    one answer contribute to the mean, but not to the variance.
+    If c of n answers to a question are right, the variance of p is the variance of c/n minus the mean sampling variance
+    c(n − c)/(n²(n − 1)). Questions with only one answer contribute to the mean, but not to the variance.
     """
     mean = np.clip(np.average(right / known, weights=weights), 1e-3, 1 - 1e-3)
     several = known >= 2
@@ -92,13 +92,14 @@ def fit(
     """Fit a model by maximum likelihood, over ln α, ln β and π₀ (L-BFGS-B with exact gradients).
 
     Args:
-        right: [question] numbers of right answers. For speed, pass each pair of counts once, with a weight.
+        right: [question] numbers of right answers. For speed, pass each distinct pair of counts once,
+            with its frequency as the weight.
         known: [question] numbers of graded answers.
         weights: [question] weight of each question. By default, all weights are equal.
         zero_inflated: Whether π₀ is fitted. Otherwise, it is 0.
         fixed: Values of parameters that are not fitted, by name.
-        starts: Initial models. The default is the result of `moments`. A zero-inflated fit has a second
-            start, with a positive π₀.
+        starts: Initial models. The default is the result of `moments`. A zero-inflated fit then also starts from a
+            model with a positive π₀.
 
     Returns:
         The best fit over all initial models.
@@ -161,9 +162,9 @@ def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[fl
 def deviance(
     right: Counts, known: Counts, weights: Values, best: BetaBinomial, fixed: Mapping[str, float], zero_inflated: bool
 ) -> float:
-    """Return the deviance: twice the decrease in log-likelihood from `best` if the parameters in `fixed` are fixed.
+    """Return the deviance: twice the drop in log-likelihood from `best` if the parameters in `fixed` are held fixed.
 
-    The other parameters are refitted, as in a profile likelihood.
+    All other parameters are fitted again, as in a profile likelihood.
     """
     starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
     other = fit(right, known, weights, zero_inflated, fixed, starts)
@@ -175,13 +176,13 @@ Quantity = Callable[[Values], tuple[float, Values]]
 
 
 def coordinate(name: str) -> Quantity:
-    """Return the coordinate of a parameter (ln α, ln β or π₀) as a `Quantity`."""
+    """Return a function that maps the coordinates (ln α, ln β, π₀) to one of them and its gradient."""
     slope = np.eye(3)[PARAMETERS.index(name)]
     return lambda at: (float(slope @ at), slope)
 
 
 def pass_at(k: int) -> Quantity:
-    """Return the mean Pass@K over the population as a `Quantity`."""
+    """Return a function that maps the coordinates (ln α, ln β, π₀) to the mean Pass@K and its gradient."""
 
     def quantity(at: Values) -> tuple[float, Values]:
         (alpha, beta), share = np.exp(at[:2]), at[2]
@@ -205,8 +206,8 @@ def profile_interval(
 ) -> tuple[float, float]:
     """Compute the profile-likelihood interval of a quantity.
 
-    The interval contains the values of the quantity for all parameters whose deviance is at most the `level` quantile
-    of the χ² distribution with one degree of freedom. At the boundary π₀ = 0, the interval is conservative.
+    The interval contains the values of the quantity for all parameters with a small deviance. The largest deviance is
+    the `level` quantile of the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative.
 
     Args:
         right: [question] numbers of right answers.

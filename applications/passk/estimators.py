@@ -63,7 +63,10 @@ def all_wrong(right: Counts, known: Counts, most: int) -> Values:
 
 
 def distinct(*columns: Counts) -> tuple[tuple[Counts, ...], Counts]:
-    """Return the distinct rows of `columns`, and the index [question] of each question's row."""
+    """Find the distinct combinations of values in `columns`.
+
+    Returns the combinations, and the index [question] of each question's combination.
+    """
     rows, place = np.unique(np.stack(columns), axis=1, return_inverse=True)
     return tuple(rows), place.ravel()
 

@@ -33,8 +33,8 @@ class Extrapolation(NamedTuple):
     """Fitted models and the content of their record.
 
     Attributes:
-        models: The fit of each model in `MODELS`.
-        record: See `extrapolate`.
+        models: The fitted models, by their names in `MODELS`.
+        record: The record that `extrapolate` describes.
     """
 
     models: dict[str, BetaBinomial]
@@ -72,8 +72,8 @@ def extrapolate(right: Counts, known: Counts, k: Sequence[int], n_resamples: int
           interval.
         - `profile`: Values of π₀ (`zero_share`) and the `deviance` at each value. None if every question has a right
           answer.
-        - For each model, a dict with the parameters, `pass_at_k` [k], the sum of the held-out log-likelihoods
-          (`held_out`), and the names of the parameters at a bound (`at_bounds`).
+        - `beta_binomial`, `zero_inflated`: A dict with the parameters of the model, `pass_at_k` [k], the sum of the
+          held-out log-likelihoods (`held_out`), and the names of the parameters at a bound (`at_bounds`).
     """
     (c, n), place = distinct(right, known)
     weights = np.bincount(place).astype(np.float64)

@@ -38,17 +38,17 @@ def error_records(
     n_resamples: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Score the predictions of confidences and baselines for individual questions.
+    """Score predictions of Pass@K for individual questions, from confidences and from three baselines.
 
-    There are three baselines:
+    The baselines are:
 
-    - `base_rate`: The confidence is the mean accuracy of the other questions.
+    - `base_rate`: The confidence is the mean accuracy on the other questions.
     - `mean_pass_at_k`: The prediction is the mean Pass@K of the other questions.
     - `oracle`: The confidence is the accuracy on half of the question's answers.
 
     Args:
         confidences: Confidences [question] by name.
-        counts: Numbers of right and of graded answers [question]. The key False is for all answers, and True for
+        counts: Maps False to the numbers [question] of right and of graded answers, and True to the same numbers for
             answers with odd indices. Methods that use the answers with even indices are scored on those with odd
             indices.
         k: Numbers of answers, in ascending order.

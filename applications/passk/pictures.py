@@ -1,4 +1,4 @@
-"""Pictures of Pass@K: curves with predictions and extrapolations, the profile of π₀, and temperatures."""
+"""Pictures of Pass@K: curves with predictions and extrapolations, the deviance against π₀, and temperatures."""
 
 from typing import Any
 

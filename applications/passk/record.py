@@ -65,7 +65,7 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
 
 
 def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -> list[dict[str, Values]]:
-    """Read the confidences [question] for each store, by name. The column names of passk.parquet are reserved.
+    """Read the confidences [question] for each store, by name. A name cannot be that of a column of passk.parquet.
 
     Raises:
         InputError: If a source cannot be read, a question has no confidence, or a name is repeated or reserved.
@@ -139,7 +139,7 @@ def passk_record(
 
 
 class _Measured(NamedTuple):
-    """Counts [question] of one store, the values `k` of K, and the options for resampling."""
+    """Counts and groups [question] of one store, the values of K, and the options for resampling."""
 
     right: Counts
     known: Counts
@@ -158,13 +158,13 @@ def _store_record(
     """Compute the results of the store with index `i`, and fit its models.
 
     Returns:
-        The fitted models, and a record with counts and these entries:
+        A record and the fitted models (None if they cannot be fitted). The record has counts and these entries:
 
         - `avg_at_n`: Mean accuracy.
         - `pass_at_k`, `over_groups`: [k] mean Pass@K over questions and over groups.
         - `errors`: Result of `error_records`.
-        - `curve`: Values `k`, the predictive bands `predicted`, and the measured Pass@K (`measured`) for each k up to
-          the smallest number of graded answers.
+        - `curve`: Values `k`, and at each k a band for each confidence (`predicted`). `measured` contains the measured
+          Pass@K at each k up to the smallest number of graded answers.
         - `extrapolation`: Record of `extrapolate`. If it is None, `not_extrapolated` gives the reason.
         - `beyond`: Values of k in the table of extrapolations.
     """

@@ -1,4 +1,7 @@
-"""Pass rates for the same number of answers, either split over temperatures or all at one temperature."""
+"""Pass rates for the same number of answers, either split over temperatures or all at one temperature.
+
+The pass rate is the mean over questions of the probability that at least one of these answers is right.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +17,10 @@ from probes.metrics.intervals import WeightedMetric, minus
 
 
 def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
-    """Repeat the answer at temperature 0 if there is only one per question. Further answers would be identical.
+    """Count the only answer at temperature 0 several times, because further answers would be identical.
 
-    `right` and `known` are the counts [temperature, question] of a grid. Returns both counts with repeated answers.
+    `right` and `known` are the counts [temperature, question] of a grid. Both are returned. They do not change if there
+    are several answers at temperature 0.
     """
     if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
         return right, known
@@ -38,9 +42,9 @@ def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
 
 
 def best_single(passed: Tensor, first: Tensor) -> WeightedMetric:
-    """Return the pass rate at the best single temperature, as a function of resampling weights.
+    """Return a function that computes the pass rate at the best single temperature with resampling weights.
 
-    For each half of the questions, the temperature with the highest pass rate on this half is evaluated on the other
+    On each half of the questions, the temperature with the highest pass rate is chosen. It is evaluated on the other
     half. The choice is repeated in each resample.
 
     Args:
@@ -64,7 +68,7 @@ def temperature_record(
     n_resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Compare even splits of a budget over temperatures with single temperatures.
+    """Compare splitting a budget evenly over the temperatures with spending all of it at one temperature.
 
     Args:
         right: [temperature, question] numbers of right answers.
@@ -81,10 +85,10 @@ def temperature_record(
         - `union`: Fraction of questions with a right answer at any temperature.
         - `solved`: [temperature] fraction of questions with a right answer at each temperature.
         - `n_answers`: Mean number of answers per question, over all temperatures.
-        - `budgets`: For each budget, the number `k` of answers, the `split` over the temperatures, and the pass rates
-          `of_split`, `of_single` [temperature] and `of_best` (see `best_single`). `chosen` contains the best
-          temperature on each half of the questions, and `split_minus_best` the paired difference. The list is empty if
-          there are fewer than two questions.
+        - `budgets`: One dict per budget; empty if there are fewer than two questions. `k` is the number of answers, and
+          `split` their number at each temperature. Pass rates are `of_split`, `of_single` [temperature] and `of_best`
+          (see `best_single`). `split_minus_best` is the difference `of_split` − `of_best`. `chosen` contains the best
+          temperature on each half of the questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

@@ -1,4 +1,4 @@
-"""Read the results of a store by fact and form."""
+"""Read the results of a store for each fact and each form of its questions."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ LIKELIHOOD = "likelihood"
 
 
 class Cells(NamedTuple):
-    """Results by form and pair. A pair contains all questions about the same fact.
+    """Results for each form and pair. A pair contains all questions about a fact. A form is a kind of phrasing.
 
     Attributes:
         pairs: Values of ``meta.pair``, sorted.

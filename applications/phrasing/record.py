@@ -19,7 +19,7 @@ ACCURACY = "accuracy"
 
 
 def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compare the accuracies and likelihoods of each pair of forms.
+    """Compare the accuracies and likelihoods of every two forms of questions.
 
     Args:
         store: The store.
@@ -32,9 +32,9 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
         The content of phrasing.json, with these entries among others:
 
         - `forms`: Counts, mean accuracy and mean likelihood of each form.
-        - `tests`: Results of `paired_record` for the accuracy and the likelihood of each pair of forms, with the Holm
-          correction over all tests.
-        - `joint`: For each pair of forms `a` and `b`, the probabilities that `both`, `only_a`, `only_b` or `neither` is
+        - `tests`: Results of `paired_record` for the accuracies and the likelihoods of every two forms. The p-values
+          are corrected by Holm's method over all tests.
+        - `joint`: For every two forms `a` and `b`, the probabilities that `both`, `only_a`, `only_b` or `neither` is
           answered correctly. The answers to the two forms are assumed to be independent.
     """
     values = {ACCURACY: cells.accuracy}
@@ -79,7 +79,7 @@ def _mean(figure: str, values: Values) -> dict[str, Any] | None:
 
 
 def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
-    """For two answers to a pair, one per form, return the probability of each joint outcome, averaged over pairs."""
+    """Return the mean probability of each joint outcome of two independent answers with accuracies `a`, `b` [pair]."""
     shares = {"both": a * b, "only_a": a * (1 - b), "only_b": (1 - a) * b, "neither": (1 - a) * (1 - b)}
     return {name: share_interval(share) for name, share in shares.items()}
 

@@ -93,7 +93,7 @@ def read_poll(path: str, grader: str | None = None) -> Poll:
 def _ballots(
     tables: Mapping[float, QuestionTable], rows: Mapping[float, NDArray[np.int64]], equal: Equal | None
 ) -> Ballots | None:
-    """Join the answers to a question at all temperatures, or return None if the question has to be left out."""
+    """Join the answers to a question at all temperatures. Returns None if the question must be left out."""
     drawn = {t: of[:1] if t == 0 and len(tables) > 1 else of for t, of in rows.items()}
     turns = sorted((turn, t, row) for t, of in drawn.items() for turn, row in enumerate(of.tolist()))
     if not all(map(len, drawn.values())) or len(turns) < 2:

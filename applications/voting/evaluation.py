@@ -90,8 +90,8 @@ def evaluate_rules(
         ballots: Answers to each question.
         half: [question] half of each question, 0 or 1.
         rules: Names of the rules.
-        confidences: Dict from name to confidences [question] for the rule `prior`. The rule is also evaluated with the
-            base rate of the other half of the questions. The methods are named ``prior_NAME``.
+        confidences: Confidences [question] for the rule `prior`, by name. The rule is also evaluated with the base rate
+            of the other half of the questions. The results are named ``prior_NAME``.
         orders: Number of random orders per question.
         seed: Seed of the orders.
     """
@@ -156,10 +156,10 @@ def _cross_tuned(
     """Choose a setting on each half of the questions, and evaluate it on the other half.
 
     Args:
-        of_halves: One outcome per half, from a rule tuned on that half. It contains the results of every setting on
-            all questions.
-        half: [question] half of each question.
-        choose: Function of the outcomes and a mask of questions that returns the index of a setting.
+        of_halves: For each half, the outcome [setting, question] on all questions. If a rule has a prior, the prior is
+            fitted on this half.
+        half: [question] half of each question, 0 or 1.
+        choose: Function that chooses a setting for the questions in a mask.
         settings: The settings.
     """
     chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])
@@ -178,7 +178,7 @@ def _share_right(ballots: list[Ballots], questions: NDArray[np.bool_]) -> float:
 
 
 def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: NDArray[np.float64]) -> list[Prior]:
-    """Fit the concentration κ and the diversity θ on the questions in a mask. Return the priors of all questions."""
+    """Fit the concentration κ and the diversity θ of the prior on the questions in a mask. Return all priors."""
     counts = [
         (one.right[one.classes].sum(), len(one.classes), (~one.right[np.unique(one.classes)]).sum()) for one in ballots
     ]
@@ -212,7 +212,7 @@ def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
 
 
 def _best_temperature(ballots: list[Ballots], half: NDArray[np.int64], orders: int, seed: int) -> Evaluated:
-    """Evaluate the vote at the best temperature, which is chosen on the other half of the questions."""
+    """Evaluate the majority vote at the best temperature. It is chosen on the other half of the questions."""
     temperatures = np.unique(ballots[0].temperatures)
     outcomes = [
         Outcome.stack(

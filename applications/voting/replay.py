@@ -12,9 +12,9 @@ from extract.sampling.stopping import Answers, StoppingRule
 
 
 class Outcome(NamedTuple):
-    """Means over random orders of the answers.
+    """Results of a rule, averaged over random orders of the answers.
 
-    Arrays have shape [threshold], or [threshold, question] for several questions.
+    Arrays have the shape [threshold], or [threshold, question] for several questions.
 
     Attributes:
         accuracy: Fraction of orders in which the decision is right.
@@ -65,7 +65,7 @@ class Replay:
         return Outcome(*np.array(found).T)
 
     def by_answers(self, numbers: Iterable[int]) -> NDArray[np.float64]:
-        """Return the accuracy of the majority vote after each number of answers; NaN if there are fewer answers."""
+        """Return the accuracy of the majority vote over n answers, for each n; NaN if there are fewer answers."""
         means = self.right.mean(0)
         return np.array([means[n - 1] if n <= len(means) else np.nan for n in numbers])
 

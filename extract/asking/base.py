@@ -35,7 +35,8 @@ class AskContext:
         device: Device of the sentence encoder and the entailment classifier: auto, cpu, cuda or cuda:N.
         embedding_model: Name of the embedded sentence encoder, or the Hub id or folder of another encoder.
         nli_model: Hub id or folder of an entailment classifier. None if no baseline uses it.
-        grader: Grader whose normalised answers the baseline `entailment` compares. By default, the store's only grader.
+        grader: Name of the grader that normalises answers for the baseline `entailment`. By default, the store's only
+            grader.
         max_new_tokens: Maximum number of tokens in a reply for the baseline `verbalized`.
         continuations: Whether the baseline `likelihood` scores the letters or the texts of options.
     """
@@ -50,7 +51,10 @@ class AskContext:
 
 
 class AskedBaseline(ABC):
-    """Baseline that queries a model, one shard at a time. Its `name` is its key in the registry and in the store."""
+    """Baseline that queries a model about one shard of a store at a time.
+
+    The attribute `name` is the baseline's key in the registry and in the store.
+    """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
         self.name, self.store, self.context = name, store, context
@@ -61,7 +65,10 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model, or of a served model's local copy. The copy is loaded if necessary."""
+        """Identity of the store's model. For a served model, this is the identity of its local copy.
+
+        The copy is loaded if its identity is not known yet.
+        """
         if self.store.model_is_unknown:
             self.context.load()
         return self.store.model
@@ -73,7 +80,10 @@ class AskedBaseline(ABC):
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, prompts and options as JSON values. All files of a scope must have the same settings."""
+        """Return the settings as JSON values: the model, the prompts and the options.
+
+        All files of the baseline for one scope must have the same settings.
+        """
 
     @property
     def values(self) -> Asked | Signals:
@@ -100,7 +110,10 @@ class AskedBaseline(ABC):
         """Query the model and write the file of a shard. Return the number of rows without a usable value."""
 
     def questions(self, shard: Shard) -> dict[str, str]:
-        """Return a dict from id to text for a shard's questions. A chat has one line ``role: content`` per message."""
+        """Return the text of each question in a shard, by question id.
+
+        The text of a chat has one line ``role: content`` per message.
+        """
         texts = {}
         for question in self.store.questions.block(shard):
             prompt = question.prompt
@@ -109,7 +122,7 @@ class AskedBaseline(ABC):
         return texts
 
     def answers(self, shard: Shard) -> list[dict[str, Any]]:
-        """Return the sample rows of a shard."""
+        """Return the sampled answers in a shard as rows of the store's table of samples."""
         assert isinstance(shard, SampleRange)
         return self.store.samples.read(shard).to_pylist()
 
@@ -129,10 +142,12 @@ class AskedTable(AskedBaseline):
 
 
 def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker) -> None:
-    """Check the settings against the stored settings, and compute all missing values.
+    """Compute all missing values of the given baselines.
+
+    First, the settings of the baselines are compared with the settings recorded in the store.
 
     Raises:
-        InputError: If settings differ from the stored settings, or a model can't be loaded or queried.
+        InputError: If the settings differ from the recorded settings, or a model can't be loaded or queried.
     """
     missing = {}
     for baseline in baselines:
@@ -155,7 +170,7 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
 
 @contextmanager
 def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
-    """Load the models of a baseline, and yield a function that writes a shard's file if that file is missing."""
+    """Load the models of a baseline, and yield a function that writes the file of a shard unless the file exists."""
     baseline.prepare()
 
     def fill(shard: Shard, progress: Done) -> int:
@@ -179,5 +194,5 @@ def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
 
 
 def answer_line(text: str) -> str:
-    """Return the first non-blank line of an answer after its reasoning, or "" if there is none."""
+    """Remove the reasoning from an answer, and return the first non-blank line of the rest ("" if there is none)."""
     return first_line(without_reasoning(text))

@@ -47,11 +47,11 @@ def cluster(
     questions: Sequence[tuple[Clusters, Iterable[Answer]]],
     entails: Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]],
 ) -> None:
-    """Assign the new answers to several questions to clusters.
+    """Add new answers to the clusters of their questions.
 
-    The result is the same as if answers were assigned one at a time. Answers with the same normalised form are treated
-    as one answer. A pair of answers is classified at most once. The reverse pair is classified only if the first answer
-    entails the second.
+    The result is the same as if the answers were added one at a time. Answers with the same normalised form are treated
+    as one answer. No pair of answers is compared twice. Whether the second answer entails the first is tested only if
+    the first entails the second.
 
     Args:
         questions: Clusters and new answers of each question. The clusters are extended in place. The answers must be
@@ -104,7 +104,10 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """For each pair, return whether entailment is the most likely label, and the number of tokens."""
+        """For each (premise, hypothesis) pair, return whether the premise entails the hypothesis, and the token count.
+
+        The premise entails the hypothesis if entailment is the most likely label.
+        """
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
@@ -115,8 +118,7 @@ class Entailment(AskedTable):
     """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
     Answers with the same normalised form are in the same cluster and are never compared. Each range of samples extends
-    the clusters of earlier ranges. The result does not depend on how the samples
-    are divided into ranges.
+    the clusters of earlier ranges, so the result does not depend on the division into ranges.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
@@ -146,7 +148,10 @@ class Entailment(AskedTable):
         return {**self.classifier.settings, "grader": self._grader, "entailment": "strict", "text": text}
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per answer. The value is the sample index of the first member of the answer's cluster."""
+        """Return one row per answer. Its value identifies the answer's cluster.
+
+        The value is the sample index of the cluster's first member.
+        """
         assert isinstance(shard, SampleRange)
         clusters: dict[str, Clusters] = defaultdict(Clusters)
         for earlier in self.store.samples.ranges():

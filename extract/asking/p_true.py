@@ -36,7 +36,7 @@ def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
         n_vocab: Size of the model's output vocabulary.
 
     Raises:
-        InputError: If the tokenizer has no single token for Yes or for No.
+        InputError: If the tokenizer has no token that is a form of Yes, or none that is a form of No.
     """
     texts = tokenizer.batch_decode([[i] for i in range(min(n_vocab, len(tokenizer)))])
     yes, no = ([i for i, text in enumerate(texts) if text.strip().casefold() == word] for word in ("yes", "no"))
@@ -49,7 +49,9 @@ def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
 
 
 def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
-    """Compute the ratio P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no). P is the sum over all forms of a word.
+    """Compute the ratio P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no).
+
+    P(yes) and P(no) are the total probabilities of all forms of Yes and of No.
 
     Args:
         logits: Logits of the first token after the prompt, of shape [..., vocab].
@@ -66,7 +68,7 @@ def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[
 class YesNoReader:
     """Reads the probabilities of Yes and No after each prompt, at temperature 1. No tokens are drawn.
 
-    The common prefix of the prompts is read once, as in `PromptReader`.
+    A prefix that all prompts share is read only once.
 
     Args:
         model: Causal language model in evaluation mode.
@@ -111,7 +113,7 @@ class YesNoReader:
 class PTrue(AskedTable):
     """Asks the store's model whether it can answer a question.
 
-    The question comes last, so that the prompts share a prefix.
+    The question comes last in the prompt, so that the prompts of all questions share a prefix.
     """
 
     template: ClassVar[str] = (
@@ -125,7 +127,7 @@ class PTrue(AskedTable):
         return asking_prompt({**self.store.identity["policy"], "model": self.model}, self.template)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, the prompt and the minimum mass."""
+        """Return the model, the prompt and `LEAST_MASS` as JSON values."""
         return {"model": self.model, "prompt": self.prompt.record(), "least_mass": LEAST_MASS}
 
     def prepare(self) -> None:
@@ -133,7 +135,7 @@ class PTrue(AskedTable):
         self._reader = YesNoReader(*self.context.load())
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per question. Each question costs one completion token."""
+        """Return one row per question. Each row counts one completion token."""
         tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = [self.prompt.encode(tokenizer, text) for text in questions.values()]
         values = self._reader.read(prompts, progress)
@@ -147,8 +149,8 @@ class PTrue(AskedTable):
 class PTrueAnswer(PTrue):
     """Shows each answer to the store's model and asks whether the answer is right.
 
-    If several answers to a question are identical, only one is read. Every answer still has its own row, with the full
-    token count.
+    If several answers to a question are identical, the model reads only one of them. Every answer still has its own
+    row, with the full token count.
     """
 
     template = "Is the proposed answer to the question correct? Reply with one word, Yes or No.\n\nQuestion: {question}"

@@ -83,7 +83,10 @@ class TextReader:
         )
 
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[dict[str, list[int]]]:
-        """Tokenize texts or pairs of texts into model inputs, truncated to the model's token limit."""
+        """Tokenize texts, or pairs of texts. Returns one dict of model inputs per text or pair.
+
+        Inputs that exceed the model's token limit are truncated.
+        """
         cut: dict[str, Any] = {} if math.isinf(self._limit) else {"truncation": True, "max_length": self._limit}
         columns = zip(*texts, strict=True) if texts and isinstance(texts[0], tuple) else [texts]
         encoded = self._tokenizer(*map(list, columns), **cut)

@@ -127,7 +127,7 @@ class Verbalized(AskedTable):
 
 
 def _add_replies(row: dict[str, Any], replies: Sequence[Sample]) -> None:
-    """Add replies to a row until one states a probability, as if they had been drawn one by one."""
+    """Add replies to a row, up to the first reply that states a probability."""
     for reply in replies:
         row["value"], row["text"] = parse_confidence(reply.text, reply.finish_reason == "stop"), reply.text
         row["prompt_tokens"] += reply.prompt_tokens

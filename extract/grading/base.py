@@ -44,7 +44,7 @@ class Grader:
 
     Attributes:
         name: Name of the grader, and of the folder that contains its grades.
-        rule: Description of the rule, stored with the grades.
+        rule: Description of the rule. It is stored with the grades.
         running: Function that returns a context manager. The context manager sets up the grader's resources and yields
             a function that grades answers.
         kinds: Kinds of questions for which this grader is the default.
@@ -97,12 +97,13 @@ def from_decisions(
     rule: str,
     kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """Build a grader whose decisions are expensive. Each distinct answer to a question is graded only once.
+    """Build a grader whose decisions are expensive. It grades each distinct answer to a question only once.
 
     Args:
         parse: Function that takes a question and an answer without its reasoning, and returns the parsed answer or
             None.
-        start: Function that returns a context manager. The context manager yields a function that decides cases.
+        start: Function that returns a context manager. The context manager yields a function that grades a list of
+            cases.
         name, rule, kinds: See `Grader`.
     """
 

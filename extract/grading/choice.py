@@ -90,7 +90,7 @@ def _grade(question: Question, text: str) -> Grade:
 
 
 def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
-    """Yield the option letters that each rule finds, starting with the most reliable rule."""
+    """Apply the rules in order of reliability, and yield the option letters that each rule finds."""
     yield _match_exact(text, options)
     text = _plain(text)
     if (boxed := last_boxed(text)) is not None:
@@ -107,11 +107,7 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 
 
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
-    """Find the options that a statement chooses.
-
-    If the statement equals an option, this option is the result. Otherwise, the result is the first group of option
-    letters. Options whose text is in the statement are added if it has no letters, or other words before the letters.
-    """
+    """Find the options that the statement `text[start:end]` chooses by their letters or texts."""
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
     if exact or not letters:
@@ -136,10 +132,7 @@ def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """Return the span from a cue to the end of its line.
-
-    If this span is blank and only one line of text follows, the span ends with that line.
-    """
+    """Return the span that a cue refers to: the rest of its line or, if that is blank, the only line below it."""
     line, _, below = text[start : start + _FAR].partition("\n")
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)
@@ -180,21 +173,18 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 
 
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
-    """Whether two successive letters are named together, as in "A or B".
-
-    Only joining words, signs and white space may separate them. If only a line break separates them, or white
-    space after a period or colon, the first letter must not be denied, and the second must not begin a sentence.
-    """
+    """Whether two successive option letters are named together, as in "A or B"."""
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):
         return False
     if between.strip() or ("\n" not in between and text[last - 1] not in ".:"):
         return True
+    # after a line break, period or colon, the second letter must not begin a sentence
     return bool(_ALONE.match(text, match.end(), end)) and not _is_denied(text, first, last)
 
 
 def _is_denied(text: str, start: int, end: int) -> bool:
-    """Whether a denial directly follows an option, or precedes it by at most 80 characters."""
+    """Whether an answer denies the option at `text[start:end]`, as in "not B" or "B is wrong"."""
     is_rejected = _REJECTED_BEHIND.match(text, end) is not None
     if _EXCEPTED.search(text, max(0, start - 80), start):
         return not is_rejected
@@ -216,7 +206,7 @@ def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
-    """Find the options whose text occurs as whole words or numbers, not denied and not inside a longer option."""
+    """Find the options whose text occurs in an answer as whole words or numbers. Denied options are ignored."""
     words, values = f" {_form(text)} ", set(numbers(text))
     found, forms = set(), {letter: _form(choice) for letter, choice in options.items()}
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):
@@ -231,7 +221,7 @@ def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _places(words: str, form: str) -> list[tuple[int, int]]:
-    """Return the spans of `words` that equal `form`, except spans next to a sign that changes their meaning."""
+    """Return the spans of `words` that equal `form`. A span next to a sign such as "-" or "/" does not count."""
     if not form or (len(form) == 1 and form.isalpha()):
         return []
     places = []
@@ -253,14 +243,11 @@ def _form(text: str) -> str:
 
 
 def _without_list(text: str, options: Mapping[str, str]) -> str:
-    """Remove the list of options if the text repeats it. A list has at least two options, in alphabetical order.
-
-    The last option of the list may be truncated. A line that begins with an option's letter is part of the list, even
-    if its text differs. After the list, an option that breaks the alphabetical order is an answer and is kept.
-    """
+    """Remove the list of options from an answer that repeats it."""
+    # a list has at least two options, in alphabetical order; a later option that breaks this order is the answer
     letters = options.items()
     listed = {start: (end, letter) for letter, choice in letters for start, end in _listed(text, letter, choice)}
-    for head in _HEAD.finditer(text):
+    for head in _HEAD.finditer(text):  # the text of the option can differ
         if head[1] in options:
             listed.setdefault(head.start(), (head.end(), head[1]))
     runs: list[list[tuple[int, int, str]]] = []
@@ -279,9 +266,10 @@ def _without_list(text: str, options: Mapping[str, str]) -> str:
 
 
 def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans where an option is listed with its letter. The last option of a text can be truncated."""
+    """Yield the spans where the text lists an option with its letter, such as "B. Lima"."""
     for match in re.finditer(rf"[(\[*]{{0,2}}\b{letter}(?:[)\].:*]{{1,3}}\s?|\Z)", text):
         rest = text[match.end() : match.end() + len(choice)]
+        # at the end of the text, the option can be truncated
         is_cut = match.end() + len(rest) == len(text) and choice.startswith(rest)
         if rest == choice or (is_cut and (rest or text[: match.start()].endswith("\n"))):
             yield match.start(), match.end() + len(rest)

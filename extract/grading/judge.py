@@ -55,7 +55,7 @@ class Judge:
 
     @property
     def rule(self) -> str:
-        """Description of everything that affects the verdicts, stored with the grades."""
+        """Description of everything that affects the verdicts. It is stored with the grades."""
         extra = f", with {self.server.extra_body}" if self.server.extra_body else ""
         return (
             f"Right when the model {self.model!r}, at temperature 0 and with at most {self.max_tokens} tokens{extra}, "
@@ -93,7 +93,7 @@ def judge_grader(judge: Judge) -> Grader:
 
 
 def parse_for_judge(question: Question, text: str) -> str | None:
-    """Normalise an answer's whitespace, and also its case, unless the question is case-sensitive."""
+    """Normalise the whitespace of an answer. If the question is not case-sensitive, also convert to lower case."""
     text = " ".join(_both_ends(text).split())
     return (text if question.meta.get("case_sensitive") else text.casefold()) or None
 
@@ -110,11 +110,8 @@ def messages_for(case: Case) -> list[dict[str, str]]:
 
 
 def _read_verdict(reply: str) -> bool | None:
-    """Extract the verdict from a reply: True for yes, False for no, or None if it is unclear.
-
-    A verdict is the only word on a line, or the first word of the reply if punctuation follows it. "No way to tell" is
-    not a verdict.
-    """
+    """Extract the verdict from a reply: True for yes, False for no, or None if it is unclear."""
+    # a verdict is alone on its line, or begins the reply and precedes punctuation; "No way to tell" is no verdict
     lines = [line for line in without_reasoning(reply).lower().splitlines() if re.search("[a-z]", line)]
     words = [re.findall("[a-z]+", line) for line in lines]
     decisive = [line for n, line in enumerate(words) if len(line) == 1 or (n == 0 and _FIRST.match(lines[0]))]
@@ -139,7 +136,7 @@ class _Asking:
         """Grade each case as right, wrong or unknown.
 
         Raises:
-            InputError: If an error stopped the judge in an earlier call, or before it graded any of these cases.
+            InputError: If an error has stopped the judge before any of these cases was graded.
         """
         self.refuse_to_go_on()
         verdicts: list[bool | None] = [None] * len(cases)

@@ -101,8 +101,8 @@ def stated_answer(text: str) -> str | None:
     r"""Extract the final answer from a text and normalise it with `spelled`. Returns None if there is no answer.
 
     In order of preference, the answer is the content of the last \boxed{}, the text after the last "answer is", the
-    last formula, or the last line. In prose with a single number, the answer is this number. In
-    prose without numbers, the answer is the words. A number or formula is not an answer if it is denied ("not 20") or
+    last formula, or the last line. If this text is prose with a single number, the answer is the number. If it is prose
+    without numbers, the answer is all of its words. A number or formula is not an answer if it is denied ("not 20") or
     incomplete ("10 or 20", "20 times x").
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")

@@ -55,8 +55,8 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
 class Algebra:
     """Compares expressions with math-verify in a separate process.
 
-    The process starts on first use and restarts after a failure. It ends with the ``with`` block or the parent process.
-    Instances are thread-safe.
+    The process starts on first use and restarts after a failure. It stops when the ``with`` block or the parent process
+    ends. Instances are thread-safe.
 
     Args:
         seconds: Time limit per answer.
@@ -76,7 +76,10 @@ class Algebra:
         self._lock = Lock()
 
     def equal(self, golds: Sequence[str], answer: str) -> Verdict:
-        """Whether an answer equals any of `golds`. None if undecided, "unread" if the answer is not an expression."""
+        """Return whether an answer equals at least one of `golds`.
+
+        The result is None if undecided, and "unread" if the answer is not an expression.
+        """
         with self._lock:
             process = self._process = self._process or _start()
             asked = {"golds": golds, "answer": answer, "seconds": self.seconds}

@@ -19,7 +19,7 @@ from extract.store.store import Store
 
 
 def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
-    """Grade all ungraded answers in a worker's blocks, and retry undecided answers. Existing grades are kept.
+    """Grade all ungraded answers in a worker's blocks, and retry undecided answers. Other grades are kept.
 
     Raises:
         InputError: If the existing grades follow a different rule, or the grader can't grade the questions.
@@ -81,7 +81,7 @@ def _grading(store: Store, grader: Grader) -> Iterator[Callable[[SampleRange, Pr
 
 
 def _check_references(store: Store) -> None:
-    """Check that every question has references. Questions from an imported log can lack references."""
+    """Raise an error if a question has no references. Questions from an imported log can lack references."""
     table = store.questions.table
     lacking = table["question_id"].filter(pc.equal(pc.list_value_length(table["references"]), 0))
     if len(lacking):
@@ -92,7 +92,7 @@ def _check_references(store: Store) -> None:
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
-    """Count the undecided answers in `samples` that should be graded again."""
+    """Count the answers in `samples` whose grade is undecided and should be retried."""
     if not grader.may_decide_later:
         return 0
     n_unknown = int(store.grades.read(grader.name, samples)["right"].null_count)
@@ -105,7 +105,7 @@ def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
 def _grade_range(
     store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade_all: Callable[..., list[Grade]]
 ) -> list[str]:
-    """Grade the answers that `old` leaves undecided. Write all grades of the range, and return the new verdicts."""
+    """Grade the answers that are undecided or missing in `old`. Write all grades, and return the new verdicts."""
     rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()
@@ -130,7 +130,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, block: int) -> Known:
-    """Load the earlier decisions of a grader about the answers in a block, if the grader retries undecided answers."""
+    """Load a grader's decisions about the answers in a block. Empty for a grader that never retries answers."""
     known: Known = {}
     for samples in store.samples.ranges() if grader.may_decide_later else ():
         if samples.block == block:

@@ -18,9 +18,10 @@ _AT_ONCE = 32
 
 
 class Likelihood(AskedTable):
-    """Scores each continuation of a question twice: after the policy's prompt, and without a prompt.
+    """Scores the continuations of each question: its options, or its reference answer if it has no options.
 
-    The value is the probability of the most likely continuation, relative to all continuations of the question.
+    Each continuation is scored twice: after the policy's prompt, and without a prompt. The value of a question is the
+    probability of its most likely continuation, divided by the total probability of its continuations.
     """
 
     _batch_tokens = BATCH_TOKENS

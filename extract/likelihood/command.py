@@ -56,8 +56,8 @@ def likelihood(
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
 
     Raises:
-        InputError: If not exactly one of `store`, `prompt` and `texts` is passed, if the input can't be read or scored,
-            or if an option does not apply to the input.
+        InputError: If none or several of `store`, `prompt` and `texts` are passed, if the input can't be read or
+            scored, or if an option does not apply to the input.
     """
     given = [name for name, value in (("store", store), ("prompt", prompt), ("texts", texts)) if value is not None]
     if len(given) != 1:

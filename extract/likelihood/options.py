@@ -74,7 +74,9 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
 
 
 def probability(logprobs: Sequence[float]) -> float | None:
-    """Return the most likely continuation's share of the total probability, or None for a single continuation.
+    """Return the probability of the most likely continuation, divided by the total probability of all continuations.
+
+    The result is None for a single continuation. `logprobs` contains one log-probability per continuation.
 
     >>> round(probability([-1.0, -2.0]), 4), probability([-1.0])
     (0.7311, None)
@@ -90,7 +92,8 @@ def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
         normalisation: Name in `NORMALISATIONS`.
 
     Returns:
-        Array of shape [question]: 1 if right, 0 if wrong, NaN if the right continuation is unknown or the only one.
+        Array of shape [question]: 1 if right, 0 if wrong. NaN if the right continuation is unknown, or if there is only
+        one continuation.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

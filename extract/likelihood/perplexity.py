@@ -1,4 +1,4 @@
-"""Perplexity of texts under a causal language model, with overlapping windows for texts longer than the context."""
+"""Perplexity of texts under a causal language model. Long texts are read in overlapping windows."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ _DEFAULT_CONTEXT = 2048
 
 
 class Estimate(NamedTuple):
-    """Perplexity with its 95 % interval, which is None if there is only one text."""
+    """Perplexity and its 95 % interval. The interval is None if there is only one text."""
 
     value: float
     interval: tuple[float, float] | None

@@ -14,7 +14,7 @@ from extract.viewing.summary import interval
 
 
 def describe_options(store: Store) -> list[str]:
-    """Format the accuracy of the most likely options and its 95 % intervals, as lines of text."""
+    """Format the accuracy of choosing the most likely option, with 95 % intervals, as lines of text."""
     rows = store.asked.read("likelihood").to_pylist()
     hits = {name: right(rows, name) for name in NORMALISATIONS}
     known = ~np.isnan(hits["sum"])

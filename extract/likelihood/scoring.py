@@ -26,7 +26,7 @@ _ROUNDING = 0.05
 
 
 class Item(NamedTuple):
-    """Token ids of a prompt and of its continuations, each with at least one token."""
+    """A prompt and its continuations as token ids. Each of these texts has at least one token."""
 
     prompt: Sequence[int]
     continuations: Sequence[Sequence[int]]
@@ -67,7 +67,7 @@ def encode_item(
 
 
 def first_token(tokenizer: Any) -> list[int]:
-    """Return the token before a text that has no prompt: the BOS token, or the EOS token if there is no BOS token.
+    """Return the token to put before a text that has no prompt: the BOS token, or the EOS token if there is none.
 
     Raises:
         InputError: If the tokenizer has neither.
@@ -157,7 +157,7 @@ def token_logprobs(head: ModelHead, states: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         head: Language-model head.
-        states: Hidden states of shape [token, d_model], from which the targets are predicted.
+        states: Hidden states from which the targets are predicted, of shape [token, d_model].
         targets: Token ids of shape [token], int64.
     """
     size = head.chunk_size(LOGITS_AT_ONCE)
@@ -168,7 +168,7 @@ def token_logprobs(head: ModelHead, states: Tensor, targets: Tensor) -> Tensor:
 def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
     """Return an additive attention mask for prompts with several continuations, here called branches.
 
-    A token attends to the cached tokens, to earlier tokens of branch 0 and to earlier tokens of its own branch.
+    A token attends to the cached tokens, to itself, and to earlier tokens of branch 0 and of its own branch.
 
     Args:
         branch: Branch number of each token, int64 of shape [row, token]. Prompt and padding belong to branch 0.
@@ -203,7 +203,7 @@ def supports_trees(model: Any) -> bool:
 
 
 def _inputs(item: Item) -> list[int]:
-    """Return the tokens that are read: the prompt, and all continuations without their last tokens."""
+    """Return the tokens that the model reads: the prompt, and each continuation without its last token."""
     return [*item.prompt, *(token for one in item.continuations for token in one[:-1])]
 
 
@@ -215,7 +215,7 @@ def _branches_and_positions(item: Item) -> tuple[list[int], list[int]]:
 
 
 def _sources(item: Item) -> Iterator[int]:
-    """For each token of each continuation, yield the index of the token before it in `_inputs`."""
+    """For each token of each continuation, yield the index in `_inputs` of the preceding token."""
     start = len(item.prompt)
     for one in item.continuations:
         yield len(item.prompt) - 1

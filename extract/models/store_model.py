@@ -27,7 +27,7 @@ def prompt_of(store: Store) -> PromptTemplate:
 
 
 def load_store_model(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:
-    """Load the model from which a store's signals are read, and its tokenizer.
+    """Load the model from which a store's signals are read. Returns the model and its tokenizer.
 
     The first local copy of a served model must reproduce the recorded prompt lengths. Its identity is written to
     reader.json, and later copies must have the same identity.
@@ -77,9 +77,9 @@ def model_source(store: Store, model: str | None) -> str:
 def encode_prompts(
     store: Store, tokenizer: Any, shard: Shard, samples: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, list[int]]:
-    """Return a dict from question id to prompt token ids, for the questions in a shard's block.
+    """Return the prompt token ids of each question in a shard's block, by question id.
 
-    If `samples` are passed, the prompt lengths recorded with them are checked.
+    If `samples` are passed, the lengths of the prompts are compared with the lengths recorded in these samples.
 
     Raises:
         InputError: If the length of a prompt differs from the recorded length.

@@ -67,7 +67,7 @@ def _continent_forms(continents: list[str], adjectives: dict[str, str]) -> list[
 
 
 def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """List names and phrases for all other continents, and phrases such as "South Africa", which is not a continent."""
+    """List wrong answers: names of the other continents, and names of other places, such as "South Africa"."""
     # "Central America" does not contradict "North America"
     related = {*continents, "Central America"} if "North America" in continents else {*continents}
     others = _continent_forms([name for name in adjectives if name not in related], adjectives)

@@ -61,7 +61,10 @@ _SIMPLEQA = by_fields({"id": "original_index", "text": "problem", "references": 
 
 
 def simpleqa(row: Row, seed: int) -> Draft:
-    """Read a SimpleQA row. Each gold answer is accepted with and without the acceptable range that may follow it."""
+    """Read a SimpleQA row.
+
+    Some gold answers end with an acceptable range. These answers are accepted with and without the range.
+    """
     draft = _SIMPLEQA(row, seed)
     bare = [re.sub(r"\s*\(acceptable range:.*\)$", "", gold, flags=re.I) for gold in draft["references"]]
     return {**draft, "references": (*bare, *draft["references"]), "meta": {"answer_type": row.value("answer_type")}}

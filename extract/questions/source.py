@@ -182,11 +182,8 @@ def _with_options(
 
 
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
-    """Convert drafts to questions and merge duplicates. A question without an id gets a hash as its id.
-
-    Questions of kind `short` or `cloze` with the same prompt are merged, and all of their answers are accepted.
-    Questions of other kinds are merged only if their answers are also identical.
-    """
+    """Convert drafts, each with its location, to questions. Drafts of the same question are merged."""
+    # `short` and `cloze` questions with the same prompt are merged and accept the answers of all drafts
     questions: dict[str, Question] = {}
     left_out: list[str] = []
     for draft, where in drafts:
@@ -218,7 +215,7 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
 
 
 def check_questions(questions: Iterable[Question], source: str, need_references: bool = True) -> list[Question]:
-    """Check new questions and return them. Existing stores are opened without this check.
+    """Check the questions of a new store, and return them with `row` set to their positions.
 
     Args:
         source: Name of the source, for error messages.
@@ -241,7 +238,7 @@ def check_questions(questions: Iterable[Question], source: str, need_references:
 
 
 def _problems(question: Question, where: str, need_references: bool) -> Iterator[str]:
-    """Yield the expected and the actual value for each broken rule. A rule assumes that all earlier rules are met."""
+    """Yield a text for each rule that a question breaks. It states the expected and the actual value."""
     kind, references, choices = question.kind, question.references, question.choices
 
     def got(value: object) -> str:
@@ -280,5 +277,5 @@ def _problems(question: Question, where: str, need_references: bool) -> Iterator
 
 
 def says_anything(kind: str, reference: str) -> bool:
-    """Whether a reference can be graded. For kinds `short` and `cloze`, it must contain a word."""
+    """Whether a reference contains text. For kinds `short` and `cloze`, it must contain at least one word."""
     return bool(normalize(reference) if kind in ("short", "cloze") else reference.strip())

@@ -29,7 +29,8 @@ def subset(
         name: Name of the source, for error messages.
 
     Raises:
-        InputError: If there are fewer than `n_questions` questions, or no question has the field `stratify_by`.
+        InputError: If there are fewer than `n_questions` questions, or if no question has the field that is named by
+            `stratify_by`.
     """
     if n_questions is not None and not 1 <= n_questions <= len(questions):
         raise InputError(
@@ -53,14 +54,18 @@ def subset(
 
 
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
-    """Select worked examples. Returns the remaining questions, and the prompt template with the examples.
+    """Read the questions of a source, and select worked examples.
 
-    Examples are taken from the source's train split, excluding rows that repeat one of the questions. Without a train
-    split, examples are taken from the questions themselves. Questions with the same words as an example are removed.
+    The examples come from the source's train split, excluding rows that repeat one of the questions. If there is no
+    train split, the examples come from the questions themselves. Questions with the same words as an example are
+    removed.
 
     Args:
         prompt: Template that gives the number of examples (`shots`) or already contains the examples.
         seed: Seed for selecting examples and for shuffling options.
+
+    Returns:
+        The remaining questions, and the prompt template with the examples.
 
     Raises:
         InputError: If there are too few questions, or if any question is private or consists of chat messages.
@@ -99,5 +104,5 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
 
 
 def _words(prompt: object) -> str:
-    """Convert a prompt to lower case with single spaces, so that copies of a question are recognised."""
+    """Convert a prompt to lower case with single spaces. Copies of a question then have the same text."""
     return " ".join(str(prompt).casefold().split())

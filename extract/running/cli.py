@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """Parse a YAML text. Decimal numbers become numbers, while grids and dates remain strings.
+    """Parse a YAML text. Decimal numbers become numbers. Grids such as 0:1:0.5 and dates remain strings.
 
     >>> [load_yaml(text) for text in ("0:1:0.5", "1:2:1", "60.5", "1e-3", "[7, 2024-01-01]")]
     ['0:1:0.5', '1:2:1', 60.5, 0.001, [7, '2024-01-01']]
@@ -49,14 +49,17 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class OneLineErrors:
-    """Mixin for parsers with one-line errors and no abbreviated options. It must be the first base class."""
+    """Mixin for parsers. Errors are printed on one line, and options can't be abbreviated.
+
+    The mixin must be the first base class of a parser.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.allow_abbrev = False
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print a one-line error and exit with status 2. In a nested parser, raise the error instead."""
+        """Print a one-line error and exit with status 2. A nested parser raises the error instead."""
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(message, ex)  # type: ignore[misc]
         print(f"error: {explain(message, known_options(self))}", file=sys.stderr)
@@ -111,7 +114,7 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
 
 
 def _leaves(base: Any) -> list[type]:
-    """Return all direct and indirect subclasses that have no subclasses of their own, without duplicates."""
+    """Return all direct and indirect subclasses of `base` that have no subclasses."""
     return list(dict.fromkeys(leaf for below in base.__subclasses__() for leaf in (_leaves(below) or [below])))
 
 

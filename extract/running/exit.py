@@ -55,17 +55,14 @@ def exit_status(command: Callable[[], object]) -> int:
 
 
 def end_process(run: Callable[[], int]) -> NoReturn:
-    """Exit with the status that `run` returns. After a second Ctrl-C, exit without a traceback.
-
-    Existing objects are excluded from Python's final garbage collection, which saves more than a second.
-    """
+    """Call `run` and exit with the status that it returns. After a second Ctrl-C, exit without a traceback."""
     try:
         status = run()
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        gc.freeze()
+        gc.freeze()  # existing objects are left out of the final garbage collection, which saves a second
     sys.exit(status)
 
 
@@ -81,7 +78,7 @@ def _print_error(line: str, status: int) -> int:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM, so that unfinished files are removed, as after Ctrl-C."""
+    """Raise `Terminated` on SIGTERM within the context."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise Terminated

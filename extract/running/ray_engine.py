@@ -1,7 +1,7 @@
 """The Ray engine: actors on one or several machines process the blocks of a store. Ray restarts actors that die.
 
 The environment variable RAY_ADDRESS selects an existing cluster. If it is not set, a cluster is started on this
-machine. This cluster ends with the process that started it.
+machine. It stops when the process that started it ends.
 """
 
 import os
@@ -36,8 +36,8 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
     Args:
         engine: ``"local"`` or ``"ray"``.
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
-        per_process: Dict from option to value, or to None for an unset option. The Ray engine does not support these
-            options, because its actors do not see each other's answers.
+        per_process: Options that the Ray engine does not support, because its actors do not see each other's answers.
+            Maps the name of each option to its value, or to None if the option is unset.
 
     Raises:
         InputError: If an option in `per_process` is set, or if `actors` is passed without the Ray engine.
@@ -93,7 +93,7 @@ class RayWorker(Worker):
             self._delete_unfinished(store)
 
     def once(self, function: Callable[[], Result]) -> Result:
-        """Call a function in a process of the cluster that has the same resources as an actor."""
+        """Call a function in a process of the cluster. The process has the same resources as an actor."""
         task = self._ray.remote(max_retries=RETRIES, **self._resources[1])(_call).remote(function, os.getcwd())
         self._wait([task])
         return self._result(task)
@@ -107,7 +107,8 @@ class RayWorker(Worker):
     ) -> Iterator[Result]:
         """Process the items in actors. Each actor processes one block at a time. See `Worker.run`.
 
-        If an actor dies, Ray starts it again and repeats its block, so `start` must skip the files that exist.
+        If an actor dies, Ray starts it again and repeats its block. The function that `start` yields must therefore
+        skip existing files.
         """
         blocks: dict[int, list[Item]] = defaultdict(list)
         for item in items:
@@ -132,7 +133,7 @@ class RayWorker(Worker):
                 self._ray.kill(actor)
 
     def _wait(self, tasks: list[Any]) -> Any:
-        """Wait until a task has finished, and return it. Every few seconds, check that the cluster still exists."""
+        """Wait until one of the tasks has finished, and return this task."""
         while True:
             finished, _ = self._ray.wait(tasks, timeout=CHECK_SECONDS)
             if finished:
@@ -202,7 +203,7 @@ def connect() -> Any:
 
 
 class _Tokens:
-    """Progress of an actor. It counts only tokens, because the driver counts the rows of each block."""
+    """Progress callback of an actor, which counts only tokens."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -231,7 +232,7 @@ class _Actor:
 
 
 def _call(function: Callable[[], Any], folder: str) -> Any:
-    """Call a function in the driver's folder, so that relative paths stay valid. Expected errors are returned."""
+    """Call a function in the driver's folder, and return its result. An expected error is returned, not raised."""
     try:
         os.chdir(folder)
         return function()

@@ -90,7 +90,7 @@ class Worker:
 
     @property
     def label(self) -> str:
-        """Suffix for labels, such as `` 1/4``. It is empty for a single worker."""
+        """Suffix that shows the worker's number, such as `` 1/4``. It is empty for a single worker."""
         return f" {self.rank + 1}/{self.count}" if self.count > 1 else ""
 
     @contextmanager
@@ -107,7 +107,7 @@ class Worker:
             yield
 
     def _delete_unfinished(self, store: Path) -> None:
-        """Delete the temporary files of killed processes in this worker's blocks."""
+        """Delete temporary files in this worker's blocks. Killed processes leave such files."""
         for path in store.rglob(".*.tmp"):
             block = re.match(r"\.([0-9]{5,9})\.", path.name)
             if self.has(int(block[1])) if block else self.rank == 0:
@@ -127,10 +127,8 @@ class Worker:
                 pass
 
     def _waits_for(self, path: Path) -> bool:
-        """Whether a lock is held by a worker that processes some of the same blocks.
-
-        Two workers can share blocks if they have the same rank, or if their runs have different numbers of workers.
-        """
+        """Whether another run holds the lock `path` and may process some of this worker's blocks."""
+        # workers can share blocks if they have the same rank, or if their runs have different numbers of workers
         names = re.fullmatch(r"\.writer-([0-9]+)-of-([0-9]+)\.lock", path.name)
         if names is None or (int(names[2]) == self.count and int(names[1]) != self.rank):
             return False

@@ -25,7 +25,7 @@ from extract.store.verify import write_manifest
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Options of a sampler. See `StoreRecipe` for their meaning."""
+    """Options of a sampler. They are explained in `StoreRecipe`."""
 
     model: str
     k: int
@@ -47,18 +47,20 @@ class Sampler(Protocol):
 
     Args:
         options: Model, number of samples and other sampler options.
-        decoding: Decoding options, with all temperatures of a grid.
+        decoding: Decoding options, including all temperatures of a grid.
         worker: Worker whose blocks the sampler fills.
     """
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy that is known before `prepare`. It is compared with the policy of an existing store.
+        """Return the policy as far as it is known before `prepare` is called.
+
+        It is compared with the policy of an existing store.
 
         Args:
             decoding: Decoding options with one temperature.
-            model: `ModelIdentity` of the store, as a dict. Values that are not known yet are taken from this dict.
+            model: `ModelIdentity` of the store, as a dict. Values that are not known yet are copied from it.
         """
         return self.policy(decoding)
 
@@ -90,10 +92,11 @@ class Sampler(Protocol):
     def draw(
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
-        """Draw samples for the given questions of a block, and append them to the answer logs of their ranges.
+        """Draw samples for some questions of a block, and append them to answer logs.
 
         Args:
-            ranges: Dict from temperature to a store and a range of its samples. Each range contains `samples`.
+            ranges: Dict from temperature to a store and a range of its samples. Each range contains `samples` and has
+                an answer log.
             question_ids: Ids of the questions.
             samples: Indices of the samples to draw.
             progress: Progress bar that counts the answers.
@@ -102,7 +105,7 @@ class Sampler(Protocol):
             Dict from temperature to the rows of the samples table. Questions that a server rejected have no rows.
 
         Raises:
-            InputError: If some samples could not be drawn, or the sampler cannot stop early.
+            InputError: If some samples could not be drawn, or if the sampler cannot stop early.
         """
         raise InputError(
             f"Expected a sampler that can stop early, but {type(self).__name__} has no method `draw`. Omit --stop."

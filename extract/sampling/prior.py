@@ -1,4 +1,4 @@
-r"""Bayesian model of the answers to a question, with a prior that is based on a confidence.
+r"""Bayesian model of the answers to a question. Its prior is based on the confidence of a probe.
 
 Let p be the proportion of right answers to a question whose calibrated confidence is f. The prior of p is
 
@@ -70,7 +70,7 @@ def write_priors(
     diversity: float,
     prompt: str,
 ) -> None:
-    """Write a file for `read_priors`.
+    """Write priors to a file that `read_priors` can read.
 
     Args:
         path: Parquet file to write.
@@ -101,8 +101,8 @@ def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> d
         Dict from question id to prior.
 
     Raises:
-        InputError: If the file cannot be read, a column is missing, a question does not have exactly one prior, or a
-            value is out of range.
+        InputError: If the file cannot be read, if a column is missing, if a question does not have exactly one prior,
+            or if a value is out of range.
     """
     columns = ["question_id", *Prior._fields]
     try:
@@ -185,12 +185,15 @@ def fit_concentration(
 
 
 def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -> float:
-    """Minimise a function of log x for x within `bounds`, and return x."""
+    """Return the x within `bounds` that minimises a function of log x."""
     return float(np.exp(minimize_scalar(loss, bounds=np.log(bounds), method="bounded").x))
 
 
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
-    """Yield the weights w(0), …, w(i) after each number of answers i = 1, …, n. They are scaled to a maximum of 1."""
+    """Yield the weights w(0), …, w(i) of the posterior after i = 1, …, n answers.
+
+    The module's docstring defines the weights. Here, the largest weight after each answer is scaled to 1.
+    """
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))
     right[0] += np.log(prior.diversity)
@@ -203,10 +206,10 @@ def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
 def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Yield the probabilities that the right class ends up with more answers than a rival.
 
-    Suppose that x of the n answers so far are in the right class, and y ≤ n − x are in one wrong class, the rival.
-    Element [x, y] is the probability that the right class has more answers than the rival after the whole budget. A tie
-    counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class
-    with probability y/(θ + n − x).
+    Suppose that x of the n answers so far are in the right class, and y ≤ n − x are in one wrong class, called the
+    rival. Element [x, y] is the probability that the right class has more answers than the rival after the whole
+    budget. A tie counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in
+    the rival class with probability y/(θ + n − x). The module's docstring defines a, b and θ.
 
     Yields:
         n = budget, budget − 1, …, 0, and the probabilities [n + 1, n + 1] float64.
@@ -224,12 +227,12 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
 
 
 def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDArray[np.float64]:
-    r"""Compute the expected gain in accuracy from a vote over the whole budget, relative to stopping now.
+    r"""Compute by how much a vote over the whole budget is expected to be more accurate than a vote now.
 
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 
-    where P(c) is the posterior probability that class c is right. The sum is over the classes that have occurred and
-    the class of unseen answers.
+    where P(c) is the posterior probability that class c is right. The sum runs over all classes that have occurred and
+    one class for a right answer that has not occurred yet.
 
     Args:
         prior: Prior of the question.

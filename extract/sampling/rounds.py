@@ -36,9 +36,9 @@ Draw = Callable[
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
     """Reopen finished ranges to which this run may add answers. Their answers are moved back to answer logs.
 
-    - Without a stopping rule, ranges with skipped samples are reopened.
-    - With a stopping rule, ranges that were sampled with any stopping rule are reopened. The exceptions are
-      blocks that are finished at all temperatures with the settings of this run.
+    - If this run has no stopping rule, ranges with skipped samples are reopened.
+    - If this run has a stopping rule, all ranges that earlier runs sampled with any stopping rule are reopened. Blocks
+      that earlier runs finished at all temperatures with the same settings are left as they are.
 
     Damaged ranges and ranges that begin after the first k samples are not changed.
     """
@@ -145,7 +145,10 @@ class _Rounds:
                 self._add(t, read_log(store, part))
 
     def run(self, draw: Draw, grade_all: GradeAll, progress: Progress) -> dict[str, dict[str, Any]]:
-        """Draw answers until sampling has stopped for all questions, and write the tables. Returns the outcomes."""
+        """Draw answers until sampling has stopped for all questions, and write the tables.
+
+        Returns the outcome for each question.
+        """
         self._decide(grade_all, progress)
         progress(sum(map(len, self._classes.values())), 0)
         while undecided := [id_ for id_ in self._questions if id_ not in self._outcomes]:
@@ -168,13 +171,13 @@ class _Rounds:
         return self._turns[len(self._classes[id_])][0]
 
     def _add(self, temperature: float, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add the texts of answers that have been drawn."""
+        """Store the texts of drawn answers in this object."""
         for row in rows:
             if row["finish_reason"] not in (SKIPPED, REJECTED):
                 self._texts[row["question_id"], row["sample"], temperature] = row["text"]
 
     def _draw(self, draw: Draw, ids: Sequence[str], first: int, progress: Progress) -> None:
-        """Draw a round of answers to the given questions, beginning with the sample index `first`."""
+        """Draw one round of answers to the given questions. Its first sample index is `first`."""
         once = [t for t in self._stores if t == 0 and len(self._stores) > 1]
         for temperatures, n in (([t for t in self._stores if t not in once], self._stopping.per_round), (once, 1)):
             ranges = {

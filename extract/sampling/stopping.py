@@ -23,7 +23,7 @@ CROSS, LEAST_ANSWERS = 1.0, 3
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one question, in the order in which they were drawn or, for a replay, in several random orders.
+    """Answers to one question in the order in which they were drawn. For a replay, answers in several random orders.
 
     Attributes:
         classes: [order, answer] int64 class of each answer so far, numbered from 0.
@@ -48,7 +48,7 @@ class Decision(NamedTuple):
     """Decision of a rule, based on the answers to a question so far.
 
     Attributes:
-        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None otherwise.
+        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None if it continues.
         leader: Class of the leading answer.
         n_answers: Number of answers on which the decision is based. Later answers are ignored.
         evidence: Evidence of the rule after these answers.
@@ -89,8 +89,8 @@ class StoppingRule:
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
         """Apply the rule to the answers to one question, in a single order.
 
-        The decision is based only on the answers up to the first answer at which the rule is met. It therefore does
-        not depend on the number of answers per round.
+        The decision is based only on the answers up to the one at which the rule is first met. Later answers are
+        ignored. The decision therefore does not depend on the number of answers per round.
         """
         evidence = self.evidence(answers, prior)
         stops = self.stops(evidence, threshold)[0]
@@ -167,13 +167,13 @@ def adaptive_consistency(answers: Answers, prior: Prior | None = None) -> NDArra
 
 @lru_cache(maxsize=8)
 def _beta_above_half(n: int) -> NDArray[np.float64]:
-    """Return the probabilities [v₁, v₂] that a Beta(v₁ + 1, v₂ + 1) variable is above ½."""
+    """Return a table of the probability that a Beta(v₁ + 1, v₂ + 1) variable is above ½, [v₁, v₂]."""
     side = np.arange(n + 1.0)
     return betainc(side + 1, side[:, None] + 1, 0.5)
 
 
 def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
-    """Compute the evidence of early-stopping self-consistency: the length of the current run of equal answers."""
+    """Compute the evidence of early-stopping self-consistency: how many of the latest answers in a row are equal."""
     classes = answers.classes
     place = np.arange(classes.shape[1])
     changed = np.diff(classes, axis=1, prepend=-1) != 0
@@ -182,7 +182,7 @@ def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float
 
 
 def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Whether each answer completes a window of `threshold` equal answers. Windows do not overlap."""
+    """For each answer, whether it completes a window of `threshold` equal answers. Windows do not overlap."""
     ends = np.arange(1, evidence.shape[1] + 1) % threshold == 0
     return ends & (evidence >= threshold)
 

@@ -22,10 +22,10 @@ def member_name(temperature: float) -> str:
 
 
 def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
-    """Store folder for each temperature of a grid. For a single temperature, this is `folder` itself.
+    """Return the store folder of each temperature. If there is only one temperature, it is `folder` itself.
 
     Raises:
-        InputError: If `decoding` contains a grid, but `folder` is a store.
+        InputError: If `decoding` has several temperatures, but `folder` is a single store.
     """
     if not isinstance(decoding.temperature, str):
         return {decoding.temperature: folder}

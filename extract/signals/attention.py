@@ -50,9 +50,9 @@ def attention_entropy(batch: Pass) -> dict[str, Tensor]:
 def macs(batch: Pass) -> dict[str, Tensor]:
     """Compute the attention that each token receives from later tokens (Hu et al. 2025, "MACS", arXiv 2509.17178).
 
-    For each layer, a is the largest attention of any head. A floor ε raises it to (1 − ε) a + ε. The signal is the
-    geometric mean of these values over the L layers. The result is a dict from ``L/floor_EPS_AGG_ALIGN`` to tensors
-    [row, token] float32, where EPS is ε in hundredths.
+    For each query and layer, a is the largest attention of any head to the token. A floor ε raises it to (1 − ε) a + ε.
+    The geometric mean of these values is taken over the L layers, and the results are combined over queries (AGG). The
+    signal is a dict from ``L/floor_EPS_AGG_ALIGN`` to tensors [row, token] float32, where EPS is ε in hundredths.
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last query.
       `last` is the value of the last query.
@@ -85,7 +85,8 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
     - MIX: rule for the share of attention (see `attention_shares`).
     - FIELD: receptive field by which attention is weighted (`none`, `column` or `element`). See `column_field` and
       `element_field`.
-    - AGG: mean over all rows of R (`mean`), mean over rows that see the token (`rf_mean`), or last row (`last`).
+    - AGG: how the rows of R are combined: mean of all rows (`mean`), mean of the rows that see the token (`rf_mean`),
+      or only the last row (`last`).
     - ALIGN: For `token`, the influence is read at the token's own position. For `emit`, it is read at the position
       from which the token was drawn. R then has no row for the last token of the answer.
     """
@@ -127,8 +128,8 @@ def _rollout_arguments(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Te
 def attention_shares(products: Dots) -> dict[str, Tensor]:
     """Compute the share a of the attention output o in the sum s = h + o, where h is the residual stream.
 
-    The result is a dict from mix to a tensor [row, query] in [0, 1]. The share of the residual stream is 1 − a, which
-    is 50, 70 or 90 % for ``share_50``, ``share_70`` and ``share_90``. The other mixes are:
+    The result maps the name of each mix, a rule for this share, to a tensor [row, query] in [0, 1]. For ``share_50``,
+    ``share_70`` and ``share_90``, the share of the residual stream, 1 − a, is 50, 70 or 90 %. The other mixes are:
 
     - ``norm``: a = ‖o‖ / (‖o‖ + ‖h‖).
     - ``cosine``: a = cos(o, s) / (cos(o, s) + cos(h, s)).
@@ -224,10 +225,10 @@ def rows_largest(
 
 
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:
-    """Compute the first `size` columns [row, query, mix, column] of the product of w A + (1 − w) I over layers.
+    """Compute the first `size` columns of a product of matrices, [row, query, mix, column].
 
-    The first layer is the rightmost factor. `layers` yields the lower triangular matrices A [row, query, query], and
-    `shares` contains the weights w [row, mix, query].
+    Each layer has the factor w A + (1 − w) I. The first layer's factor is the rightmost one. `layers` yields the lower
+    triangular matrices A [row, query, query], and `shares` contains the weights w [row, mix, query].
     """
     n_rows, n_mixes, n_queries = shares[0].shape
     width = min(size, n_queries)

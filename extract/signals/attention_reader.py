@@ -32,7 +32,7 @@ _ADDED = [
 
 
 class MixingCapture(Hooks):
-    """Hooks that compute dot products of the residual stream and the attention output for chosen tokens in each block.
+    """Hooks that compute dot products of each block's residual stream and attention output at chosen tokens.
 
     The residual stream h is the input of a block, and the block adds the attention output o to it.
 
@@ -67,7 +67,7 @@ class MixingCapture(Hooks):
         return self
 
     def finish(self) -> list[Dots]:
-        """Return each layer's dot products [row, query], and ignore later passes until `index` is set again."""
+        """Return each layer's dot products [row, query]. Later passes are ignored until `index` is set again."""
         if self._checked != self._dots.keys():
             raise self._refusal()
         products, self.index, self._dots = [self._dots[layer] for layer in sorted(self._dots)], None, {}

@@ -47,7 +47,7 @@ def read_layer(
 
         - attention_entropy: the three `ENTROPIES`, [row, query].
         - attention_blocks: `mean`, the attention averaged over heads, [row, query, key], and `sums`, the result of
-          `normalisers` for all keys, [row, query, normaliser]. The keys of `mean` are the tokens of all queries.
+          `normalisers` for all keys, [row, query, normaliser]. The keys of `mean` are only the tokens at `places`.
         - attention_macs: `largest`, the largest attention of any head, [row, query, key].
 
     Raises:
@@ -109,7 +109,7 @@ def _over_heads(
 def _score_chunks(
     query: Tensor, key: Tensor, mask: Tensor | None, places: Places, scaling: float | None, softcap: float | None
 ) -> Iterator[tuple[slice, Tensor, int, Iterator[Tensor]]]:
-    """Yield the scores of causal attention for chunks of the queries at `places`.
+    """Yield the scores of the queries at `places`, one chunk of queries at a time.
 
     Yields:
         - The slice of queries.
@@ -156,7 +156,7 @@ def _score_chunks(
 
 
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Determine which of the first `n_keys` keys the queries in `part` can see.
+    """Determine which keys each query in `part` can see. Only the first `n_keys` keys are considered.
 
     Returns:
         - The number of keys that each query sees, [row, query] int64.
@@ -177,7 +177,9 @@ def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -
 
 
 def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute normalised attention entropies with and without the first token, which many heads use as a sink.
+    """Compute normalised attention entropies over all tokens, and over all tokens except the first.
+
+    Many heads use the first token as an attention sink.
 
     An entropy is divided by the logarithm of the number of visible keys. With only one visible key, the result is 0.
     The entropy over all keys is H = h(p) + (1 − p) H', where p is the weight of the first token, h is the binary
@@ -209,7 +211,7 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
-    """Compute the column field, which divides attention to a key by the number of queries that see the key.
+    """Compute the column field. It divides the attention to a key by the number of queries that see this key.
 
     A key at place j is seen by T − j queries. T is `n_tokens` for the alignment `token`, and `n_tokens` − 1 for `emit`.
 
@@ -225,7 +227,7 @@ def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
 
 
 def element_field(query: Tensor, key: Tensor) -> Tensor:
-    """Compute the element field, which weights attention by its distance.
+    """Compute the element field, which weights attention by the distance between query and key.
 
     The weight is 1 / (i − j + 1) for a query at place i and a key at place j ≤ i, and 1 if j > i.
 
@@ -240,7 +242,7 @@ def element_field(query: Tensor, key: Tensor) -> Tensor:
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """Sum the attention over keys, once with the weights of each field.
+    """Sum the attention over keys. Each field has its own sum, weighted by the field.
 
     Args:
         mean: Mean attention over heads, [row, query, key].

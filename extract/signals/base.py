@@ -1,4 +1,4 @@
-"""`Pass`, which holds the data of a forward pass from which signals are computed, and the classes of its attributes."""
+"""`Pass`, the data of a forward pass. Signals are computed from it. The other classes are types of its attributes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from extract.signals.model_parts import ModelHead, n_layers
 
 @dataclass(frozen=True)
 class Answer:
-    """Token ids of a prompt and of the content of its answer (see `content_tokens`). The content can be empty."""
+    """Token ids of a prompt and of its answer's content (see `content_tokens`). The content can be empty."""
 
     prompt: tuple[int, ...]
     content: tuple[int, ...]
@@ -42,7 +42,7 @@ class TokenSpans:
         return max(self.n_tokens)
 
     def drawn_at(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the row of each answer token and the index of the distribution from which it was drawn.
+        """For each answer token, return its row and the index of the distribution from which it was drawn.
 
         Returns:
             Two tensors [sum of n_tokens] int64.
@@ -53,11 +53,11 @@ class TokenSpans:
         return row.to(device), (torch.tensor(self.first)[row] + step).to(device)
 
     def pad(self, values: Tensor) -> Tensor:
-        """Split values [sum of n_tokens, …] into rows and pad them with NaN: [row, token, …] on the CPU."""
+        """Split values [sum of n_tokens, …] into rows. Returns [row, token, …] on the CPU, padded with NaN."""
         return pad_sequence(list(values.cpu().split(self.n_tokens)), batch_first=True, padding_value=torch.nan)
 
     def query_index(self, last: bool) -> Tensor:
-        """Return the indices of the distributions from which the answer's tokens were drawn, [row, query] int64.
+        """Return the indices of the distributions from which the answers' tokens were drawn, [row, query] int64.
 
         If `last` is True, the index of the last token is appended. Rows with fewer tokens are padded with indices past
         their end.
@@ -87,7 +87,10 @@ class Places:
 
     @classmethod
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
-        """Return the places of the tokens that predict the answer tokens, and of the last token if `last` is True."""
+        """Return the places of the tokens that predict the answer tokens.
+
+        If `last` is True, the place of the last token is appended.
+        """
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(
             index=index.clamp_max(n_queries - 1).to(device),
@@ -144,7 +147,7 @@ class Attention:
     Attributes:
         places: Places of the queries.
         layers: Result of `read_layer` for each layer, without `largest`.
-        floors: Dict from a floor ε in hundredths to the sum of log((1 − ε) a + ε) over layers, [row, query, key]. For
+        floors: Maps each floor (100 ε, an integer) to the sum over layers of log((1 − ε) a + ε), [row, query, key]. For
             each layer, a is the largest attention of any head.
         dots: Dot products of the residual stream and the attention output, for each layer.
     """
@@ -157,7 +160,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Pass:
-    """Result of a forward pass over a batch of questions or answers, with the data that the signals need.
+    """Result of a forward pass over a batch of questions or answers. It contains the data that the signals need.
 
     Attributes:
         model: The model.
@@ -195,5 +198,5 @@ class Pass:
         return (head(states) for states in self.final_states().split(batch_size))
 
     def pad(self, values: Tensor) -> Tensor:
-        """Split values [sum of n_tokens, …] into rows and pad them with NaN: [row, token, …] on the CPU."""
+        """Split values [sum of n_tokens, …] into rows. Returns [row, token, …] on the CPU, padded with NaN."""
         return self.spans.pad(values)

@@ -33,7 +33,8 @@ class TokenFeatures:
         weights: Key of the token weights. None for unweighted pooling.
 
     Raises:
-        InputError: If a key does not support a pooling, or `weights` is used with a pooling that has no weighted form.
+        InputError: If a key does not support a pooling, or if `weights` is given for a pooling that has no weighted
+            form.
     """
 
     keys: tuple[str, ...]
@@ -77,7 +78,8 @@ class TokenFeatures:
         """Compute the features, [row, feature] float32. A row without tokens or with a missing value is NaN.
 
         Args:
-            read: Function that returns the values of a signal at a key, [row] for questions or `Ragged` for answers.
+            read: Function that takes the name of a signal and a key ``layer/name``. It returns the values: [row] for
+                questions, `Ragged` for answers.
         """
         if not self.pooling:
             return torch.stack([read(*key.split("/", 1)).float() for key in self.keys], 1)

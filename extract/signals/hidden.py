@@ -30,7 +30,7 @@ ANSWER_TOKENS = "answer_tokens"
 
 
 def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[int]) -> list[list[range]]:
-    """Return the token range of each position in each row, as lists [position][row].
+    """Return the range of token indices for each position and row, as lists [position][row].
 
     Args:
         scope: Scope whose `POSITIONS` are used.
@@ -38,7 +38,7 @@ def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[in
         n_answer: Number of answer tokens in each row.
 
     Raises:
-        InputError: If a position is outside the prompt at question scope, or outside the answer at sample scope.
+        InputError: If a token range is outside the prompt at question scope, or outside the answer at sample scope.
     """
     positions: list[list[range]] = []
     for name, place in POSITIONS[scope].items():
@@ -120,7 +120,10 @@ class HiddenCapture(Hooks):
         self._model = model
 
     def start(self, positions: Sequence[Sequence[range]]) -> None:
-        """Set the token ranges [position][row] to average over in later passes. Without ranges, no states are kept."""
+        """Set the token ranges [position][row] to average over in later passes.
+
+        If `positions` is empty, no states are kept.
+        """
         means = [_mean_over(rows, self._model.device) for rows in positions]
         self.select = (lambda hidden: torch.stack([mean(hidden) for mean in means], dim=1)) if means else None
 

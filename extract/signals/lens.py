@@ -1,4 +1,4 @@
-"""Logit lens: token distributions of all layers, computed in chunks with the model's final norm and head."""
+"""Logit lens: token distributions of all layers. They are computed in chunks with the model's final norm and head."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -108,7 +108,7 @@ class LensReader(Hooks):
         self._spans, self._index = spans, spans.drawn_at(self._model.device)
 
     def finish(self, last_hidden_state: Tensor, tokens: Tensor | None) -> Lens:
-        """Compute the lens of the most recent pass. Later passes are ignored until `start` is called again.
+        """Compute the statistics of the most recent pass. Later passes are ignored until `start` is called again.
 
         Args:
             last_hidden_state: Output of the decoder, [row, token, d_model].
@@ -142,7 +142,7 @@ class LensReader(Hooks):
         return Lens({name: spans.pad(values) for name, values in numbers.items()})
 
     def _chunk(self, chunk: slice, normed: Tensor, drawn: Tensor | None, kept: dict[int, Tensor]) -> dict[str, Tensor]:
-        """Compute the statistics that need the last layer's distribution, as a dict of tensors [token, …]."""
+        """Compute the statistics of a chunk of tokens, as a dict of tensors [token, …]."""
         last = softmax(self._head(normed[chunk]))
         log_p = torch.full_like(last.total, torch.nan)
         if drawn is not None:
@@ -154,10 +154,10 @@ class LensReader(Hooks):
         return numbers
 
     def _compare(self, states: dict[int, Tensor], last: Softmax, token: Tensor) -> dict[str, Tensor]:
-        """Compute the statistics of `Lens` that compare layers, for a chunk of tokens with residual streams `states`.
+        """Compute the statistics of `Lens` that compare layers, for a chunk of tokens.
 
-        `last` and `token` are the distributions and the most likely tokens of the last layer. The tensors have shape
-        [token, layer], except `early_late`, which has shape [token].
+        `states` contains each layer's residual stream. `last` and `token` are the distributions and the most likely
+        tokens of the last layer. The results have shape [token, layer], except `early_late`, which has shape [token].
         """
         n_layers, columns, means = self._n_layers, defaultdict[str, list[Tensor]](list), dict[str, Tensor]()
         n_quarter = max(1, n_layers // 4)
@@ -191,7 +191,7 @@ class LensReader(Hooks):
 
 
 def layer_entropy(head: ModelHead, norm: nn.Module, states: Tensor) -> Tensor:
-    """Compute the entropy of a layer's distributions in nats, [token], from its residual stream [token, d_model]."""
+    """Compute a layer's entropy at each token in nats, [token], from its residual stream [token, d_model]."""
     few = head.chunk_size(REDUCED_AT_ONCE)
     chunks = states.split(head.chunk_size(LOGITS_AT_ONCE))
     return torch.cat([entropy(softmax(logits)) for chunk in chunks for logits in head(norm(chunk)).split(few)])

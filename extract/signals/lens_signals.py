@@ -106,5 +106,5 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
 
 
 def _n_leading(holds: Tensor) -> Tensor:
-    """Count the leading layers that are True in `holds` [..., layer]."""
+    """Count the values in `holds` [..., layer] before the first False."""
     return holds.int().cumprod(-1).sum(-1)

@@ -62,8 +62,9 @@ class Hooks(ExitStack):
 class ModelHead:
     """Language-model head as a function from hidden states to logits.
 
-    It calls the model's own `forward` with a decoder that returns the given states. Logits are therefore scaled and
-    soft-capped as usual. The constructor runs the decoder on one token to find out the type of its output.
+    It calls the model's own `forward`, but the decoder is replaced by one that returns the given states. Logits are
+    therefore scaled and soft-capped as usual. The constructor runs the decoder on one token to find out the type of its
+    output.
     """
 
     @torch.inference_mode()
@@ -73,7 +74,7 @@ class ModelHead:
         self._output = type(decoder_of(model)(input_ids=token, use_cache=False))
 
     def chunk_size(self, n_logits: dict[str, int]) -> int:
-        """Return the number of tokens per chunk, at least 1. `n_logits` limits the logits per chunk by device type."""
+        """Return the number of tokens per chunk. `n_logits` maps device types to the maximum logits per chunk."""
         vocab: int = self._model.config.get_text_config().vocab_size
         return max(1, n_logits.get(self._model.device.type, n_logits["cpu"]) // vocab)
 

@@ -1,4 +1,4 @@
-"""Layer of a key/value cache for a single pass, which takes less memory than a layer that keeps new tokens."""
+"""Layer of a key/value cache that does not store new tokens. It saves memory, but works only for a single pass."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from transformers.cache_utils import DynamicLayer
 
 
 class OnePassLayer(DynamicLayer):
-    """Keys and values of a prefix. Keys and values of new tokens are used in one pass and not kept.
+    """Cache layer with the keys and values of a prefix. Those of new tokens are used in one pass and not stored.
 
     `keys` and `values` can be expanded views, whose rows share memory.
     """

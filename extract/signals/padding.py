@@ -33,7 +33,7 @@ class Padded:
 
     @cached_property
     def ascending(self) -> tuple[Tensor, Tensor]:
-        """Values in ascending order and their token indices, [..., row, token] each, with padding last."""
+        """Values in ascending order, and their token indices, [..., row, token] each. Padding comes last."""
         return self.u.masked_fill(~self.there, torch.inf).sort(dim=-1)
 
     @cached_property
@@ -49,7 +49,7 @@ class Padded:
 
     @cached_property
     def weights_ascending(self) -> Tensor:
-        """Cumulative sum of the weights in ascending order of the values, [..., row, token]."""
+        """Cumulative sum of the weights after sorting the tokens by value, [..., row, token]."""
         return self.w.expand(self._shape).gather(-1, self.ascending[1].expand(self._shape)).cumsum(-1)
 
     @cached_property
@@ -63,7 +63,7 @@ class Padded:
         return (self.w * self.u).sum(-1) / self.total
 
     def at(self, place: Tensor) -> Tensor:
-        """Return the element with index `place` [..., row] of each row's values in ascending order."""
+        """Sort each row's values, and return the value with index `place`. Both have shape [..., row]."""
         values = self.ascending[0]
         shape = torch.broadcast_shapes(values.shape[:-1], place.shape)
         return values.expand(*shape, -1).gather(-1, place.expand(shape)[..., None])[..., 0]
@@ -78,12 +78,14 @@ def over_rows(
     """Apply a function to padded batches of rows with similar lengths.
 
     Args:
-        values, weights: See `pool`.
+        values: Values of the tokens, [sum of lengths, …].
+        weights: Non-negative weights of the same tokens.
         names: Keys of the dict that `compute` returns.
         compute: Function that takes padded rows and returns a dict of tensors [..., row].
 
     Returns:
-        Dict of float32 tensors [row, …]. They are NaN for the same rows as in `pool`.
+        Dict of float32 tensors [row, …]. A row of a tensor is NaN if it has no tokens, or if one of its values or
+        weights is not finite.
 
     Raises:
         InputError: If a weight is negative, or values and weights differ in their numbers of tokens.

@@ -32,14 +32,14 @@ def _std(rows: Padded) -> Tensor:
 
 
 def _top(rows: Padded, percent: int) -> Tensor:
-    """Mean of the largest `percent` % of each row's values, at least one value."""
+    """Mean of the largest `percent` % of each row's values. At least one value is included."""
     k = _share(rows.n, percent)
     kept = (rows.step >= (rows.n - k)[:, None]) & rows.there
     return rows.ascending[0].masked_fill(~kept, 0.0).sum(-1) / k
 
 
 def _quantile(rows: Padded, percent: int) -> Tensor:
-    """Quantile of each row's values with linear interpolation, as in `torch.quantile`."""
+    """Quantile of each row's values, linearly interpolated as in `torch.quantile`."""
     place = percent / 100 * (rows.n - 1)
     below = place.floor().long()
     low, high = rows.at(below), rows.at(torch.minimum(below + 1, rows.n - 1))
@@ -56,14 +56,14 @@ def _weighted_std(rows: Padded) -> Tensor:
 
 
 def _weighted_top(rows: Padded, percent: int) -> Tensor:
-    """Weighted mean over the `percent` % of each row's tokens that have the largest weights, at least one token."""
+    """Weighted mean of the `percent` % of tokens with the largest weights. At least one token is included."""
     weights, values = rows.by_weight
     weights = weights.masked_fill(rows.step >= _share(rows.n, percent)[:, None], 0.0)
     return (weights * values).sum(-1) / weights.sum(-1)
 
 
 def _weighted_quantile(rows: Padded, percent: int) -> Tensor:
-    """Smallest value at which the cumulative weight, in ascending order of values, reaches `percent` % of the total."""
+    """Smallest value v such that the values up to v have at least `percent` % of the total weight."""
     c = rows.weights_ascending
     place = (c < percent / 100 * c[..., -1:]).sum(-1)
     return rows.at(torch.minimum(place, rows.n - 1))
@@ -75,7 +75,7 @@ def _share(n: Tensor, percent: int) -> Tensor:
 
 
 class Pooling(NamedTuple):
-    """Two functions, one unweighted and one weighted, that reduce each row's tokens to one number, [..., row]."""
+    """Pooling, with an unweighted and a weighted function. Each reduces a row's tokens to one number, [..., row]."""
 
     plain: Callable[[Padded], Tensor]
     weighted: Callable[[Padded], Tensor]
@@ -125,7 +125,7 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
 
 
 def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None) -> dict[str, Tensor]:
-    """Apply several poolings (see `pool`) and return a dict by name. Rows are padded and sorted only once."""
+    """Apply several poolings, and return a dict from name to result. Rows are padded and sorted only once."""
     chosen = {how: POOLINGS[how] for how in hows}
     return over_rows(values, hows, lambda rows: {how: pooling(rows) for how, pooling in chosen.items()}, weights)
 
@@ -139,7 +139,7 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
     If a row has fewer tokens than windows, each window contains one token, and some windows share a token.
 
     Returns:
-        [row, …, window] float32. NaN for the same rows as in `pool`.
+        [row, …, window] float32. NaN if a row has no tokens, or if a value is not finite.
 
     >>> windows(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([5.0])]), 2)
     tensor([[1.5000, 6.0000],
@@ -169,7 +169,7 @@ PEAKS = (
 
 
 def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | None = None) -> dict[str, Tensor]:
-    """Compute features of the shape of each row's entropy curve, for a logistic regression.
+    """Compute features that describe the shape of each row's entropy curve. A logistic regression can use them.
 
     A peak is a token whose entropy exceeds `threshold`. A critical token is a peak whose weight exceeds the mean weight
     of the row. Counts are returned as log(1 + count). They grow with the number of tokens n, so log n is a feature too.
@@ -181,7 +181,8 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
         weights: Non-negative influences of the same tokens, for critical tokens and weighted poolings.
 
     Returns:
-        Dict from the names in `PEAKS` to tensors [row] float32. They are NaN for the same rows as in `pool`.
+        Dict from the names in `PEAKS` to tensors [row] float32. A row is NaN if it has no tokens, or if one of its
+        entropies or weights is not finite.
     """
 
     def features(rows: Padded) -> dict[str, Tensor]:
@@ -215,10 +216,11 @@ WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax"
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Return the signal and the position from which token weights are read.
+    """Return the signal that contains token weights, and the last part of their key.
 
     Args:
-        name: One of `WEIGHTS`, or ``signal/position`` for a signal that measures influence, such as `rollout`.
+        name: One of `WEIGHTS`, or ``signal/position`` for a signal that measures influence, such as `rollout`. The
+            position is the last part of the key.
 
     Raises:
         InputError: If the name is unknown.

@@ -1,4 +1,4 @@
-"""Forward passes over batches of questions or answers, with the hooks that the requested signals need."""
+"""Forward passes over batches of questions or answers. Hooks collect the data that the signals need."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,7 +26,7 @@ class Reader(ExitStack):
     Args:
         model: Causal language model in evaluation mode.
         needs: Data that the signals need, from `NEEDS`.
-        layers: Dict from `hidden` and `hidden_tokens` to the layers whose hidden states are kept.
+        layers: Dict from the signals `hidden` and `hidden_tokens` to the layers whose hidden states are kept.
 
     Raises:
         InputError: If a layer does not exist in the model, or the model does not support one of the needs.
@@ -49,7 +49,7 @@ class Reader(ExitStack):
         return self
 
     def questions(self, prompts: Sequence[Sequence[int]], shared: SharedPrompt | None = None) -> Pass:
-        """Run a pass over prompts. Signals are read at the last prompt token. See `answers` for `shared`."""
+        """Run a pass over prompts to read signals at their last tokens. `shared` is the cache of a common prefix."""
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(prompt) - n_before for prompt in prompts]
         self._hidden.start(position_ranges("question", n_prompt, [0] * len(prompts)))

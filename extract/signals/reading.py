@@ -72,10 +72,10 @@ def _read(
     passes: Callable[[Reader], Iterator[tuple[list[int], Pass]]],
     order: Sequence[int | None],
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Return the values by signal and key. The values of token signals are ragged.
+    """Compute signals. Return their values by signal and key. Values of token signals are ragged.
 
-    `passes` yields the sequence indices of a batch and its `Pass`. `order` contains the sequence index of each row in
-    the result, or None for a row without values.
+    For each batch, `passes` yields the sequence indices and a `Pass`. `order` contains the sequence index of each row
+    in the result, or None for a row without values.
     """
     functions = {name: load_signal(name, scope) for name in signals}
     found: dict[str, dict[str, dict[int, Tensor]]] = {name: defaultdict(dict) for name in signals}
@@ -154,10 +154,10 @@ def read_answers(
 def _batches(
     model: Any, answers: Sequence[Answer], batch_tokens: int, beginning: SharedPrompt | None
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
-    """Yield batches of answer indices, each with the cached prefix that the prompts in the batch share.
+    """Yield batches of answer indices. With each batch, yield the cache of the prefix that its prompts share.
 
-    `beginning` is a prefix that has been read before, or None. If a prompt has several answers, its answers form
-    separate batches. All prompts with one answer are batched together.
+    `beginning` is the cache of a prefix that has already been read, or None. The answers to a prompt with several
+    answers are not batched with answers to other prompts.
     """
 
     def batches(indices: Sequence[int], shared: SharedPrompt | None) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
@@ -198,8 +198,8 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
 def drawn_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> list[int]:
     """Return the token ids of a stored sample, including the end token if one was drawn.
 
-    If the sample has no token ids, its text is tokenized, which may give different tokens. If it also has reasoning,
-    the list is empty, because the tokens of the reasoning are unknown.
+    If the sample has no token ids, its text is tokenized, which may give different tokens. If a sample without token
+    ids contains reasoning, the list is empty, because the tokens of the reasoning are unknown.
     """
     if sample["token_ids"] is not None:
         return list(sample["token_ids"])

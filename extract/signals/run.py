@@ -124,7 +124,7 @@ def _settings(name: str, dtype: str) -> dict[str, Any]:
 
 
 def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
-    """Return the stored layers of a signal, which must include `layers`. If none are stored, return `layers`."""
+    """Return the stored layers of a signal, or `layers` if none are stored. Stored layers must include `layers`."""
     if layers is not None and not layers:
         raise InputError(
             "Expected at least one layer in `layers`, but got none. To use the default layers, omit the option."
@@ -172,7 +172,8 @@ class _ShardReader:
         """Read signals of a shard and write them to the store. Batches shrink if memory runs out.
 
         Returns:
-            For each signal, the number of rows with non-finite values. Also the counts `_UNKNOWN` and `_RETOKENIZED`.
+            For each signal, the number of rows with non-finite values. Two more entries count the answers whose tokens
+            are unknown, and the answers whose text was tokenized.
         """
         compute: Callable[..., dict[str, Any]]
         counts = Counter[str]()

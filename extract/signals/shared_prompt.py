@@ -80,9 +80,10 @@ def read_prefix(
 
 
 def can_share(model: Any) -> bool:
-    """Whether the model's key/value cache stores a whole prompt in transformers' standard cache layers.
+    """Whether sequences can share the key/value cache of a prefix.
 
-    It does not if the model has sliding windows, which drop tokens, or recurrent or compressed states.
+    All layers of the cache must be transformers' standard layers, which keep every token. Caches with
+    sliding windows, recurrent states or compressed states can't be shared.
     """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer

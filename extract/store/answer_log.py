@@ -115,7 +115,7 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
         if found.endswith("\n") and found != f"{expected}\n":  # otherwise the header is incomplete
             raise InputError(
                 f"Expected {str(path)!r} to begin with the header {expected}, but it begins with {shown(found)}. Move "
-                "the file to its own store, or delete it to request the answers again."
+                "the file to the store it belongs to, or delete it to request the answers again."
             )
         for row in (row for line in file for row in _rows(line)):
             if row["question_id"] in order and row["sample"] in range(samples.start, samples.stop):
@@ -124,7 +124,7 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
 
 
 def logged_ranges(store: Store) -> list[SampleRange]:
-    """Return all ranges that have an answer log, sorted.
+    """Return the sorted ranges that have an answer log.
 
     Raises:
         Damaged: If the file name of a log is not a valid range.
@@ -133,9 +133,10 @@ def logged_ranges(store: Store) -> list[SampleRange]:
 
 
 def unfinished_ranges(store: Store, k: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
-    """Return the sorted ranges that a worker must complete so that every question has k samples.
+    """Return the ranges that a worker must complete so that every question has k samples. They are sorted.
 
-    Ranges in `damaged` and ranges that an earlier run started are returned in full, even if they extend beyond `k`.
+    The ranges in `damaged` are included, and so are ranges that an earlier run started. They are returned in full, even
+    if they extend beyond `k`.
 
     Raises:
         InputError: If an answer log shares samples with a finished range or another log.

@@ -1,4 +1,4 @@
-"""Write data files atomically with a sidecar (size and SHA-256), and verify them before they are read."""
+"""Write data files atomically, each with a sidecar (size and SHA-256), and verify files before they are read."""
 
 import hashlib
 import json

@@ -48,16 +48,16 @@ def fill(
     start: Callable[[], AbstractContextManager[Callable[[Item, Progress], Result]]],
     worker: Worker,
 ) -> list[Result]:
-    """Call a function for each item, show a progress bar, and return the results.
+    """Process all items, show a progress bar, and return the results.
 
     Args:
         label: Label of the progress bar.
         unit: Unit of the rows, for example ``"answers"``.
         items: Items to process, for example shards.
         n_rows: Function that returns the number of rows in an item.
-        start: Function that prepares a process, for example by loading a model. It yields a function that writes the
-            file of an item, and reports rows and tokens to the progress bar. With the Ray engine, `start` is pickled,
-            and an item can be processed twice. The yielded function should therefore skip existing files.
+        start: Function that prepares a process, for example by loading a model. It yields a second function, which
+            writes the file of an item and reports rows and tokens to the progress bar. With the Ray engine, `start` is
+            pickled, and an item can be processed twice. The second function should therefore skip existing files.
         worker: The worker. Its number is added to the label.
     """
     bar = partial(Progress, f"{label}{worker.label}", sum(map(n_rows, items)), unit)
@@ -73,7 +73,7 @@ def _one_by_one(
 
 
 def is_written(check: Callable[[], object]) -> bool:
-    """Whether a file exists and is intact, which means that `check` does not raise `Damaged`."""
+    """Whether a file exists and is intact. Otherwise, `check` raises `Damaged`."""
     with suppress(Damaged):
         check()
         return True
@@ -81,7 +81,7 @@ def is_written(check: Callable[[], object]) -> bool:
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:
-    """Whether a finished file fails `check` (by default, a checksum test). If so, the problem is printed."""
+    """Whether a finished file is damaged. If so, the problem is printed. The default `check` is a checksum test."""
     try:
         check_file(path, store.path) if check is None else check()
     except Damaged as error:

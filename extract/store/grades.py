@@ -28,8 +28,8 @@ class Grades(ShardFiles):
         """Return `grader`, or the name of the store's only grader if `grader` is None.
 
         Raises:
-            InputError: If `grader` has no grades in the store, or if `grader` is None and the store has grades by
-                several graders or no grades.
+            InputError: If `grader` has no grades in the store, or if `grader` is None and the store does not have
+                exactly one grader.
         """
         names, path = self.names(), self._folder.path
         if not names:

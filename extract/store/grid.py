@@ -18,13 +18,13 @@ def copy_known(
     layers: dict[str, list[int] | None],
     settings: Mapping[str, dict[str, Any]],
 ) -> dict[Shard, list[str]]:
-    """Copy missing question signals into a store from stores that differ from it only in temperature.
+    """Copy missing question signals into a store. The sources are stores that differ from it only in temperature.
 
     Args:
         store: The store.
         missing: Dict from block to the names of its missing signals.
-        layers: Dict from signal to the layers to keep (None for all), for signals whose layers can be chosen. It is
-            updated in place with the layers of the copied signals.
+        layers: Maps each signal whose layers can be chosen to the layers to keep (None for all). It is updated in place
+            with the layers of the copied signals.
         settings: Dict from signal to its required settings. Files with other settings are not copied.
 
     Returns:
@@ -50,7 +50,7 @@ def copy_known(
 
 
 def same_but_temperature(store: Store) -> list[Store]:
-    """Return the stores in the same folder that differ from `store` only in temperature and have the same `reader`."""
+    """Return the stores next to `store` whose `reader` and identity are the same, except for the temperature."""
     found = []
     for folder in member_stores(store.path.absolute().parent):
         with suppress(InputError):  # skip stores that cannot be opened

@@ -1,4 +1,4 @@
-"""JSON records of the identities of a store (identity.json) and of a local copy of a served model (reader.json)."""
+"""JSON records of a store: identity.json (its own identity) and reader.json (the local copy of a served model)."""
 
 import json
 import os
@@ -98,12 +98,17 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
-    """Write reader.json, which contains the identity (`ModelIdentity`) of the local copy of a served model."""
+    """Write reader.json, the record of the local copy of a served model.
+
+    `identity` is the SHA-256 of the store's identity. `model` is the `ModelIdentity` of the local copy as a dict.
+    """
     _write_record(folder / _READER, identity, model)
 
 
 def read_reader(folder: Path, identity: str) -> dict[str, Any] | None:
-    """Read reader.json. Return the identity of the local copy of a served model, or None if there is no such file.
+    """Read reader.json, and return the identity of the local copy of a served model (None if the file is missing).
+
+    `identity` is the SHA-256 of the store's identity.
 
     Raises:
         InputError: If the file is damaged or was written for another store.
@@ -128,7 +133,7 @@ def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
-    """Read a record. Return the SHA-256 of the store's identity, and the content of the record."""
+    """Read a record of a store. Return the identity's SHA-256 and the content of the record."""
     form, key = _RECORDS[file.name]
     try:
         if not is_inside(file, file.parent):

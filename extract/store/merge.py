@@ -36,7 +36,7 @@ def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> li
         InputError: If identities differ, files are damaged, or the same samples have different answers.
     """
     if not others:
-        raise InputError("Expected `others` to contain at least one store, but it is empty. Pass --others '[A,B]'.")
+        raise InputError("Expected `others` to contain at least one store, but it is empty. Example: --others '[A,B]'.")
     worker, merged = worker or Worker.from_environment(), {}
     for folder, other in _pairs(Path(store), [Path(name) for name in others]):
         merged[folder] = _merge_into(folder, Store.open(other), worker)
@@ -44,7 +44,7 @@ def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> li
 
 
 def _pairs(into: Path, others: Sequence[Path]) -> list[tuple[Path, Path]]:
-    """Return pairs of a target folder and a store to merge into it. The stores of grids are matched by name."""
+    """Return pairs (target folder, store to merge into it). The stores of grids are matched by name."""
     pairs = []
     for other in others:
         if other.resolve() == into.resolve():
@@ -105,7 +105,7 @@ def _copy(name: str, source: Path, to: Path) -> None:
 
 
 def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str], int]:
-    """Return the finished files to copy (samples first), and the number of files that exist in both stores."""
+    """Return the names of the files to copy, samples first, and the number of files that exist in both stores."""
     missing, different, n_there = [], [], 0
     for file in sorted(data_files(other.path), key=lambda file: (file.parent.name != "samples", file)):
         name = str(file.relative_to(other.path))
@@ -131,7 +131,7 @@ def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str]
 
 
 def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
-    """Check that two stores have compatible ranges, readers, signals (first file only) and baseline settings."""
+    """Check that two stores can be merged. Of each signal, only the first file is checked."""
     stores = f"{str(into.path)!r} and {str(other.path)!r}"
     if clash := overlap([*into.samples.ranges(), *other.samples.ranges(), *logged_ranges(into), *logs]):
         raise InputError(
@@ -164,7 +164,7 @@ def _headers(store: Store, signal: str, scope: Scope) -> list[Any]:
 
 
 def _merge_log(into: Store, other: Store, part: SampleRange) -> int:
-    """Append the other store's logged answers for a range to the target's log. Returns the number of new answers."""
+    """Append the logged answers of a range to the log of the target store. Return the number of new answers."""
     rows = read_log(other, part)
     if is_finished(into.samples.file(part)):
         log_file = str(other.samples.log_file(part))

@@ -84,7 +84,7 @@ class Samples:
         write_table(self.file(samples), pa.Table.from_pylist(rows, self._schema.with_metadata(metadata or None)))
 
     def absent(self, question_id: str, sample: int, reason: str) -> dict[str, Any]:
-        """Return the row of a sample that does not exist, with a finish reason from `WITHOUT_ANSWER`."""
+        """Return the row that represents a sample without an answer. `reason` is one of `WITHOUT_ANSWER`."""
         tokens: dict[str, Any] = {"token_ids": [], "logprobs": []}
         if self.provides.nullable:
             tokens = dict.fromkeys(("token_ids", "logprobs", "reasoning", "n_tokens"))
@@ -127,7 +127,8 @@ class Samples:
         """Read the samples of one range, or of all ranges by default, sorted by block, range and question.
 
         The columns are `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
-        `prompt_tokens`. If the sampler has nullable columns, `reasoning` is added, and unknown values are null.
+        `prompt_tokens`. If the sampler has nullable columns, there is also a column `reasoning`, and unknown values are
+        null.
 
         Raises:
             Damaged: If a file is damaged.

@@ -36,7 +36,7 @@ _ASKED = ("text_embedding",)
 
 
 class Entry(NamedTuple):
-    """Dtype (as named by safetensors) and shape of one row of a tensor, or of one token if the tensor is ragged."""
+    """Dtype (as named by safetensors) and row shape of a tensor. If it is ragged, the shape is that of one token."""
 
     dtype: str
     shape: torch.Size
@@ -167,12 +167,12 @@ class Signals(ShardFiles):
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
     def read_rows(self, signal: str, key: str, shard: Shard, start: int, stop: int) -> Tensor:
-        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …]. Call `keys` first to verify the file."""
+        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …]. To verify the file, call `keys` first."""
         with safe_open(self.file(signal, shard), framework="pt") as file:
             return file.get_slice(key)[start:stop]
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
-        """Return the dtypes and shapes of a signal's tensors by key, or an empty dict if there are no files.
+        """Return the dtypes and shapes of a signal's tensors by key. The dict is empty if there are no files.
 
         Raises:
             Damaged: If a file is damaged, or two files have different layouts or settings.

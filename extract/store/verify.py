@@ -39,7 +39,7 @@ def find_problems(store: Store) -> Iterator[str]:
 
 
 def _check(store: Store, path: Path) -> None:
-    """Check one data file by reading it, or check that the files in a folder are consistent."""
+    """If `path` is a data file, check it by reading it. If `path` is a folder, check that its files are consistent."""
     match path.relative_to(store.path).parts:
         case ("questions.parquet",):
             _ = store.questions

@@ -176,7 +176,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
         if unknown := [sample for sample in samples or () if sample not in of_question]:
             raise InputError(
                 f"Expected `samples` for question {shown(id_)} to be from {min(of_question)} to {max(of_question)}, "
-                f"but got {unknown[0]}. Choose from these, or sample more answers."
+                f"but got {unknown[0]}. Choose indices in this range, or sample more answers."
             )
         if not questions and not samples:
             firsts = {right[id_, sample]: sample for sample in reversed(of_question)}
@@ -186,7 +186,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 
 
 def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | None:
-    """Find the signal and key of the influence to show; None if `influence` is None and the default was not read."""
+    """Find the signal and key of the influence to show, or return None if the default influence was not read."""
     prefix, _, name = (influence or INFLUENCE).rpartition("/")
     weights, signals = signals_of("sample", weights=True), store.signals
     complete = [signal for signal in weights if signal in signals.names() and not signals.missing(signal, "sample")]
@@ -202,8 +202,8 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
         )
     names = sorted({key.split("/", 1)[1] for _, key in keys})
     raise InputError(
-        f"Expected `influence` to be one of the token weights in {str(store.path)!r} ({names[0]} to {names[-1]}), "
-        f"but got {influence!r}.{nearest(name, names)}"
+        f"Expected `influence` to be one of the token weights in {str(store.path)!r} "
+        f"(from {names[0]} to {names[-1]} in alphabetical order), but got {influence!r}.{nearest(name, names)}"
     )
 
 
@@ -211,8 +211,8 @@ def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
     A token's text is what the token adds to the decoded text of all earlier tokens. Tokens that add no text, such as
-    special tokens or bytes of an unfinished character, are merged into the next piece. At the end, they are merged into
-    the last piece.
+    special tokens or bytes of an unfinished character, are merged into the next piece. At the end of the answer, they
+    are merged into the last piece.
 
     `token_ids` are the ids of the content tokens. `text` ends before any stop string, which can begin inside the last
     token.

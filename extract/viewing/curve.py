@@ -1,4 +1,4 @@
-"""Plot of one answer: the entropy of each token, with the token's other values and its text below."""
+"""Plot of one answer: the entropy of each token. The token's other values and its text are shown below."""
 
 from functools import cache
 from typing import Any
@@ -85,7 +85,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
 
 def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> None:
-    """Draw one quantity for the tokens at `places`, as bars or a curve. The y-axis is scaled to the whole answer."""
+    """Draw one quantity of the tokens at `places`, as bars or a curve. The y-axis fits the values of all tokens."""
     values = values.nan_to_num(0.0)  # shares are NaN if all weights are 0
     own = values[places.start : places.stop].tolist()
     if bars:
@@ -106,7 +106,7 @@ def _shortened(text: str, longest: int) -> str:
 
 
 def drawable(text: str) -> str:
-    """Replace characters that are missing from all available fonts with `\ufffd`."""
+    """Replace each character that is in none of the available fonts by `\ufffd`."""
     return "".join(letter if letter == "\n" or ord(letter) in _letters() else "\ufffd" for letter in text)
 
 
@@ -120,7 +120,7 @@ def _fonts() -> list[str]:
 
 @cache
 def _letters() -> frozenset[int]:
-    """Return the code points that at least one of the fonts covers."""
+    """Return the code points of all characters in the available fonts."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     fonts = [get_font(findfont(FontProperties(family=name))) for name in _fonts()]

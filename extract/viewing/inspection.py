@@ -92,7 +92,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
 
 
 def deterministic(decoding: Mapping[str, Any]) -> str:
-    """Return the option that makes a policy deterministic, such as ``temperature 0``. Empty if there is none."""
+    """Return the option that makes a policy deterministic, such as ``temperature 0``, or an empty string."""
     return "temperature 0" if decoding["temperature"] == 0 else "top-k 1" if decoding["top_k"] == 1 else ""
 
 
@@ -130,7 +130,7 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
 
 
 def _usual_grader(store: Store) -> str | None:
-    """Return the default grader for the kind of question. If it has no grades, return the first grader with grades."""
+    """Return the default grader for the questions. If it has no grades, return the first grader with grades."""
     names = store.grades.names()
     usual = (GRADER_OF_KIND[question.kind] for question in store.questions)
     return next((name for name in usual if name in names), next(iter(names), None))
@@ -208,7 +208,7 @@ def _spread(name: str, counts: GradeCounts) -> list[str]:
 
 
 def _asked(store: Store) -> list[str]:
-    """Format the first question's prompt, before the chat template is applied."""
+    """Format the prompt of the first question. The chat template is not applied."""
     question, prompt = store.questions[0], prompt_of(store)
     if prompt.chat or not isinstance(question.prompt, str):
         turns = prompt.messages(question.prompt)

@@ -160,7 +160,7 @@ def _without(skipped: list[tuple[str, int]], table: pa.Table) -> pa.Table:
 
 
 def _logged(store: Store) -> tuple[int, int]:
-    """Count the unfinished sample ranges and the answers in their logs. The first line of a log is a header."""
+    """Count the unfinished sample ranges, and the answers in their logs."""
     logs, n_answers = list((store.path / "samples").glob("*.jsonl")), 0
     for line in (line for log in logs for line in log.read_bytes().splitlines()):
         with suppress(ValueError, RecursionError):  # an incomplete line has no answers
@@ -170,7 +170,7 @@ def _logged(store: Store) -> tuple[int, int]:
 
 
 def _draw(drawn: dict[bool | None, list[tuple[float, Shown]]], n: int, part: SampleRange, grades: pa.Table) -> None:
-    """Draw example answers from a range. For each grade, `drawn` keeps the `n` answers with the lowest random keys."""
+    """Add random answers from a range to `drawn`, and keep at most `n` answers of each grade."""
     numbers = np.random.default_rng((part.block, part.start, part.stop)).random(grades.num_rows)
     ordered = grades.append_column("number", pa.array(numbers)).sort_by("number")
     for mark, of_mark in drawn.items():
@@ -181,7 +181,7 @@ def _draw(drawn: dict[bool | None, list[tuple[float, Shown]]], n: int, part: Sam
 
 
 def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
-    """Choose `n` answers with evenly distributed grades, right answers first, from distinct questions if possible."""
+    """Choose `n` answers, divided evenly among the grades. Answers to different questions are preferred."""
     taken: dict[bool | None, list[Shown]] = {mark: [] for mark in left}
     seen: set[str] = set()
     while sum(map(len, taken.values())) < n and any(left.values()):
@@ -193,10 +193,10 @@ def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
-    """Return the mean of the known `values` [question] and its 95 % interval (Student's t).
+    """Return the mean of `values` [question] and its 95 % interval (Student's t). NaN values are left out.
 
-    The interval is clipped to [0, 1]. If all values are identical, the half-width is 1 − 0.025^(1/n), which is the
-    exact binomial bound for values of 0 or 1. If fewer than two values are known, the result is None.
+    The interval is clipped to [0, 1]. If all n values are identical, its half-width is 1 − 0.025^(1/n). For values of 0
+    or 1, this is the exact binomial bound. If n is less than 2, the result is None.
     """
     known = values[~np.isnan(values)]
     n = len(known)

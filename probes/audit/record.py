@@ -40,8 +40,8 @@ def audit_record(
 
     Returns:
         The content of audit.json. `sources` contains the results of each audited source (see `audit_sources`), and
-        `masked` maps every other source to the reason why it was not audited. `leaks` lists the potential leaks with
-        `p_holm` below 0.05.
+        `masked` maps every other source to the reason why it was not audited. `leaks` lists the potential leaks whose
+        corrected p-value is below 0.05.
 
     Raises:
         InputError: If there are too few folds or questions, or if all questions have the same accuracy.
@@ -117,7 +117,7 @@ def _least(n_folds: int) -> int:
 
 
 def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
-    """Return the reason why questions with these accuracies cannot be audited, or an empty string if they can."""
+    """Return the reason why these accuracies cannot be audited. The string is empty if they can be audited."""
     if len(accuracy) < _least(n_folds):
         return f"there are only {len(accuracy)}"
     return "" if np.ptp(accuracy) > 0 else f"all {len(accuracy)} have an accuracy of {accuracy[0]:.3f}"

@@ -42,10 +42,11 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 
 
 def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
-    """Compute the `capability_auroc` of each draw from pairs of questions in the same fold.
+    """Compute the `capability_auroc` of each draw. Only pairs of questions from the same fold are compared.
 
     `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result has shape [draw]
-    and dtype float64. It is ½ if no fold contains a right answer to one question and a wrong answer to another.
+    and dtype float64. It is ½ if no fold contains a right answer to one question and a wrong answer to another
+    question.
     """
     won, pairs = torch.zeros(2, len(predicted), dtype=torch.float64)
     for test in (fold == number for number in fold.unique()):
@@ -60,11 +61,12 @@ def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 
 
 def cross_validate(features: Tensor, accuracy: Tensor, fold: Tensor, n_draws: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Predict accuracies out of fold, for the observed accuracies and for random permutations of them.
+    """Predict the observed accuracies, and random permutations of them, out of fold.
 
     Returns:
         - [question] float64 predictions of the observed accuracies.
-        - [draw] float64 AUROCs for the permuted accuracies. The penalties are chosen separately in each draw.
+        - [draw] float64 AUROCs of the predictions of the permuted accuracies. The penalties are chosen separately for
+          each permutation.
     """
     generator, step = torch.Generator().manual_seed(seed), max(1, _CHUNK // len(accuracy))
     values = []

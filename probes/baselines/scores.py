@@ -64,7 +64,9 @@ def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def length(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Score questions with a logistic regression on the prompt length in tokens, fitted outside the test split.
+    """Score questions with a logistic regression on the prompt length in tokens.
+
+    The regression is fitted to the training and validation splits.
 
     Raises:
         InputError: If any prompt length is unknown.
@@ -81,7 +83,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
-    """Return the score functions for answers and questions.
+    """Return score functions for answers and for questions, based on the uncertainty of single answers.
 
     The score of an answer is its negated uncertainty. The score of a question is the mean score of half of its answers.
     """
@@ -97,7 +99,7 @@ def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
 
 
 def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapping[Scope, Score]:
-    """Return the score function for questions: the negated joint uncertainty of half of the answers."""
+    """Return a score function for questions. A score is the negated joint uncertainty of half of the answers."""
 
     def score(data: FeatureDataModule, rows: Rows) -> Tensor:
         halves = data.table.answers.rows_by_question(len(data.table.ids), ~data.table.answers.held_out)
@@ -123,25 +125,25 @@ def first_token(data: FeatureDataModule, value: str) -> Tensor:
 
 
 def semantic_sets(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that counts the clusters of answers, with one cluster per distinct normalised answer."""
+    """Return a function that counts clusters of answers. Equal normalised answers form a cluster."""
     answer = data.table.answers.answer_class
     return lambda rows: len(set(clusters_of(answer[rows].tolist()))) or float("nan")
 
 
 def semantic_entropy(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes discrete semantic entropy, with one cluster per distinct normalised answer."""
+    """Return a function that computes discrete semantic entropy. Equal normalised answers form a cluster."""
     answer = data.table.answers.answer_class
     return lambda rows: discrete_entropy(clusters_of(answer[rows].tolist()))
 
 
 def semantic_entropy_likelihood(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes likelihood-weighted semantic entropy, with one cluster per distinct answer."""
+    """Return a function that computes likelihood-weighted semantic entropy. Equal answers form a cluster."""
     answers = data.table.answers
     return lambda rows: likelihood_entropy(-answers.mean_nll[rows], clusters_of(answers.answer_class[rows].tolist()))
 
 
 def semantic_entropy_nli(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes discrete semantic entropy, with clusters of answers that entail each other."""
+    """Return a function that computes discrete semantic entropy. Answers that entail each other form a cluster."""
     cluster = asked_of_answers(data.store, data.table, "entailment")
     return lambda rows: discrete_entropy(cluster[rows].tolist())
 
@@ -153,7 +155,7 @@ def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
 
 
 def _embeddings(data: FeatureDataModule) -> NDArray[np.float32]:
-    """Read the sentence embeddings [answer, d] of the answers. They have norm 1, or are NaN for empty answers."""
+    """Read the sentence embeddings [answer, d] of the answers. They have norm 1; those of empty answers are NaN."""
     return data.store.signals.read("text_embedding", "0/answer", "sample").numpy()
 
 
@@ -178,9 +180,9 @@ def of_embeddings(data: FeatureDataModule) -> Similarities:
 def dispersed(
     similarities: Callable[[FeatureDataModule], Similarities], dispersion: Callable[[NDArray[np.float64]], float]
 ) -> Mapping[Scope, Score]:
-    """Return the score function for questions: the negated dispersion of half of the answers.
+    """Return a score function for questions. A score is the negated dispersion of half of the answers.
 
-    The score is NaN if this half contains fewer than two answers.
+    It is NaN if this half contains fewer than two answers.
     """
 
     def uncertainty(data: FeatureDataModule) -> JointUncertainty:
@@ -198,7 +200,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    The states come from the middle layer: the stored layer whose index is closest to half of the highest index.
+    The states come from the stored layer whose index is closest to half of the highest stored index.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

@@ -1,4 +1,4 @@
-"""Cross-validation by question. Each question is used once for testing, with probes that were trained without it."""
+"""Cross-validation by question. Each question is tested once, with probes that were not trained on it."""
 
 import math
 import warnings

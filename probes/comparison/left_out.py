@@ -1,4 +1,4 @@
-"""Probes tested on a question set that was left out of training, with and without back-off."""
+"""Tests of probes on question sets that were left out of training. Each test is run with and without back-off."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
@@ -18,7 +18,7 @@ _METRICS = ("auroc", "brier", "ece_width")
 
 
 class LeftOut(NamedTuple):
-    """Confidences for the questions of a set, from a probe that was trained on all other sets.
+    """Confidences for the questions of a left-out set. The probe was trained on all other sets.
 
     Attributes:
         raw: [question] float64 confidences without back-off.
@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compare the confidences with and without back-off on a left-out set, and summarise the novelty of the set.
+    """Evaluate the confidences for a left-out set, with back-off and without it, and summarise the set's novelty.
 
     If `scores` contains several sets, the AUROC includes only pairs of questions from the same set.
     """
@@ -77,7 +77,7 @@ def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> 
 
 @styled
 def left_out_picture(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Plot the Brier score of each left-out set with and without back-off, and the paired difference."""
+    """Plot the Brier scores of each left-out set with back-off and without it, and their paired difference."""
     figure, (left, right) = new_figure(8.4, 1.4 + 0.42 * len(rows), ncols=2, sharey=True)
     for row, one in enumerate(rows):
         for how, colour, shift in (("raw", BLUE, -0.13), ("backed_off", RED, 0.13)):

@@ -46,7 +46,7 @@ class OutOfFold:
     notes: list[str] = field(default_factory=list)
 
     def add(self, scope: Scope, name: str, rows: Tensor, values: Tensor) -> None:
-        """Store a method's confidences for the given rows of the question table or the answer table."""
+        """Save a method's confidences for the given rows of the question table or the answer table."""
         n_rows = len(self.fold) if scope == "question" else len(self.data.table.answers.question)
         empty = torch.full((n_rows,), torch.nan, dtype=torch.float64)
         self.of_scope(scope).setdefault(name, empty)[rows] = values.double()
@@ -69,7 +69,7 @@ class Fit(NamedTuple):
 
 
 def is_close(differences: Tensor) -> bool:
-    """Whether the mean of paired differences is at most one standard error. NaN means missing.
+    """Whether the mean of paired differences is at most its standard error. NaN means missing.
 
     >>> is_close(torch.tensor([0.3, -0.1, torch.nan])), is_close(torch.tensor([0.3, 0.2, torch.nan]))
     (True, False)
@@ -170,7 +170,7 @@ class Comparison:
         return self.out
 
     def _is_missing(self, name: str, method: ProbeMethod) -> bool:
-        """Check whether a signal that a probe needs is missing from the store. If so, add the reason to `masked`."""
+        """Whether the store lacks a signal that a probe needs. If so, the reason is added to `masked`."""
         signals, of_target = self.data.store.signals, FeatureDataModule(target=method.target).needs
         needs: list[tuple[str, Scope]] = [(name, TARGETS[method.target]) for name in (method.signal, *method.join)]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
@@ -205,10 +205,11 @@ class Comparison:
         return Fit({**chosen, "val_loss": float(losses.nanmean()), "warning": module.warning}, losses)
 
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
-        """Choose the first probe whose validation loss is within one standard error of the lowest loss.
+        """Choose the first probe whose validation loss is at most one standard error above the lowest loss.
 
-        The losses of each probe are compared with the losses of the best probe, question by question. The standard
-        error is that of the mean difference. A probe that falls back to the base rate has the loss of the base rate.
+        Each probe is compared with the probe that has the lowest loss. The standard error is that of the mean
+        difference between their losses on the same questions. A probe that falls back to the base rate has the loss of
+        the base rate.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

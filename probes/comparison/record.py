@@ -79,7 +79,7 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
 
 
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
-    """Return the baselines whose token cost is known and at most as high as that of the best probe."""
+    """Return the baselines that cost at most as many tokens as the best probe. Their costs must be known."""
     methods = record["methods"]
 
     def cost(name: str, unknown: float) -> float:
@@ -158,7 +158,7 @@ def paired_tests(
     Returns:
         A list with one dict for each pair and metric. Undefined differences are left out. The keys are `a`, `b`,
         `metric`, `half`, `n_questions`, `value`, `low`, `high`, `p` and `p_holm`. `value` is the difference a − b, and
-        `p_holm` is the corrected p-value.
+        `p_holm` is the corrected p-value. `half` states whether only answers with odd indices are included.
     """
     tests: list[dict[str, Any]] = []
     for a, b in pairs:

@@ -45,8 +45,8 @@ def transfer_record(
     """Train a probe on each question set and test it on every set.
 
     With several stores, each store is a set. With a single store, each of its question groups is a set. On its own
-    training set, a probe is tested out of fold. In addition, a probe is trained on all sets but one and tested on the
-    remaining set, with and without back-off.
+    training set, a probe is tested out of fold. In addition, each set is left out in turn: a probe is trained on all
+    other sets and tested on this set, with back-off and without it.
 
     Args:
         stores: Folders of the stores.
@@ -189,19 +189,19 @@ def _train(probe: str, data: FeatureDataModule, questions: Tensor, seed: int) ->
 
 
 def _rows_of(group: QuestionSet) -> Batch:
-    """Return the rows of a question set."""
+    """Return the features and grades of a question set."""
     every = group.data.every()
     return every.take(torch.isin(every.question, group.questions).nonzero()[:, 0])
 
 
 def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
-    """Score a question set with a probe, without back-off."""
+    """Compute a probe's confidences for a question set. Back-off is not used."""
     batch = _rows_of(group)
     return Scored(module.predict(batch.features).double(), batch.right, batch.known)
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Train a probe and its back-off on the sets `others`, and score the set `own`. `number` is the index of `own`."""
+    """Train a probe and its back-off on all sets in `others`, and score the set `own`, which has index `number`."""
     if own.data is others[0].data:  # groups of a single store
         data, questions = own.data, torch.cat([group.questions for group in others]).sort().values
     else:
@@ -215,7 +215,7 @@ def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, numb
 
 
 def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Scored:
-    """Compute out-of-fold confidences for a question set."""
+    """Compute a probe's out-of-fold confidences for a question set."""
     parts = []
     for number, rows in enumerate(folds(own.data.table, own.questions, n_folds, seed, LEAST_VALIDATION)):
         train = torch.cat([rows["train"], rows["val"]]).sort().values
@@ -226,7 +226,7 @@ def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Score
 
 
 def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the names of the training sets and of the test sets in a record, with `OTHERS` last."""
+    """Return the names of the training sets and of the test sets in a record. `OTHERS` is the last training set."""
     trains, tests = (list(dict.fromkeys(cell[end] for cell in record["cells"])) for end in ("train", "test"))
     trains.sort(key=lambda name: name == OTHERS)
     return trains, sorted(tests, key=lambda name: trains.index(name) if name in trains else len(trains))

@@ -1,7 +1,7 @@
-"""Fit the novelty of a probe, and the back-off of its confidences for novel questions.
+"""Fit the novelty of a probe and its back-off, which shifts the confidences of novel questions towards the base rate.
 
-The back-off is fitted on held-out groups of questions. To save time, the probe is not fitted again for each group. The
-scores of held-out groups come from a ridge regression on the chosen features.
+The back-off is fitted to the scores of held-out groups of questions. To save time, these scores are computed by a ridge
+regression on the features that the probe reads, not by the probe itself.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ MOST_BYTES = 96 * 2**20
 
 
 def fit_novelty(module: ProbeModule) -> Novelty:
-    """Fit the novelty and the back-off of a fitted probe on the training and validation rows.
+    """Fit the novelty and the back-off of a probe to the rows of the training and validation splits.
 
     If the probe was trained on prefixes of answers, the rows include these prefixes. If the features of all rows take
     more than `MOST_BYTES` bytes, only evenly spaced rows are used.
@@ -67,7 +67,7 @@ def fit_novelty(module: ProbeModule) -> Novelty:
 
 @torch.no_grad()
 def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confidences:
-    """Apply a probe and its back-off to features [row, feature, d_model], and return the `Confidences`."""
+    """Compute `Confidences` with a probe and its back-off from features [row, feature, d_model]."""
     assert module.choice is not None
     head, calibrator = module.head().to(features.device), module.choice.calibrator.to(features.device)
 
@@ -79,7 +79,7 @@ def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confiden
 
 
 def chosen_features(features: Any, chosen: Sequence[int]) -> Tensor:
-    """Return the chosen features [row, layer, width]. The states of an answer's tokens are averaged."""
+    """Return the chosen features [row, layer, width]. States of tokens are averaged over the tokens of each answer."""
     if isinstance(features, TokenStates):
         return torch.stack([flat(features[:, feature]) for feature in chosen], 1)
     return features[:, list(chosen)]
@@ -112,8 +112,8 @@ def fit_backoff(
         features: [row, layer, width] float32 features. The novelty reads the hidden states of the first layer.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
-        random: [row] int64 random folds of questions.
-        groups: [row] int64 folds of whole question groups.
+        random: [row] int64 fold of each row, drawn at random by question.
+        groups: [row] int64 fold of each row. All questions of a group are in the same fold.
     """
     distance = fit_distance(features[:, 0, :n_hidden], random, groups)
     novelty = Novelty(n_hidden, distance.rank)
@@ -131,12 +131,12 @@ def fit_backoff(
 
 
 def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, share: Tensor) -> Tensor:
-    r"""Return the weight of the base rate that minimises the penalised squared error on held-out rows.
+    r"""Minimise the penalised squared error on held-out rows over the weight w of the base rate, and return w.
 
     .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
 
-    where row i has the confidence f_i, the base rate r_i of the other groups, the measured accuracy p̂_i and the share
-    s_i. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
+    where row i has the confidence f_i, the measured accuracy p̂_i and the share s_i, and r_i is the base rate of the
+    other folds. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
 
     Args:
         confidence, base_rate, accuracy, share: [row] float64. The shares sum to 1.

@@ -30,16 +30,17 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe, the distance from its training questions, and its weight.
+    """Fit a broader probe, its weight, and the distance from its training questions.
 
-    To fit the weight, question groups of the other stores are held out in turn. Rewordings of the held-out questions
-    are also left out. A ridge regression on the remaining training questions approximates the existing probe.
+    The weight is that of the broader probe when its confidences are averaged with those of the existing probe. To fit
+    the weight, question groups of the other stores are held out in turn. Rewordings of the held-out questions are also
+    left out. In this step, the existing probe is replaced with a ridge regression.
 
     Args:
         features: [row, layer, width] float32 features of the training questions and of the other stores' questions.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
-        groups: Group of each row.
+        groups: Question group of each row.
         questions: Id of each row's question. Rewordings of a question share its id.
         is_own: [row] bool mask of the existing probe's training questions.
     """
@@ -74,7 +75,7 @@ def fit_broader(
 
 
 def mixture_weight(narrow: Tensor, broad: Tensor, accuracy: Tensor) -> Tensor:
-    """Return the weight of `broad`, in [0, 1], that minimises the squared error of its mixture with `narrow`.
+    """Return the weight w in [0, 1] that minimises the squared error of (1 − w) · `narrow` + w · `broad`.
 
     Args:
         narrow, broad, accuracy: [row] confidences of the two probes, and measured accuracies.

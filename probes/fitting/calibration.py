@@ -108,7 +108,7 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
     x, penalty = scores / size, RIDGE * known.sum()
 
     def descent(log_temperature: float) -> float:
-        """Return the derivative of the penalised loss with respect to 1/T. The derivative increases with 1/T."""
+        """Return the derivative of the penalised loss with respect to 1/T."""
         inverse = math.exp(-log_temperature)
         return float((x * (known * torch.sigmoid(inverse * x) - right)).sum() + penalty * inverse)
 
@@ -167,11 +167,11 @@ def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
 
 
 def cross_fitted_losses(kind: str | None, scores: Tensor, right: Tensor, known: Tensor, question: Tensor) -> Tensor:
-    """Compute the cross-entropy between the cross-fitted confidence and the accuracy `right` / `known` of each row.
+    """Compute the cross-entropy between each row's cross-fitted confidence and its accuracy, `right` / `known`.
 
-    The questions are divided into five folds. The calibrator for each fold is fitted on the other four folds. If `kind`
-    is None or a calibrator cannot be fitted, the base rate is used. `question` [row] is the question of each row.
-    See `fit_calibrator` for the other arguments.
+    The questions are divided into five folds. For each fold, a calibrator is fitted on the other four folds. If `kind`
+    is None or the calibrator cannot be fitted, the base rate of the other folds is used as the confidence. `question`
+    [row] is the question of each row. See `fit_calibrator` for the other arguments.
 
     Returns:
         [row] float64 in nats.
@@ -198,7 +198,7 @@ def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def candidate_losses(scores: Tensor, target: Tensor, log_odds: bool) -> Tensor:
-    """Compute the cross-entropies [penalty, input] of all candidates in nats.
+    """Compute the cross-entropy in nats between the scores of each candidate and the targets, [penalty, input].
 
     `scores` has shape [penalty, row, input], and `target` has shape [row]. If the scores are not log-odds, they are
     first calibrated by Platt scaling on the same rows.

@@ -20,9 +20,10 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
 
     Args:
         hidden: [row, d_model] float32 hidden states.
-        fold: [row] int64 folds. The quantiles are computed from the distances between each row and the other folds.
-        groups: [row] int64 folds of whole question groups. `full` is computed from the distances between each row and
-            the other folds. If `groups` is None, `full` is the highest quantile.
+        fold: [row] int64 fold of each row. The quantiles are those of the distances of rows from the other folds.
+        groups: [row] int64 fold of each row in a second division, which keeps question groups together. The attribute
+            `full` is computed from the distances of rows from the other folds of this division. If `groups` is None,
+            `full` is the highest quantile.
         rows: [row] bool mask of the rows used for the quantiles. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)
@@ -51,7 +52,7 @@ def principal(hidden: Tensor, rank: int) -> Distance:
 
 
 def distances(hidden: Tensor, rank: int, fold: Tensor) -> Tensor:
-    """Return the distance [row] of each row from the rows in the other folds."""
+    """Return each row's distance [row] from the rows of the other folds."""
     found = hidden.new_zeros(len(hidden))
     for held, others in each_fold(fold):
         found[held] = principal(hidden[others], rank).distance(hidden[held])

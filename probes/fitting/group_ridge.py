@@ -1,4 +1,4 @@
-"""Ridge regressions on a few layers, with groups of questions held out."""
+"""Ridge regressions on a few layers, and their scores for held-out groups of questions."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -38,7 +38,7 @@ def few_layers(features: Tensor) -> Tensor:
 
 
 def fit_ridge(features: Tensor, target: Tensor, l2: float = RIDGE) -> tuple[Tensor, Tensor]:
-    """Fit a ridge regression to each layer of features [row, layer, width], and average the scores of all layers.
+    """Fit a ridge regression to each layer of features [row, layer, width], and average the regressions.
 
     Returns:
         Weights [layer, width] and a scalar bias for raw features. The score of a row is the sum of its weighted

@@ -70,7 +70,7 @@ def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
 
 
 def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, bias: Tensor) -> Gaussian:
-    """Map hidden states to means and standard deviations with layer norm and one hidden GELU layer.
+    """Predict means and standard deviations from hidden states. The network has layer norm and one hidden GELU layer.
 
     Args:
         hidden: [..., row, d_model] standardised hidden states.
@@ -86,7 +86,7 @@ def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, b
 
 
 def initial_weights(n_features: int, d_model: int, hidden: int, components: int) -> dict[str, Tensor]:
-    """Draw initial weights for one encoder per feature, with torch's global random generator. See `encode`.
+    """Draw the initial weights of one encoder per feature from torch's global random generator. See `encode`.
 
     The initial standard deviations are 1/√components, like those of random embeddings with norm 1.
     """
@@ -148,7 +148,7 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
 
 
 def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
-    """Compute the Spearman correlations [candidate] float64 between scores and the agreement of the answers.
+    """Compute the Spearman correlation between scores and agreement for each candidate, [candidate] float64.
 
     Args:
         scores: [row, candidate] scores. If a candidate's scores are constant, its correlation is set to −1.
@@ -164,7 +164,7 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
 
     The spread has collapsed if one of these conditions is met on the validation questions:
         1. At least 99 % of the predicted standard deviations σ are within 1 % of `FLOOR`.
-        2. The standard deviation of Σ σ² over questions is less than 1 % of its mean.
+        2. The standard deviation of Σ σ² over questions is less than 1 % of the mean of Σ σ².
         3. The standard deviation of the scores is less than 5 % of the standard deviation of the agreements.
         4. The rank correlation between scores and agreements is not significantly positive at the 5 % level.
 

@@ -1,4 +1,4 @@
-"""`ProbeModule`, the base class of all probes, with standardisation, selection, calibration and testing."""
+"""`ProbeModule`, the base class of all probes."""
 
 import math
 from abc import ABC, abstractmethod
@@ -104,11 +104,11 @@ class ProbeModule(L.LightningModule, ABC):
         """Run one training step. Probes that learn from all rows at once do nothing here."""
 
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
-        """Return the indices of the features in each input. `names` are the names of the features."""
+        """Return the indices of the features in each input. `names` are the names of all features."""
         return [(feature,) for feature in range(len(names))]
 
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
-        """Fill the head with the standardiser, the named parameters of one candidate and `values`, and return it."""
+        """Return the head, filled with the standardiser, one candidate's `parameters` and the `values`."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
 
@@ -163,7 +163,7 @@ class ProbeModule(L.LightningModule, ABC):
         return standardiser(features)
 
     def selected(self, features: Any, chosen: Sequence[int]) -> Any:
-        """Return the features [row, d_model] of one input, in the form that the head reads."""
+        """Return the features of one input, [row, d_model], in the form that its head reads."""
         return features[:, list(chosen)].flatten(1)
 
     def of_input(self, function: Callable[[Any], Tensor], features: Any, chosen: Sequence[int]) -> Tensor:
@@ -173,7 +173,7 @@ class ProbeModule(L.LightningModule, ABC):
         return function(self.selected(features, chosen))
 
     def standardised(self, features: Any) -> Any:
-        """Standardise features [row, feature, d_model] with the mean and standard deviation of the fitted rows."""
+        """Standardise features [row, feature, d_model] with the mean and standard deviation of the `fitted_rows`."""
         return (features - self.mean).div_(self.scale)  # in place, which saves an allocation per step
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -186,7 +186,7 @@ class ProbeModule(L.LightningModule, ABC):
             self.log_dict(self.val_figures)
 
     def _score_validation(self) -> tuple[Tensor, Batch]:
-        """Return the validation scores [penalty, row, input] and their rows."""
+        """Return the scores [penalty, row, input] of the validation rows, and these rows."""
         batch = self.data.batch("val", prefixes=True).to(self.device)
         return self.candidate_scores(self.standardised(batch.features)), batch
 
@@ -239,15 +239,17 @@ class ProbeModule(L.LightningModule, ABC):
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
         """Return `scores`, `right`, `known`, `row` and `question` for the validation rows.
 
-        A row can contain a prefix of an answer. Only rows with the given fraction of an answer are included. `place` is
-        the index of the input.
+        Only rows that contain the given fraction of an answer are returned. `place` is the index of the input.
         """
         scores, batch = self._validation
         rows = batch.fraction == fraction
         return scores[candidate, rows, place], *(column[rows] for column in batch[2:6])
 
     def _figures(self, confidence: Tensor, right: Tensor, known: Tensor) -> dict[str, float]:
-        """Compute the AUROC and the Brier score, which is debiased if all rows have at least two answers."""
+        """Compute the AUROC and the Brier score.
+
+        The Brier score is debiased if all rows have at least two graded answers.
+        """
         metrics = {"val/auroc": capability_auroc, "val/brier": debiased_brier if known.min() > 1 else response_brier}
         return {name: float(metric(confidence, right, known)) for name, metric in metrics.items()}
 

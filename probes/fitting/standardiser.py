@@ -11,7 +11,7 @@ from extract.errors import InputError
 def standardiser(features: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the mean and standard deviation of each coordinate over rows. Both have shape [feature, d_model].
 
-    The standard deviation of constant coordinates is infinite, so that their standardised values are 0.
+    The standard deviation of constant coordinates is set to infinity, so that their standardised values are 0.
     """
     deviation, mean = zip(*(torch.std_mean(rows.double(), 0) for rows in features.unbind(1)), strict=True)
     low, high = features.aminmax(dim=0)

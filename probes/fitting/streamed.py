@@ -1,6 +1,7 @@
-"""Linear probes for streamed features. `probes.fitting.solvers` defines their objectives.
+"""Linear probes for streamed features, which are read in chunks because they do not fit into memory.
 
-Each probe reads one feature. For each fold, it is fitted to the rows outside the fold. It is also fitted to all rows.
+Each probe reads one feature. It is fitted once to the rows outside each fold, and once to all rows. The objectives are
+defined in `probes.fitting.solvers`.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,7 +77,7 @@ def difference_of_means(statistics: Statistics) -> tuple[Tensor, Tensor]:
 
 
 def targets_vary(target: Tensor) -> Tensor:
-    """Return whether the targets [row] differ between rows."""
+    """Return whether the targets [row] are not all equal."""
     return target.min() < target.max()
 
 

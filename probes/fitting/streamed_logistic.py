@@ -22,7 +22,7 @@ MEMORY = 10
 
 
 def logistic(column: Column, target: Tensor, fold: Tensor, penalties: Sequence[float]) -> Fits:
-    """Fit logistic regression to a feature. The objective is that of `solvers.logistic`.
+    """Fit logistic regression to a feature. The objective is the same as in `solvers.logistic`.
 
     The solver is L-BFGS (Nocedal & Wright, Numerical Optimization, alg. 7.4). It starts from zero weights and the
     inverse Hessian at zero weights. Each fitted weight is within 10⁻⁷ of its optimal value.
@@ -73,7 +73,7 @@ def passes(
     Args:
         column, target: See `logistic`.
         outside: [fit, row] bool mask of the rows of each fit.
-        centre: [fit, d] mean, relative to the reference of the column.
+        centre: [fit, d] mean minus `column.reference`.
         inverse: [fit, d] 1 / scale.
         l2: [penalty] penalties.
     """
@@ -129,7 +129,7 @@ def minimise(
     start: tuple[Tensor, Tensor, Tensor],
     enough: Tensor,
 ) -> Tensor | None:
-    """Minimise the losses of all candidates with L-BFGS. Returns None if a candidate does not converge.
+    """Minimise the losses of all candidates with L-BFGS, and return the points. If any does not converge, return None.
 
     Args:
         evaluate: Function that maps points [fit, penalty, d + 1] to losses [fit, penalty] and gradients.

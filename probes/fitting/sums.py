@@ -33,7 +33,7 @@ class Column:
         self.reference = first[:, self._feature][:, 0].double().mean(0)
 
     def chunks(self, function: Callable[[Tensor, Tensor], Any]) -> Iterator[tuple[Tensor, Any]]:
-        """See `StreamedFeatures.chunks`. The function gets places [row] and rows [row, d]."""
+        """See `StreamedFeatures.chunks`. The function takes the places [row] of rows and the rows [row, d]."""
 
         def of_rows(places: Tensor, rows: Tensor) -> Any:
             return function(places, rows[:, 0].double().sub_(self.reference))
@@ -49,7 +49,8 @@ class Statistics(NamedTuple):
         offset: [d] float64 mean of z. It is not exactly 0, because `mean` is rounded.
         target: Mean of y.
         cross: [d] float64 covariance of y and z, with divisor n.
-        covariance: [d, d] float64 covariance of z, with divisor n. Do not use it if only squares were summed.
+        covariance: [d, d] float64 covariance of z, with divisor n. It is defined only if all products of coordinates
+            were summed, not just their squares.
     """
 
     mean: Tensor
@@ -62,7 +63,7 @@ class Statistics(NamedTuple):
 
 @dataclass
 class Sums:
-    """Sums over rows with targets y and features x. The reference is subtracted from x.
+    """Sums over rows with targets y and features x. A reference was subtracted from x.
 
     Attributes:
         n: Number of rows.

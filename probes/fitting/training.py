@@ -64,20 +64,20 @@ class Descent(ProbeModule):
         return soft_label_loss(self.candidate_scores(self.standardised(batch.features)), batch.target)
 
     def penalty(self) -> Tensor:
-        """Return the penalties [penalty, feature]: λ/2 times the sum of squares of the penalised parameters."""
+        """Return the penalty terms [penalty, feature]: λ/2 times the sum of squares of the penalised parameters."""
         weights: list[Tensor] = [self.get_parameter(name) for name in self.penalised]
         l2 = torch.tensor(self.penalties, device=weights[0].device)
         return l2[:, None] / 2 * sum(weight.square().sum(tuple(range(2, weight.dim()))) for weight in weights)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the sum of all candidates' mean losses and penalties."""
+        """Return the sum of all candidates' mean losses and penalty terms."""
         loss = self.loss(batch)
         total = (loss + self.penalty()).sum()
         self._passed.append((total.detach() / loss.numel(), len(batch.row)))
         return total
 
     def on_train_epoch_end(self) -> None:
-        """Log the mean loss of the epoch. Averaging by Lightning would slow down every step."""
+        """Log the mean loss of the epoch."""
         losses, rows = zip(*self._passed, strict=True)
         self._passed.clear()
         weight = torch.tensor(rows, dtype=torch.float32, device=losses[0].device)
@@ -217,7 +217,7 @@ class ClosedForm(Directions, AtOnce):
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
-        """Compute the out-of-fold scores of all candidates, then fit them on all rows and stop training."""
+        """Compute the out-of-fold scores of all candidates, fit the candidates to all rows, and stop training."""
         rows = self.fitted_rows().to(self.device)
         fold = self.data.inner_folds(rows.question, N_FOLDS).to(self.device)
         fit = self._fit_streamed if isinstance(rows.features, StreamedFeatures) else self._fit_folds
@@ -254,5 +254,5 @@ class ClosedForm(Directions, AtOnce):
         self.learn(self.standardised(rows.features), rows.target)
 
     def _score_validation(self) -> tuple[Tensor, Batch]:
-        """See `ProbeModule._score_validation`. After fitting, out-of-fold scores are returned."""
+        """See `ProbeModule._score_validation`. Once the probe is fitted, the out-of-fold scores are returned."""
         return self._out_of_fold or super()._score_validation()

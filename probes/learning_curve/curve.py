@@ -33,7 +33,7 @@ class Cell:
     Attributes:
         confidence: [subset, question] float64 confidences; NaN for questions that are not tested.
         n_fits: Number of fits.
-        n_base_rate: Number of fits that return the base rate.
+        n_base_rate: Number of fits whose probe returns the base rate for every question.
     """
 
     confidence: Tensor
@@ -96,8 +96,8 @@ class LearningCurve:
         table: Question table with all grades.
         questions: [question] int64 rows of the question table that are tested.
         folds: Test rows of each fold.
-        cells: Dict from (n, k) to the `Cell`, for pairs whose fits all succeeded.
-        masked: Dict from (n, k) to the reason why a fit failed, for all other pairs.
+        cells: Maps each pair (n, k) whose fits all succeeded to its `Cell`.
+        masked: Maps each other pair (n, k) to the reason why a fit failed.
     """
 
     store: str
@@ -204,6 +204,6 @@ def _grid(option: str, values: Sequence[int] | None, default: list[int], least: 
     if not values or not least <= min(values) <= max(values) <= most:
         raise InputError(
             f"Expected `{option}` to contain numbers from {least} to {most}, the number of {unit}, but got "
-            f"{list(values)}. Omit the option to use {', '.join(map(str, default))}."
+            f"{list(values)}. To use {', '.join(map(str, default))}, omit the option."
         )
     return sorted(set(values))

@@ -1,4 +1,4 @@
-"""Record and Markdown page of learning curves, with the best split of each labelling budget."""
+"""Build the record and the Markdown page of learning curves. They contain the best split of each labelling budget."""
 
 import math
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ def over_subsets(
         seed: Seed of the resampling.
 
     Returns:
-        A dict with `value`, `low`, `high` and `spread`, the standard deviation over subsets (None with one subset). If
-        the metric is undefined, the result is None.
+        A dict with `value`, `low`, `high` and `spread`. The spread is the standard deviation over subsets, or None if
+        there is only one subset. If the metric is undefined, the result is None.
     """
     interval = bootstrap(
         lambda weights: torch.stack([metric(weights) for metric in metrics]).mean(0), n_questions, n_resamples, seed
@@ -103,9 +103,10 @@ class _Measured:
 def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
     """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
-    A split (n, k) costs n · k graded answers. The cost of each split is a budget. A split belongs to a budget if it
-    costs more than half of the budget but no more than the budget. For each k, only the split with the highest n is
-    kept. A budget is left out if it has a single split, or if it is at most 5 % below a larger budget.
+    A split (n, k) consists of n questions with k graded answers each, and costs n · k. The cost of each split is a
+    budget. A split belongs to a budget if it costs more than half of the budget but no more than the budget. For each
+    k, only the split with the highest n is kept. A budget is left out if it has a single split, or if it is at most 5 %
+    below a larger budget.
 
     >>> splits_of_budgets([(48, 1), (96, 1), (48, 2), (96, 2), (48, 5), (96, 5)])
     {96: [(96, 1), (48, 2)], 240: [(96, 2), (48, 5)]}
@@ -133,11 +134,12 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
     Returns:
         The content of curve.json. `cells` contains a dict for each combination of `n` training questions and `k`
-        answers per question, with `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and `n_base_rate`.
-        `budgets` contains a dict for each budget. `best` and `runner_up` are the splits [n, k] with the highest and
-        second-highest AUROC, and `difference` is the difference between these AUROCs. `many_minus_few` is the
-        difference in AUROC between the splits with the most and the fewest questions. `contrasts` compares the largest
-        cell with two smaller cells. `masked` contains the reasons why cells are missing.
+        answers per question. Its entries are `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and
+        `n_base_rate`. `budgets` contains a dict for each budget. Its entries `best` and `runner_up` are the splits
+        [n, k] with the highest and second-highest AUROC, and `difference` is the difference between these AUROCs.
+        `many_minus_few` is the difference in AUROC between the splits with the most and the fewest questions.
+        `contrasts` compares the largest cell with two smaller cells. `masked` contains the reasons why cells are
+        missing.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))

@@ -34,7 +34,7 @@ class Interval(TypedDict):
 
 @lru_cache(maxsize=1)  # all metrics of a method use the same resamples
 def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
-    """Draw bootstrap resamples and count how often each resample contains each question, [resample, question] uint8.
+    """Draw bootstrap resamples, and return how often each resample contains each question, [resample, question] uint8.
 
     A count above 255 is practically impossible. The result is cached, so do not modify it.
     """
@@ -45,7 +45,7 @@ def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
 
 
 def _chunk(n_rows: int) -> int:
-    """Return the number of resamples per call of a metric over `n_rows` rows."""
+    """Return how many resamples are passed to a metric at once if there are `n_rows` rows."""
     return max(_LEAST_RESAMPLES, _CHUNK // n_rows)
 
 

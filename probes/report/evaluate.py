@@ -145,7 +145,7 @@ def evaluate(
         seed: Seed of the resampling.
 
     Returns:
-        A dict from each metric to the result of `estimate`. If the rows are questions, it includes `auroc_ceiling`,
+        A dict with the result of `estimate` for each metric. If the rows are questions, it includes `auroc_ceiling`,
         whose `low` and `high` are the bounds from `functional.auroc_ceiling`. The dict also contains the counts
         `n_questions`, `n_samples` (graded answers), `n_unknown`, and `n_masked` (rows that are not usable).
     """

@@ -42,7 +42,7 @@ def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
 def annotate_cells(
     axes: Axes, image: AxesImage, values: NDArray[np.float64], fontsize: float, bold: NDArray[np.bool_] | None = None
 ) -> None:
-    """Write the values [row, column] of a heat map into its cells, in bold where `bold` is true. NaN is left out."""
+    """Write the values [row, column] of a heat map into its cells, in bold where `bold` is true. NaN is not written."""
     rgb = image.to_rgba(values)[..., :3]
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213  # below this luminance, white text has more contrast (WCAG 2)
@@ -59,7 +59,7 @@ def frame_cell(axes: Axes, row: int, column: int, colour: str) -> None:
 
 
 def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float], list[float], list[float], list[int]]:
-    """Return the mean confidence, mean accuracy, standard error and size of each bin. `by` is `width` or `mass`."""
+    """Return the mean confidence, mean accuracy, standard error and size of each bin. See `bin_index` for `by`."""
     accuracy = scored.accuracy
     bins = bin_index(scored.confidence, n_bins, by)
     members = [bins == i for i in bins.unique()]
@@ -140,11 +140,11 @@ def by_layer(
     Args:
         method: Name of the probe.
         names: Name of each feature, in the form ``layer/position``.
-        intervals: Dict from `auroc` and `brier` to the intervals of all features.
+        intervals: Dict with the keys `auroc` and `brier`. Each value is a list with the interval of every feature.
         chosen: Layers that the probe reads.
         figures: AUROC and Brier score of the probe, drawn as circles. If the probe reads more than one layer, they are
             drawn as lines.
-        references: Dict from up to two baselines to their AUROC and Brier score, which are drawn as lines.
+        references: AUROC and Brier score of up to two baselines, by name. They are drawn as lines.
         target: `capability` or `response`.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)

@@ -41,12 +41,12 @@ class Report:
     Attributes:
         target: `response` if the rows are answers, else `capability`. The metrics are computed for this target. The
             probe may have been trained on a different target.
-        confidences: Dict from each method to its confidences [row] for all questions or answers of the store. NaN means
+        confidences: Maps each method to its confidences [row] for all questions or answers of the store. NaN means
             missing. The confidences of the probe include the back-off.
         novelty: The fitted `Novelty` of the probe.
         novelties: [row] float64 novelties of all questions or answers of the store; NaN outside the splits.
-        methods: Dict from each method to its confidences and grades on the test split.
-        masked: Dict from each missing baseline to the reason why it is missing.
+        methods: Maps each method to its confidences and grades on the test split.
+        masked: Maps each missing baseline to the reason why it is missing.
         record: Content of report.json.
     """
 
@@ -74,7 +74,7 @@ class Report:
         return confidences, novelties
 
     def _baseline_confidences(self) -> dict[str, Tensor]:
-        """Return a dict from each available baseline to its confidences [row] for all questions or answers."""
+        """Return the confidences [row] of each available baseline for all questions or answers, by name."""
         data, confidences = self.data, {}
         for name, baseline in BASELINES.items():
             of_answers = self.target == "response" and "sample" in baseline.scores
@@ -246,14 +246,14 @@ class Report:
         return ConfidenceProbe(head, self.choice.calibrator, config, prefixes, self.novelty, model_card(config))
 
     def _prior(self) -> dict[str, float]:
-        """Fit the parameters of the prior in `extract.sampling.prior` to the validation scores and answers."""
+        """Fit the prior of `extract.sampling.prior` to the validation questions, and return its parameters."""
         rows, table = self.module.val_rows.numpy(), self.table
         columns = (table.right[rows], table.known[rows], table.wrong_classes[rows])
         fitted = fit_prior(self.module.val_confidence.numpy(), *columns)
         return dict(zip(Prior._fields[1:], fitted, strict=True))
 
     def write(self, folder: Path) -> dict[str, Path]:
-        """Write the report, predictions, pictures and probe to a folder. Return a dict from picture names to paths."""
+        """Write the report, predictions, pictures and probe to a folder. Return the path of each picture, by name."""
         pictures, probe = self.figures(), self.probe()
         page = report_page(self.record, list(pictures))
         files = {"report.json": self.record, "report.md": page, "predictions.parquet": self.predictions()}

@@ -16,7 +16,7 @@ class AnswerStates:
     """Hidden states of one layer at the tokens after the prompt, collected as the model reads these tokens.
 
     Attributes:
-        tokens: Token ids of each step, [row, token] int64.
+        tokens: Token ids that the model reads in each step, [row, token] int64.
         states: Hidden states of these tokens, [row, token, d_model].
     """
 
@@ -60,7 +60,7 @@ class AnswerStates:
 
 @contextmanager
 def captured_answers(model: Any, layer: int, n_prompt: int) -> Iterator[AnswerStates]:
-    """Collect a layer's hidden states at all tokens after the first `n_prompt` tokens while the model generates."""
+    """While the model generates, collect a layer's hidden states at all tokens after the first `n_prompt` tokens."""
     from extract.signals.hidden import HiddenCapture
     from extract.signals.model_parts import decoder_of
 

@@ -47,7 +47,8 @@ class ConfidenceProbe(ModelHubMixin):
         calibrator: Maps scores to confidences.
         config: Content of config.json (model identity, features, prompt, target, training set and test metrics).
         prefixes: Calibrators for prefixes of answers, if the probe was trained on them.
-        novelty: Computes novelties and applies the back-off. It is None if the probe was saved by an earlier version.
+        novelty: Computes novelties and applies the back-off. It is None if the probe was saved by an earlier version of
+            this package.
         card: Model card, with its metadata. A loaded probe keeps the card of its folder or repository.
     """
 
@@ -84,7 +85,7 @@ class ConfidenceProbe(ModelHubMixin):
         return hidden + ([] if self.pooled is None else self.pooled.signals)
 
     def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor | Ragged:
-        """Assemble the head's features on the CPU from tensors indexed by signal name and key.
+        """Assemble the head's features on the CPU. `read` maps signal names and keys to tensors.
 
         The features have shape [row, d_model]. If the probe reads `hidden_tokens`, they are ragged, with shape
         [row, token, d_model].
@@ -182,7 +183,7 @@ class ConfidenceProbe(ModelHubMixin):
         return ConfidentModel(self, hf_model, tokenizer)
 
     def save(self, folder: str | Path, card: str | None = None) -> Path:
-        """Write the probe to a folder, and return the folder. By default, README.md is the probe's own card."""
+        """Write the probe to a folder, and return the folder. README.md contains `card`, or the probe's own card."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = probe_tensors(self.head, self.calibrator, self.prefixes, self.novelty)

@@ -163,7 +163,7 @@ class ConfidentModel:
         return Answers(texts, confidence, novelty, is_novel, sequences, question)
 
     def stream(self, question: Prompts, backoff: bool = True, **options: Any) -> Iterator[Step]:
-        """Generate one answer, and return an iterator over its steps, with the text and the confidence so far.
+        """Generate one answer, and return an iterator over its steps. Each step has the text and the confidence so far.
 
         The tokens are identical to the output of `generate`. An additional pass is needed only if the probe reads token
         signals of the prompt. The confidence of a question is available with the first token. The confidence of an
@@ -185,7 +185,7 @@ class ConfidentModel:
         return stream(self, question, backoff, options)
 
     def _arguments(self, inputs: Prompts, options: Mapping[str, Any]) -> tuple[list[list[int]], dict[str, Any]]:
-        """Encode the inputs of `generate`. Returns their token ids and the arguments of transformers' `generate`.
+        """Encode the inputs. Returns their token ids and the arguments for transformers' `generate`.
 
         Raises:
             InputError: If the inputs are empty or right-padded, or the probe was detached.
@@ -228,7 +228,7 @@ class ConfidentModel:
         if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
             raise InputError(
                 "Expected `prompts` to be a string, a chat (list of messages), token ids, or a list of these, but got "
-                f"{type(prompts).__name__}. Pass the `input_ids` from a tokenizer, or a single message in a list."
+                f"{type(prompts).__name__}. Pass the `input_ids` from a tokenizer. Put a single message in a list."
             )
         prompts = list(prompts)
         if not prompts:
@@ -256,8 +256,8 @@ class ConfidentModel:
         texts = [answers] if isinstance(answers, str) else list(answers or ())
         if len(texts) != n_questions:
             raise InputError(
-                f"Expected `answers` to contain one answer per question, but got {len(texts)} for {n_questions} "
-                "questions. This probe reads answers. Pass the model's own answers."
+                f"Expected `answers` to contain one answer per question, but got {len(texts)} answers to "
+                f"{n_questions} questions. This probe reads answers. For each question, pass an answer by the model."
             )
         return [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
@@ -285,7 +285,7 @@ class ConfidentModel:
         return probe.features(read)
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str] | None = None) -> tuple[list[str], list[list[int]]]:
-        """Truncate answers at `stop`, by default the probe's stop strings. Returns texts and content tokens."""
+        """Return the texts and content tokens of answers, truncated at `stop` or the probe's stop strings."""
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens
 

@@ -26,17 +26,18 @@ class Distance(nn.Module):
     """Distance between a row and the rows of a set. See the module docstring for the definition.
 
     Args:
-        n_hidden: Width d of the hidden states. They are the first coordinates of a probe's features.
+        n_hidden: Width d of the hidden state, which is read from the first `n_hidden` features of a row.
         rank: Number of principal directions.
 
     Attributes:
-        mean, scale: [d_model] mean and standard deviation of the rows in the set. `scale` is infinite for constant
+        mean, scale: [n_hidden] mean and standard deviation of the rows in the set. `scale` is infinite for constant
             coordinates.
-        directions: [component, d_model] principal directions v.
-        variances: [component] variances λ in these directions.
+        directions: [rank, n_hidden] principal directions v.
+        variances: [rank] variances λ in these directions.
         rest: Mean variance ρ in all other directions.
-        quantiles: [101] percentiles of the distances of the rows in the set, computed out of fold.
-        full: Distance at which `remoteness` reaches 1. It is at least the 99th percentile.
+        quantiles: [101] percentiles of the distances of the rows in the set, from 0 to 100. The distance of each row is
+            computed from a fit to the other folds.
+        full: Distance at which the method `remoteness` reaches 1. It is at least the 99th percentile.
     """
 
     def __init__(self, n_hidden: int, rank: int) -> None:
@@ -54,19 +55,19 @@ class Distance(nn.Module):
         return (((squares / self.variances).sum(1) + away / self.rest) / self.n_hidden).sqrt()
 
     def percentile(self, distance: Tensor) -> Tensor:
-        """Return the fraction of the rows in the set that have smaller distances, [row] float32 in [0, 1]."""
+        """For each distance [row], return the fraction of the set's rows with a smaller distance, in [0, 1]."""
         above = torch.searchsorted(self.quantiles, distance.contiguous()).clamp(1, N_QUANTILES - 1)
         low, high = self.quantiles[above - 1], self.quantiles[above]
         step = ((distance - low) / (high - low).clamp_min(TINY)).clamp(0, 1)
         return (above - 1 + step) / (N_QUANTILES - 1)
 
     def remoteness(self, distance: Tensor) -> Tensor:
-        """Map distances [row] to values in [0, 1]: 0 up to the 99th percentile, then rising linearly to 1 at `full`."""
+        """Map distances [row] to [0, 1]. It is 0 up to the 99th percentile and rises linearly to 1 at `full`."""
         start = self.quantiles[START]
         return ((distance - start) / (self.full - start).clamp_min(TINY)).clamp(0, 1)
 
     def problem(self, name: str = "novelty") -> str | None:
-        """Describe the first invalid value in a few words, or return None if the module is usable.
+        """Return a short description of the first invalid value, or None if all values are valid.
 
         Args:
             name: Name of the module in the description.
@@ -85,5 +86,5 @@ class Distance(nn.Module):
 
 
 def fraction_problem(name: str, value: Tensor) -> str | None:
-    """Describe a number outside [0, 1] in a few words, or return None if the number is valid."""
+    """Return a short error description if a number is outside [0, 1], and None otherwise."""
     return None if 0 <= value <= 1 else f"`{name}` is {float(value)}, outside [0, 1]"

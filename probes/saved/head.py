@@ -15,7 +15,7 @@ CHUNK = 2**22  # number of distances in memory at once
 
 
 class Head(nn.Module, ABC):
-    """Base class of the heads. A head standardises features and computes a score from them.
+    """Base class of the heads. A head standardises the features of a question or answer and computes a score.
 
     To add a head, write a subclass of `VectorHead` or `SequenceHead` and add it to `probes.saved.heads`. Keep all
     tensors in buffers, because a saved probe stores the `state_dict`. A head is loaded by creating it from `d_model`
@@ -49,7 +49,7 @@ class Head(nn.Module, ABC):
         return self
 
     def problem(self) -> str | None:
-        """Describe the first invalid value in a few words, or return None if the head is usable.
+        """Return a short description of the first invalid value, or None if all values are valid.
 
         The values of `scale` must be positive and can be infinite. All other values must be finite.
         """
@@ -92,7 +92,9 @@ class LinearHead(VectorHead):
 
 
 class CountsHead(VectorHead):
-    """Classifier of the number of right answers. Its score is the log-odds of the expected fraction of right answers.
+    """Classifier that predicts how many answers to a question are right.
+
+    The score is the log-odds of the expected fraction of right answers.
 
     Args:
         d_model: Width of the features.
@@ -112,7 +114,7 @@ class CountsHead(VectorHead):
         return expected_log_odds(standardised @ self.weight.T + self.bias)
 
     def problem(self) -> str | None:
-        """See `Head.problem`. There must be at least two classes."""
+        """See `Head.problem`. In addition, there must be at least two classes."""
         return super().problem() or ("`n_classes` is 1" if self.n_classes < 2 else None)
 
 
@@ -152,7 +154,7 @@ class MLPHead(VectorHead):
 
 
 class LatentHead(VectorHead):
-    """Latent head, whose score is the median cosine similarity between drawn answer embeddings. See `latent_model`.
+    """Head that draws answer embeddings and returns their median cosine similarity. See `probes.fitting.latent_model`.
 
     Args:
         d_model: Width of the features.
@@ -160,7 +162,8 @@ class LatentHead(VectorHead):
         components: Number of components of an answer embedding.
 
     Attributes:
-        shared: Scalar Σ τ², where τ² are the variances of the offset that all answers to a question share.
+        shared: Scalar Σ τ². All answers to a question share a random offset, and τ² are the variances of its
+            components.
         noise: [draw, component] standard normal draws, which are the same for all questions.
     """
 
@@ -180,12 +183,12 @@ class LatentHead(VectorHead):
         return sampled_score(predicted, self.shared, self.noise)
 
     def problem(self) -> str | None:
-        """See `Head.problem`. `shared` must not be negative."""
+        """See `Head.problem`. In addition, `shared` must not be negative."""
         return super().problem() or (f"`shared` is {float(self.shared)}, below 0" if self.shared < 0 else None)
 
 
 class KNNHead(VectorHead):
-    """Nearest-neighbour head. Its score is computed by `neighbour_means` from the training rows.
+    """Nearest-neighbour head. The score is the weighted mean label of the nearest training rows. See `neighbour_means`.
 
     Args:
         d_model: Width of the features.
@@ -214,7 +217,7 @@ class KNNHead(VectorHead):
         return mean.reshape(standardised.shape[:-1]).float().to(standardised.device)
 
     def problem(self) -> str | None:
-        """See `Head.problem`. Labels must be in [0, 1], and `n_neighbors` must be at most `n_rows`."""
+        """See `Head.problem`. In addition, labels must be in [0, 1], and `n_neighbors` must be at most `n_rows`."""
         if self.n_neighbors > self.n_rows:
             return f"`n_neighbors` is {self.n_neighbors}, more than the {self.n_rows} rows"
         outside = self.labels[(self.labels < 0) | (self.labels > 1)]

@@ -1,4 +1,4 @@
-"""Files of a probe in a folder or on the Hugging Face Hub, and messages about failed requests to the Hub."""
+"""Find the files of a probe in a folder or on the Hugging Face Hub, and explain failed requests to the Hub."""
 
 import os
 import re
@@ -28,13 +28,13 @@ def find_probe(
     local_files_only: bool = False,
     token: bool | str | None = None,
 ) -> list[Path]:
-    """Return the paths of config.json, model.safetensors and README.md. The last file may be missing.
+    """Return the paths of a probe's config.json, model.safetensors and README.md. README.md may be missing.
 
     If `probe` is a Hub id, the files are downloaded first. See `snapshot_download` for the other arguments.
 
     Raises:
-        InputError: If there is no such folder or repository, a file is missing, a file links to another folder, or
-            `token` is a string.
+        InputError: If there is no such folder or repository, a required file is missing, a file links to another
+            folder, or `token` is a string.
     """
     if isinstance(token, str):  # it could become part of a message
         raise InputError(
@@ -128,7 +128,7 @@ def failure(error: Exception) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes, from the last error to the first."""
+    """Yield an error, then its cause, then the cause of this cause, and so on."""
     while error is not None:
         yield error
         error = error.__cause__

@@ -186,7 +186,7 @@ def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
 
 
 def _are_decisions(value: Any) -> bool:
-    """Whether a JSON value is a list of valid thresholds for different risks."""
+    """Whether a JSON value is a list of valid decision thresholds, at most one for each risk."""
     return (
         isinstance(value, list)
         and all(isinstance(one, dict) and one.keys() == _DECISION.keys() for one in value)
@@ -248,7 +248,7 @@ def read_weights(
 
 
 def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) -> Calibrator:
-    """Create a calibrator filled with zeros. `start` is the prefix of its tensors' names."""
+    """Create the calibrator of a config, filled with zeros. `start` is the prefix of its tensors' names."""
     n_knots = tensors[f"{start}x"].numel() if f"{start}x" in tensors else 0
     return CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
 
@@ -256,7 +256,7 @@ def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) ->
 def probe_tensors(
     head: Head, calibrator: Calibrator, prefixes: PrefixCalibrator | None, novelty: Novelty | None
 ) -> dict[str, Tensor]:
-    """Return the tensors of a saved probe by their names in model.safetensors."""
+    """Return a dict from the names of tensors in model.safetensors to the tensors of a probe."""
     parts = {"": head, _CALIBRATOR: calibrator, _PREFIXES: prefixes, _NOVELTY: novelty}
     return {
         name: tensor

@@ -1,9 +1,10 @@
 """Novelty of questions and answers, and the back-off of their confidences.
 
-The distance of a row is measured from its hidden state to the hidden states of the training rows. The novelty of the
-row is the fraction of training rows with a smaller distance. The confidence of a row that is more novel than 99 % of
-the training rows is mixed with the base rate. The weight of the base rate increases linearly with the distance, up to a
-maximum weight. `probes.fitting.backoff` fits this maximum to held-out groups of questions.
+A row is a question or an answer. The distance of a row is measured from its hidden state to the hidden states of the
+training rows. The novelty of the row is the fraction of training rows with a smaller distance. The confidence of a row
+that is more novel than 99 % of the training rows is mixed with the base rate. The weight of the base rate increases
+linearly with the distance, up to a maximum weight. `probes.fitting.backoff` fits this maximum to held-out groups of
+questions.
 
 A broader probe can be trained on the questions of other stores in addition to the training rows. The confidence of a
 novel row that is close to these questions is then mixed with the confidence of the broader probe. The weight of the
@@ -36,7 +37,7 @@ class Confidences(NamedTuple):
 
 
 class Broader(nn.Module):
-    """Broader probe, which is a linear probe that was also trained on the questions of other stores.
+    """Linear probe that was trained on the saved probe's training rows and on questions of other stores.
 
     Args:
         n_features: Width of the features.
@@ -58,7 +59,10 @@ class Broader(nn.Module):
         self.known = Distance(n_hidden, rank)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the confidences [row] for features [row, n_features], and their weights [row] in the mixture."""
+        """Return this probe's confidences [row], and their weights [row] in the mixture.
+
+        `features` has shape [row, n_features].
+        """
         confidence, distance = (features @ self.weight + self.bias).sigmoid(), self.known.distance(features)
         near, far = self.known.quantiles[[self.NEAR, self.FAR]]
         return confidence, self.share * ((far - distance) / (far - near).clamp_min(TINY)).clamp(0, 1)

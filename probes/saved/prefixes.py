@@ -16,13 +16,13 @@ N_LENGTHS = 101
 
 
 class PrefixCalibrator(nn.ModuleDict):
-    """Calibrators for prefixes of answers, one per fraction of the answer.
+    """Calibrators for prefixes of answers. There is one for each of several fractions of the answer.
 
     Confidences are interpolated linearly between fractions. At every fraction, the confidence is a monotone
     function of the score, because each calibrator is monotone.
 
     Args:
-        calibrators: Calibrator of each prefix, in the order of `PREFIXES`.
+        calibrators: One calibrator for each fraction in `PREFIXES`, in the same order.
         lengths: Quantiles of the training answers' lengths in content tokens, in ascending order.
     """
 
@@ -57,7 +57,7 @@ class PrefixCalibrator(nn.ModuleDict):
         return n_tokens * fmean(1 / n for n in longer) if longer else 1.0
 
     def problem(self) -> str | None:
-        """Describe the first invalid value in a few words, or return None. See `Calibrator.problem`."""
+        """Return a short description of the first invalid value, or None if all values are valid."""
         calibrators: Any = self.items()  # torch declares them as modules
         problems = ((name, calibrator.problem()) for name, calibrator in calibrators)
         return next((f"in {name}, {problem}" for name, problem in problems if problem), None)

@@ -17,9 +17,10 @@ _MIN_TOKENS = 8
 
 
 class PromptStarts:
-    """Caches of prompt starts: the tokens before the question in the probe's prompt template and in the chat template.
+    """Key/value caches of prompt starts.
 
-    A start is read when it is first needed. If the model's cache can't be shared between prompts, there are no starts.
+    A start consists of the tokens before the question, either in the probe's prompt template or in the chat template.
+    It is read when it is first needed. If the model's cache can't be shared between prompts, there are no starts.
 
     Args:
         model: The transformers model.
@@ -45,7 +46,10 @@ class PromptStarts:
         self._caches = {start: None for start in sorted(starts, key=len, reverse=True) if len(start) >= _MIN_TOKENS}
 
     def of(self, prompts: Sequence[Sequence[int]]) -> SharedPrompt | None:
-        """Return the cache of the longest start that all prompts share, or None. It is shorter than every prompt."""
+        """Return the cache of the longest start that all prompts share, or None.
+
+        The start is shorter than every prompt.
+        """
         first, last = min(map(tuple, prompts)), max(map(tuple, prompts))  # all prompts share what these two share
         for start, cache in self._caches.items():
             n = len(start)
@@ -54,7 +58,7 @@ class PromptStarts:
         return None
 
     def read(self) -> None:
-        """Read all starts, so that no prompt has to wait for them."""
+        """Read all prompt starts now, so that later prompts do not have to wait for them."""
         for start, cache in self._caches.items():
             if cache is None:
                 self._read(start)

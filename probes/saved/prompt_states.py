@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PromptFeatures:
-    """Compute the features of a question probe from hidden states at the last prompt token.
+    """Function that computes the features of a question probe from hidden states at the last prompt token.
 
     If the probe reads the signal `tokens`, the signal is computed from the last layer's hidden states with the model's
     output head. In this case, the constructor runs the model on one token.
@@ -44,7 +44,7 @@ class PromptFeatures:
         return features
 
     def _tokens(self, states: Tensor) -> dict[str, Tensor]:
-        """Compute the signal `tokens` from last-layer hidden states [row, d_model], as a dict of tensors [row]."""
+        """Compute the signal `tokens`, a dict of tensors [row], from the last layer's hidden states [row, d_model]."""
         from extract.signals.base import Pass, TokenSpans
         from extract.signals.lens_signals import tokens
 

@@ -1,4 +1,4 @@
-"""Confidence of an answer after each of its tokens. Earlier states are not read again."""
+"""Confidence of an answer after each of its tokens. Each token's hidden state is read only once."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class RunningConfidence:
         return bool(self._found)
 
     def after(self, n_drawn: int) -> tuple[float, float, bool, int]:
-        """Return the fields of a `Step`, from `confidence` to `n_read`, after `n_drawn` tokens have been drawn."""
+        """Return `confidence`, `novelty`, `is_novel` and `n_read` of the `Step` after `n_drawn` drawn tokens."""
         n_read = n_drawn - 1 if self.probe.reads_answers else 0
         confidence, novelty, is_novel = self._found[n_read].tolist()
         return confidence, novelty, is_novel == 1, n_read
 
     def at_end(self, n_tokens: int) -> tuple[float, float, bool, int]:
-        """Return the fields of `after` for the last step of a complete answer, which has `n_tokens` tokens."""
+        """Return the same fields as `after`, for the last step of a complete answer with `n_tokens` tokens."""
         n_read = min(n_tokens, len(self._scores))
         if n_read:
             self._found[n_read:] = []
@@ -62,10 +62,10 @@ class RunningConfidence:
 
 
 def add_prompts(rows: Sequence[RunningConfidence], found: Confidences | None, wait: bool = False) -> None:
-    """Add the confidences at the end of the prompt, before an answer token is read.
+    """Add the confidence of each answer at the end of its prompt.
 
     Args:
-        rows: Answers whose tokens have not been read.
+        rows: Answers of which no token has been read.
         found: [row] confidences of the questions, or None if the probe reads answers.
         wait: See `add_tokens`.
     """
@@ -83,7 +83,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
         rows: Answers with the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
         wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously. The copy
-            is complete once a token that is drawn later on the same device is on the CPU.
+            is complete as soon as a token that the same device draws later has arrived on the CPU.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers
@@ -96,7 +96,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
 
 
 def _add_scored(rows: Sequence[RunningConfidence], fraction: float, wait: bool) -> None:
-    """Add the confidences of the tokens so far. All rows must have the same `fraction` and `backoff`."""
+    """Add the confidence of each answer so far. All rows must have the same `fraction` and `backoff`."""
     probe, backoff = rows[0].probe, rows[0].backoff
     confidence = probe.calibrated(torch.cat([row._scores[-1] for row in rows]), fraction)
     _add(rows, probe.with_novelty(torch.cat([row._features[-1] for row in rows]), confidence, backoff), wait)
@@ -109,7 +109,7 @@ def _add(rows: Sequence[RunningConfidence], found: Confidences, wait: bool) -> N
 
 
 class RunningScore:
-    """Score of an answer so far, updated with the state of each token. Earlier states are not read again.
+    """Score of an answer so far. It is updated with the hidden state of each token, which is read only once.
 
     Args:
         probe: Probe that reads answers.

@@ -42,7 +42,7 @@ class Asked:
 
 
 def asked_batches(questions: str, size: int) -> tuple[Iterator[list[Asked]], int | None]:
-    """Read questions in batches. A batch from standard input contains the lines that are available without waiting.
+    """Read questions in batches. A batch from standard input contains only lines that can be read without waiting.
 
     Args:
         questions: See `probes.saved.scoring.score`.
@@ -105,7 +105,7 @@ def _from_lines(path: Path | None, size: int) -> Iterator[list[Asked]]:
 
 
 def _available_lines(stream: Any) -> Iterator[list[bytes]]:
-    """Yield lists of lines, as soon as they can be read from a binary stream."""
+    """Yield the lines of a binary stream as soon as they can be read. Lines that are read together form a list."""
     rest = b""
     while chunk := stream.read1(2**16):
         *lines, rest = (rest + chunk).split(b"\n")

@@ -88,7 +88,7 @@ def score(
             progress(len(batch), 0)
     if len(finished) > n_asked:
         raise InputError(
-            f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but there are only "
+            f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but it has only "
             f"{n_asked}. Pass another --out."
         )
     if not n_asked:
@@ -108,7 +108,7 @@ def load_model_of(
     device: str = "auto",
     device_map: str | None = None,
 ) -> tuple[Any, Any]:
-    """Load the model of a probe and its tokenizer. The arguments are the options of `score`.
+    """Load the model of a probe and the model's tokenizer. The arguments are the options of `score`.
 
     Raises:
         InputError: If an option is invalid, or the model can't be loaded.
@@ -123,7 +123,7 @@ def load_model_of(
 def _records(
     model: ConfidentModel, batch: Sequence[Asked], backoff: bool, abstain_below: float | None
 ) -> Iterator[Record]:
-    """Yield the output line of each question in a batch."""
+    """Yield the record that is written for each question in a batch."""
     scored = _scored(model, [asked for asked in batch if not asked.problem], backoff)
     for asked in batch:
         record: Record = {"id": asked.id, "question": asked.question}
@@ -205,7 +205,7 @@ def _finished(out: Path, settings: Record) -> list[Record]:
                 raise ValueError("it has a line that is not a JSON object")
     except (ValueError, OSError) as error:
         raise InputError(
-            f"Expected `out` to be a new file, or a file that the same command wrote, but {str(out)!r} is not: "
+            f"Expected `out` to be a new file, or a file that the same command wrote, but {str(out)!r} is neither: "
             f"{error}. Pass another --out, or delete the file."
         ) from None
     if not content:
@@ -217,7 +217,7 @@ def _finished(out: Path, settings: Record) -> list[Record]:
 
 
 def _check_same(batch: Sequence[Asked], finished: Sequence[Record], out: str, n_before: int) -> None:
-    """Check that finished results belong to the first questions of a batch."""
+    """Check that the results in the file `out` belong to the first questions of a batch."""
     for i, (asked, record) in enumerate(zip(batch, finished, strict=False), n_before + 1):
         expected = json.loads(json.dumps([asked.id, asked.question, asked.answer]))
         if expected != [record.get(name) for name in ("id", "question", "answer")]:

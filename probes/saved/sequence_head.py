@@ -1,11 +1,12 @@
 """Heads that read the hidden states of all tokens of an answer and pool a few numbers per token into one score.
 
-Training uses the same pooling functions, with additional axes for the candidates. The functions take
+Each pooling function takes
 
 - `numbers` [row, token, ..., number] float32, padded with finite values, and
 - `there` [row, token] bool, a mask that is True for tokens and False for padding,
 
-and return pooled numbers [row, ...], which do not depend on the padding. Results for rows without tokens are arbitrary.
+and returns pooled numbers [row, ...], which do not depend on the padding. Results for rows without tokens are
+arbitrary. In training, the axes `...` contain several candidate heads.
 """
 
 from abc import abstractmethod
@@ -20,14 +21,14 @@ from probes.saved.head import Head, zeros
 
 
 def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
-    r"""Sum the attention-weighted means of all heads, as in EleutherAI's attention probes.
+    r"""Average the values over tokens with attention weights, and sum the means over the H attention heads.
 
     .. math:: \sum_h \sum_t \mathrm{softmax}_t(q_{ht} + s_h t) \, v_{ht}
 
     Args:
-        numbers: Attention logits q of the H heads, followed by their values v, [row, token, ..., 2 H].
+        numbers: [row, token, ..., 2 H] attention logits q of the H attention heads, followed by their values v.
         there: See the module docstring.
-        slope: Position bias s of each head per token, [..., H].
+        slope: [..., H] slope s of each attention head. It adds s t to the logit of the token at position t.
     """
     logits, values = numbers.chunk(2, dim=-1)
     step = torch.arange(numbers.shape[1], dtype=numbers.dtype, device=numbers.device)
@@ -37,11 +38,12 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
 
 
 def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
-    r"""Sum the largest value of each even head h and the smallest value of each odd head h (MultiMax).
+    r"""Take the maximum over the tokens for each even index h and the minimum for each odd h, and sum them.
 
     .. math:: \sum_h \pm \max_t (\pm v_{ht})
 
-    Because of the smallest values, a single token can also lower the score. See the module docstring for the arguments.
+    This is the pooling of MultiMax probes. Because of the minima, a single token can also lower the score. See the
+    module docstring for the arguments.
     """
     sign = torch.ones_like(numbers[0, 0, ...])
     sign[..., 1::2] = -1
@@ -75,7 +77,7 @@ def _like(mask: Tensor, numbers: Tensor) -> Tensor:
 
 
 class SequenceHead(Head):
-    """Base class of the heads that read all tokens of an answer. The score is pool(W (h − mean) / scale) + b.
+    """Base class of the heads that read all tokens h of an answer. The score is pool(W (h − mean) / scale) + b.
 
     Args:
         d_model: Width of the hidden states.
@@ -96,7 +98,10 @@ class SequenceHead(Head):
         return (states.float() - self.mean) / self.scale @ self.weight.T
 
     def pooled(self, numbers: Ragged) -> Tensor:
-        """Compute scores [row, ...] from numbers [row, token, ..., number], without checking for empty rows."""
+        """Compute scores [row, ...] from numbers [row, token, ..., number].
+
+        Scores of rows without tokens are arbitrary.
+        """
         padded = numbers.padded(0.0)
         there = torch.arange(padded.shape[1], device=padded.device) < numbers.lengths[:, None]
         return self.pool(padded, there) + self.bias
@@ -107,7 +112,7 @@ class SequenceHead(Head):
 
 
 class AttentionHead(SequenceHead):
-    """Attention over the tokens. See `attention_pool`.
+    """Head that pools values with attention over the tokens. See `attention_pool`.
 
     Args:
         d_model: Width of the hidden states.
@@ -127,11 +132,11 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Largest and smallest values over the tokens. See `multimax_pool`.
+    """Head that sums maxima and minima over the tokens. See `multimax_pool`.
 
     Args:
         d_model: Width of the hidden states.
-        n_heads: Number of values per token.
+        n_heads: Number of values per token. Values with even indices are pooled by maximum, and the others by minimum.
     """
 
     kind = "multimax"

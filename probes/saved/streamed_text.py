@@ -20,7 +20,7 @@ class StreamedText:
         stop: Stop strings.
 
     Attributes:
-        shown: The text that certainly belongs to the answer. See `Step.text`.
+        shown: The text so far. Characters that later tokens may change or remove are withheld. See `Step.text`.
         ended: Whether the answer has ended.
     """
 

@@ -1,4 +1,4 @@
-"""Stream an answer with the confidence after each token. No additional pass or synchronisation is needed."""
+"""Stream an answer with the confidence after each token. No additional forward pass or synchronisation is needed."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _steps(model: ConfidentModel, prompt: list[int], backoff: bool, arguments: d
 
 
 class _Reader(RunningConfidence):
-    """Confidences of a question, or of the answer so far, computed in the passes that generate the answer.
+    """Confidences of a question, or of the answer so far. They are computed in the passes that generate the answer.
 
     Args:
         model: Model with an attached probe.
@@ -130,7 +130,7 @@ class _Reader(RunningConfidence):
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Read the last token's state in each pass of the current thread, starting at the end of the prompt."""
+        """Capture the last token's state in each pass within this context, from the end of the prompt on."""
         from extract.signals.hidden import HiddenCapture
         from extract.signals.model_parts import decoder_of
 

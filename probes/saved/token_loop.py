@@ -1,8 +1,8 @@
 """Greedy search and sampling of one answer, one token at a time.
 
-transformers prepares the generation, with its cache, logits processors and stopping criteria, and calls a custom loop.
-This loop is a generator in the caller's thread. A streamer in a second thread would start a second team of OpenMP
-threads, and small matrix products on a CPU would take a third longer.
+transformers prepares the cache, the logits processors and the stopping criteria, and then calls a custom loop. This
+loop is a generator in the caller's thread. A streamer in a second thread would start a second team of OpenMP threads,
+and small matrix products on a CPU would take a third longer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def drawn_tokens(
     Args:
         model: Transformers model.
         arguments: Arguments of `generate` for greedy search or sampling of one answer.
-        during_pass: Returns a context manager, which is entered for each pass of the model.
+        during_pass: Function that returns a context manager. A new one is entered for each pass of the model.
     """
     from transformers import StopStringCriteria
 

@@ -60,7 +60,9 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
 
 
 class Gate:
-    """ASGI middleware that refuses requests with a wrong host name or key, and all requests during shutdown.
+    """ASGI middleware that refuses requests with a wrong host name or key.
+
+    During shutdown, it refuses all requests except those for ``/health``.
 
     Args:
         app: The application.
@@ -100,9 +102,9 @@ class Gate:
 
 
 def _sent_key(header: bytes) -> bytes:
-    """Return the key in an `Authorization` header, which is a bearer token or the password in a URL.
+    """Return the key in an `Authorization` header: a bearer token, or the password of basic authentication.
 
-    Clients without an option for a key, such as vLLM's semantic router, can use a URL such as http://user:KEY@host.
+    Clients that have no option for a key, such as vLLM's semantic router, can send it in a URL: http://user:KEY@host.
     """
     scheme, _, value = header.partition(b" ")
     if scheme.lower() == b"bearer":
@@ -113,13 +115,13 @@ def _sent_key(header: bytes) -> bytes:
 
 
 def _hostname(header: str) -> str:
-    """Return the host name of a header without the port and brackets."""
+    """Return the host name in a `Host` header, without the port and the brackets of an IPv6 address."""
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:]*))(?::\d*)?", header)
     return "" if found is None else (found[1] or found[2] or "").lower()
 
 
 def closing() -> RequestError:
-    """Return the error for requests that arrive, or are unfinished, during shutdown."""
+    """Return the error for requests that arrive during shutdown, and for requests that are still unfinished."""
     return RequestError(503, "The server is shutting down.", code="shutting_down")
 
 

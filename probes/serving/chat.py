@@ -1,4 +1,4 @@
-"""Answers of ``/v1/chat/completions``, complete or streamed as server-sent events."""
+"""Responses of ``/v1/chat/completions``: complete answers, or answers streamed as server-sent events."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Defaults:
 
 
 class Answering:
-    """A generated answer whose steps are awaited in the event loop, while the engine's thread generates them.
+    """A generated answer. Its steps are generated in the engine's thread and awaited in the event loop.
 
     Args:
         engine: The engine.
@@ -122,7 +122,7 @@ class Answering:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def steps(self) -> AsyncIterator[AnswerStep]:
-        """Yield the steps without their `text`, and set `reason` to the finish reason.
+        """Yield the steps of the answer without their `text`. After the last step, set `reason` to the finish reason.
 
         Raises:
             RequestError: If the answer failed.
@@ -150,13 +150,13 @@ class Answering:
         return self._last if self._last.entropies is None else replace(self._last, entropies=tuple(entropies))
 
     def usage(self, step: AnswerStep) -> dict[str, int]:
-        """Return the token counts up to a step."""
+        """Return the numbers of prompt tokens and answer tokens up to a step, and their sum."""
         n = step.n_tokens
         return {"prompt_tokens": self._n_prompt, "completion_tokens": n, "total_tokens": self._n_prompt + n}
 
 
 def confidence_fields(step: AnswerStep) -> dict[str, Any]:
-    """Return the fields of a choice that OpenAI's format does not have. Undefined confidences are None."""
+    """Return the confidence fields that a choice has in addition to OpenAI's fields. Undefined numbers are None."""
     entropies = {} if step.entropies is None else {"entropy": [number(value) for value in step.entropies]}
     return {
         "confidence": number(step.confidence),
@@ -167,7 +167,7 @@ def confidence_fields(step: AnswerStep) -> dict[str, Any]:
 
 
 def new_completion(model: str, kind: str) -> dict[str, Any]:
-    """Return the fields that are common to a completion and all its chunks."""
+    """Return the fields that a complete answer and the chunks of a streamed answer have in common."""
     return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
@@ -206,7 +206,7 @@ class EventStream(StreamingResponse):
 
 
 async def events(answering: Answering, model: str, include_usage: bool) -> AsyncIterator[bytes]:
-    """Yield a streamed answer as server-sent events in OpenAI's format. If the answer fails, the error is sent.
+    """Yield a streamed answer as server-sent events in OpenAI's format. If the answer fails, send the error instead.
 
     Each chunk contains the new text of one step and the confidence so far. The last chunk contains the finish reason.
     """

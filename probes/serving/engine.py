@@ -95,7 +95,7 @@ class Engine:
                 broader probe. See `Confidences`.
 
         Returns:
-            Future of the confidences [prompt]. If it is cancelled, its remaining rows are not read.
+            Future of the confidences [prompt]. If it is cancelled, the prompts that have not been read are skipped.
 
         Raises:
             QueueFull: If too many requests are waiting.
@@ -154,7 +154,7 @@ class Engine:
         return job
 
     def counts(self) -> dict[str, float]:
-        """Return counts since the start, by name.
+        """Return the counts of requests, passes, rows and tokens by name.
 
         `queued` is the current number of waiting requests, and `running` is the number of requests in progress.
         `n_requests` counts accepted requests, and `n_rejected` counts requests refused with `QueueFull`. `n_passes`
@@ -172,7 +172,7 @@ class Engine:
         return self._is_closed
 
     def close(self, timeout: float = 10.0) -> None:
-        """Refuse further requests, end all jobs with `EngineClosed`, and wait until the thread has ended.
+        """Refuse new requests, end all others with `EngineClosed`, and wait until the engine's thread has ended.
 
         Args:
             timeout: Maximum time to wait in seconds. The thread can't end during a pass of the model.
@@ -224,8 +224,8 @@ class Engine:
         """Wait for requests, and take them from the queues.
 
         Returns:
-            The answers that join the batch, or None if the engine was closed. Requests to score questions are passed to
-            the scorer.
+            The requests whose answers join the batch, or None if the engine was closed. Requests for scores are passed
+            to the scorer instead.
         """
         with self._changed:
             self._running = [job for job in self._running if not job.has_ended]

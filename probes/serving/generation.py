@@ -27,15 +27,15 @@ _ROWS = 32
 class Batch:
     """Answers that are generated together.
 
-    If the model caches more than keys and values, or has chunked attention, no row joins a running batch. New batches
-    then start with prompts of equal length.
+    Some models cache more than keys and values, or have chunked attention. With such a model, no row joins a running
+    batch, and the prompts of a new batch have equal lengths.
 
     Args:
         model: Model with an attached probe.
         max_rows: Maximum number of answers.
 
     Attributes:
-        rows: Answers in the order of the cache.
+        rows: Answers, in the order of their rows in the cache.
     """
 
     def __init__(self, model: ConfidentModel, max_rows: int) -> None:
@@ -64,7 +64,7 @@ class Batch:
             row.job.end(error)
 
     def fitting(self, waiting: Iterable[Job]) -> list[Job]:
-        """Select the waiting jobs that join the batch in the next pass, including the first job if a row is free."""
+        """Select the waiting jobs that can join the batch in the next pass."""
         if self.rows and not self._can_merge:
             return []
         chosen: list[Job] = []
@@ -149,7 +149,7 @@ class Batch:
         layers: Sequence[int] | None,
         last: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Run the model. Returns the logits [row, vocab] and states [row, d_model] at the tokens with index `last`."""
+        """Run the model. Return logits [row, vocab] and states [row, d_model] at the tokens with index `last`."""
         from extract.signals.hidden import HiddenCapture
 
         kept = sorted(set(last))
@@ -174,7 +174,7 @@ class Batch:
         return logits, {layer: of_rows[:, 0] for layer, of_rows in states.items()}
 
     def _advance(self, rows: Sequence[Row], logits: Tensor) -> list[int]:
-        """Draw a token for each row. Returns the indices of the answers that have ended."""
+        """Draw a token for each row, and return the indices of the rows whose answers have ended."""
         tokens, logprobs = _draw(rows, logits)
         entropies = _entropies(rows, logits)
         ended = []
@@ -198,7 +198,7 @@ class Batch:
 
 
 def _draw(rows: Sequence[Row], logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw a token for each row of logits [row, vocab]. Returns tokens [row] and log-probabilities [row]."""
+    """Draw a token for each row of logits [row, vocab], and return the tokens [row] and log-probabilities [row]."""
     from extract.sampling.local.draws import draw
 
     settings, device = [row.job.settings for row in rows], logits.device

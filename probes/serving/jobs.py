@@ -64,9 +64,9 @@ class AnswerStep(Step):
     """Step of a generated answer. See `Step`.
 
     Attributes:
-        entropies: Next-token entropies in nats for the tokens of `piece`, before temperature, top-p and top-k, as in
-            the signal `tokens`. If the text of a token is withheld, `piece` and the tuple are empty. A later piece then
-            has the entropies of several tokens. None if the entropies were not requested.
+        entropies: Next-token entropies in nats for the tokens of `piece`, or None if they were not requested. As in the
+            signal `tokens`, they are computed before temperature, top-p and top-k are applied. If the text of a token
+            is withheld, `piece` and the tuple are empty. A later piece then has the entropies of several tokens.
     """
 
     entropies: tuple[float, ...] | None = None
@@ -77,7 +77,7 @@ class Job:
 
     Attributes:
         is_cancelled: Whether `cancel` was called.
-        has_ended: Whether the result was reported.
+        has_ended: Whether the finish reason or an exception was reported.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Job:
         self.is_cancelled = True
 
     def end(self, result: str | BaseException) -> None:
-        """Report the finish reason, or the exception, unless the job has ended already."""
+        """Report `result`, a finish reason or an exception. If the job has already ended, do nothing."""
         if not self.has_ended:
             self.has_ended = True
             try:
@@ -131,14 +131,14 @@ class ScoreJob:
         return self.future.done()
 
     def add(self, row: int, found: Confidences) -> None:
-        """Add the result of a row, with shape [1]. The last row completes the request."""
+        """Add the confidences [1] of a row. When all rows have been added, the request is complete."""
         self._found[row] = found
         if len(self._found) == len(self.prompts) and self.future.set_running_or_notify_cancel():
             ordered = [self._found[i] for i in range(len(self.prompts))]
             self.future.set_result(Confidences(*map(torch.cat, zip(*ordered, strict=True))))
 
     def end(self, error: BaseException) -> None:
-        """End the request with an exception, unless it has ended already."""
+        """End the request with an exception. If it has already ended, do nothing."""
         self.rows = []
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)

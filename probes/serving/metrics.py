@@ -69,7 +69,7 @@ def _head(metric: str, kind: str, description: str) -> list[str]:
 
 
 class Measured:
-    """ASGI middleware that observes every request. Paths that are not endpoints are counted together as `other`.
+    """ASGI middleware that counts and times every request. All paths that are not endpoints are counted as `other`.
 
     Args:
         app: The application.

@@ -1,4 +1,7 @@
-"""Requests of the server, and errors for refused requests. Unsupported options are refused, not ignored."""
+"""Requests of the server, and errors for refused requests.
+
+Unsupported options are not ignored. A request that contains one is refused, unless the option's value has no effect.
+"""
 
 import json
 import math
@@ -80,7 +83,7 @@ class RequestError(Exception):
 
 
 def _text_of(content: Any) -> Any:
-    """Join the text parts of a message. Some clients send a list of parts instead of a string."""
+    """If the content of a message is a list of text parts, join them. Some clients send a list instead of a string."""
     if not isinstance(content, list):
         return content
     for part in content:
@@ -126,7 +129,7 @@ class StreamOptions(Body):
 class ChatRequest(Body):
     """Body of ``/v1/chat/completions``. Omitted settings are taken from the probe's training data.
 
-    The fields after `user`, and `top_k` (0 or -1 means all tokens), are not part of OpenAI's format.
+    The fields `top_k` (0 or -1 means all tokens), `backoff` and `entropy` are not part of OpenAI's format.
 
     Attributes:
         backoff: Whether to shift the confidence of a novel question towards the base rate or the confidence of a
@@ -155,7 +158,7 @@ class ChatRequest(Body):
     @model_validator(mode="before")
     @classmethod
     def _without_effect(cls, given: Any) -> Any:
-        """Drop unsupported options whose value has no effect. Some clients always send such options."""
+        """Drop unsupported options that have no effect at their given values. Some clients always send such options."""
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if name not in NO_EFFECT or not _is_neutral(name, value)}
@@ -187,7 +190,7 @@ class ScoreRequest(Body):
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Whether the value of an unsupported option has no effect. Booleans are not treated as numbers."""
+    """Whether an unsupported option has no effect at the given value. Booleans are not treated as numbers."""
     is_bool = isinstance(value, bool)
     return value is None or any(
         value == neutral and isinstance(neutral, bool) == is_bool for neutral in NO_EFFECT[name]

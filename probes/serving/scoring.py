@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """Reads rows of all requests in turn, so that a long request does not delay other requests.
+    """Object that reads rows of all requests in turn, so that a long request does not delay the others.
 
     Args:
         model: Model with an attached probe.
@@ -29,7 +29,7 @@ class Scorer:
         self.jobs: deque[ScoreJob] = deque()
 
     def step(self) -> int:
-        """Read one batch and return its number of rows. An exception ends the requests in the batch."""
+        """Read one batch and return its number of rows. If this fails, end the requests in the batch."""
         rows: list[tuple[ScoreJob, int]] = []
         while self.jobs and len(rows) < self._max_rows:
             job = self.jobs.popleft()

@@ -28,10 +28,10 @@ class ClusteredAuroc(NamedTuple):
     """AUROCs of several scores on the same answers.
 
     Attributes:
-        auroc: [score] float64, AUROC of each score; NaN if there are no right or no wrong answers.
+        auroc: [score] float64, AUROC of each score. It is NaN if no right answer or no wrong answer has the score.
         influence: [score, question] float64, AUROC derivatives with respect to the question weights. They sum to 0.
         n_answers: [score] int64, number of answers that have the score.
-        has_answer: [score, question] bool, whether any answer to the question has the score.
+        has_answer: [score, question] bool, whether at least one answer to the question has the score.
         varies: [score] bool, whether the score differs between answers.
         enough: [score] bool, whether at least 5 questions have right answers and at least 5 have wrong answers.
     """
@@ -105,7 +105,7 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
 
 
 def placements(scores: Tensor, others: Tensor) -> Tensor:
-    """Return the fractions [score, answer] of `others` below each score. Ties count ½, and NaN means missing."""
+    """Return the fraction [score, answer] of `others` below each value in `scores`. Ties count ½; NaN means missing."""
     present, others_present = scores.isfinite(), others.isfinite()
     ordered = torch.where(others_present, others, torch.inf).sort(1).values.contiguous()  # missing scores come last
     values = torch.where(present, scores, 0.0).contiguous()
@@ -168,7 +168,7 @@ def max_t(
 
 
 class _Exchange:
-    """Compute AUROCs after permuting the grades between questions. See `max_t` for the arguments."""
+    """Computes AUROCs after permuting the grades between questions. See `max_t` for the arguments."""
 
     def __init__(self, scores: Tensor, right: Tensor, question: Tensor, sample: Tensor) -> None:
         shape = int(question.max()) + 1, int(sample.max()) + 1
@@ -203,6 +203,6 @@ class _Exchange:
         return distances
 
     def chunks(self, orders: Tensor) -> Iterator[Tensor]:
-        """Yield the distances for many draws in chunks, with NaN replaced by 0."""
+        """Yield the `distances` of many draws in chunks. NaN is replaced by 0."""
         for order in orders.split(self._step):
             yield self.distances(order).nan_to_num_(0.0)

@@ -21,7 +21,7 @@ PARTS = {"val": "validation", "test": "test"}
 
 
 class Part(NamedTuple):
-    """The graded answers to the validation questions or to the test questions.
+    """One part of the graded answers: those to the validation questions, or those to the test questions.
 
     Attributes:
         row: [answer] int64, row of each answer in the answer table.
@@ -47,7 +47,7 @@ class Grid:
     Attributes:
         store: Store that contains the answers.
         table: Question table of the store, with the grades.
-        parts: Validation answers (`val`) and test answers (`test`).
+        parts: Dict with the validation answers (`val`) and the test answers (`test`).
         names: Names of the scores.
         aurocs: AUROCs of the scores on each part.
         p: [score] float64, p-values on the test answers, corrected for multiple tests (`max_t`); NaN if undefined.
@@ -69,10 +69,10 @@ class Grid:
     masked: dict[str, str]
 
     def choose(self, rows: list[int]) -> int | None:
-        """Return the first row with the highest validation AUROC among `rows`, or None if no row qualifies.
+        """Return the row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score has an AUROC, is not constant, and is defined for at least 0.95 n answers, where n
-        is the number of answers for which the most complete score in `rows` is defined.
+        A row qualifies if its score has an AUROC, is not constant, and is defined for at least 95 % as many answers as
+        the most complete score in `rows`. If rows are tied, the first one is returned.
         """
         if not rows:
             return None
@@ -83,7 +83,9 @@ class Grid:
 
     @cached_property
     def chosen(self) -> int:
-        """Row of the best score. Scores that need several answers to a question are excluded.
+        """Row of the score with the highest validation AUROC.
+
+        Scores that need several answers to a question are excluded.
 
         Raises:
             InputError: If no score qualifies.
@@ -97,10 +99,10 @@ class Grid:
         return best
 
     def of_families(self) -> dict[str, int]:
-        """Return a dict from each family of scores to the row of its best score.
+        """Return a dict from each family of scores to the row of its score with the highest validation AUROC.
 
-        A weighted score is excluded if it is equivalent to an unweighted score on the validation answers. For example,
-        weights do not affect the maximum.
+        A weighted score is excluded if it ranks the validation answers like an unweighted score. For example, the
+        maximum over tokens does not depend on the weights.
         """
         influence = self.aurocs["val"].influence
         unweighted: dict[tuple[str, ...], list[int]] = {}
@@ -184,9 +186,9 @@ def make_grid(
 def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Part]:
     """Split the answers by question into a validation part and a test part.
 
-    With the same fraction and seed, `train.py` uses the same test questions. Nothing is trained here, so the validation
-    part contains both the training and the validation questions of `train.py`. Questions with fewer than two graded
-    answers are left out.
+    The test questions are the same as those of `train.py` with the same fraction and seed. Nothing is trained here, so
+    the validation part contains all questions that `train.py` uses for training or validation. Questions with fewer
+    than two graded answers are left out.
 
     Raises:
         InputError: If there are too few questions, or if the answers of a part are all right or all wrong.

@@ -1,4 +1,4 @@
-"""Heat maps of a grid on the validation questions: AUROC by signal and pooling, and the effect of weights."""
+"""Heat maps of validation AUROCs by signal and pooling. A second heat map shows the effect of token weights."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -19,7 +19,7 @@ _COLUMNS = list(POOLINGS)
 
 
 class Row(NamedTuple):
-    """Row of a heat map. `values` (NaN if missing) and `chosen` have one entry per pooling."""
+    """Row of a heat map. `values` and `chosen` have one entry per pooling. A missing value is NaN."""
 
     block: str
     label: str
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def grid_pictures(grid: Grid) -> dict[str, Figure]:
-    """Draw the pictures of a grid and return them by name. `weightings` is drawn only if there are weighted scores."""
+    """Draw the pictures of a grid: `signals`, and `weightings` if there are weighted scores. Return them by name."""
     suffix = f"on {grid.parts['val'].n_questions} validation questions"
     title = f"AUROC of unweighted scores {suffix}"
     scale = f"AUROC (½: no information, below ½: wrong direction), at most {_LAYERS} layers per signal"
@@ -43,7 +43,10 @@ def grid_pictures(grid: Grid) -> dict[str, Figure]:
 
 
 def signal_rows(grid: Grid) -> list[Row]:
-    """Return the AUROCs of the unweighted scores, with one row per signal, position and layer (at most five layers)."""
+    """Return the AUROCs of the unweighted scores, one row per signal, position and layer.
+
+    At most five layers are shown for each signal and position.
+    """
     keys_of: dict[tuple[str, str], dict[str, None]] = {}
     for name in grid.names:
         if not name.half:
@@ -56,7 +59,7 @@ def signal_rows(grid: Grid) -> list[Row]:
 
 
 def weighting_rows(grid: Grid) -> list[Row]:
-    """Return AUROC differences between weighted and unweighted token entropy, with one row per weighting."""
+    """Return the AUROC of weighted token entropy minus that of unweighted token entropy, one row per weighting."""
     if grid.reference is None:
         return []
     key = grid.names[grid.reference].key
@@ -101,7 +104,7 @@ def _heat_map(
     panel_size: float,
     numbers: bool = True,
 ) -> Figure:
-    """Draw a heat map of rows and poolings, with values above `middle` in blue and values below it in red.
+    """Draw a heat map with one column per pooling. Values above `middle` are blue, and values below it are red.
 
     The chosen score is framed. `scale` is the label of the colour bar, and `most_rows` is the maximum number of rows
     and headings per panel. Sizes are in inches.
@@ -141,7 +144,7 @@ def _heat_map(
 
 
 def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
-    """Split rows into as few panels as possible, with about equal heights. Blocks are kept together if they fit."""
+    """Split rows into as few panels of similar height as possible. Keep rows under one heading together if they fit."""
     height = _height(rows)
     most = -(-height // -(-height // most))  # balance the panels
     panels: list[list[Row]] = [[]]
@@ -158,5 +161,5 @@ def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
 
 
 def _height(rows: Sequence[Row]) -> int:
-    """Return the number of rows plus the number of block headings."""
+    """Return the number of rows plus the number of headings."""
     return len(rows) + len({row.block for row in rows})

@@ -1,4 +1,7 @@
-"""Record and page of a grid, with metrics and tests of the scores that were chosen on the validation questions."""
+"""Build the record and the page of a grid of scores.
+
+The best scores are chosen on the validation questions. Their metrics and tests are computed on the test questions.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,18 +25,18 @@ LENGTH, TRUNCATED = "answer length", "truncated"
 
 
 def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Evaluate the best scores of a grid and return the results as a record.
+    """Evaluate the best score of each family in a grid, and return the results as a record.
 
     Args:
         grid: Grid of scores.
-        n_resamples: Number of resamples for each interval. P-values use five times as many.
+        n_resamples: Number of resamples for each interval. Each p-value uses five times as many.
         seed: Seed for the resamples.
 
     Returns:
-        A record. ``chosen`` is the name of the chosen score. ``rows`` contains the metrics of all reported scores.
+        A record. ``chosen`` is the name of the best score. ``rows`` contains the metrics of all reported scores.
         ``tests`` compares the chosen score with other scores. ``groups`` contains the metrics of the chosen score for
-        each group of questions. ``grid`` and ``parts`` contain the numbers of scores, questions and answers. ``masked``
-        contains the reasons why signals are missing or have no chosen score.
+        each group of questions. ``grid`` contains numbers of scores, and ``parts`` contains numbers of questions and
+        answers. ``masked`` maps each signal or family without a reported score to the reason.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc
@@ -60,7 +63,7 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
 
 
 def _counts(grid: Grid, name: str) -> dict[str, int]:
-    """Count the questions and answers in the validation part or the test part."""
+    """Count the questions and answers in one part: the validation questions (`val`) or the test questions (`test`)."""
     part = grid.parts[name]
     return {
         "n_questions": part.n_questions,
@@ -73,7 +76,10 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
 
 
 def length_stratum(n_tokens: Tensor) -> Tensor:
-    """Return the length class [answer] of each answer. Within a class, lengths above 5 differ by less than 25 %."""
+    """Return each answer's length class [answer] as an integer.
+
+    Within a class, lengths above 5 differ by less than 25 %.
+    """
     return (n_tokens.clamp_min(1).double().log() / math.log(1.25) + 1e-9).floor().long()
 
 
@@ -178,7 +184,7 @@ class _Tested:
 
 
 def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
-    """Return the fraction of right–wrong pairs within the same stratum, or None if there are no pairs."""
+    """Return the fraction of right–wrong pairs whose answers are in the same stratum, or None if there are no pairs."""
     members = (stratum[scored.usable & (scored.right == grade)] for grade in (0, 1))
     wrong, right = (torch.bincount(strata, minlength=int(stratum.max()) + 1) for strata in members)
     n_pairs = int(wrong.sum()) * int(right.sum())

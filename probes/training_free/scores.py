@@ -1,4 +1,4 @@
-"""Scores of answers, computed from every token signal of a store with every pooling and weighting."""
+"""Scores of answers. There is one for every combination of a token signal, a pooling and a weighting of the tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -26,13 +26,14 @@ _COLUMNS = 64
 
 
 class Score(NamedTuple):
-    """Name of a score, made up of its signal, key, pooling and weighting.
+    """Name of a score. It consists of a signal, a key, a pooling and a weighting.
 
     Attributes:
         signal: Name of the signal.
         key: Layer and position of the signal, such as ``30/entropy``.
         pooling: Name of the pooling over the tokens of an answer.
-        weighting: Token weights: `none`, `entropy`, `prob`, or ``SIGNAL/POSITION`` if another signal provides them.
+        weighting: Token weights. They are `none`, `entropy`, `prob`, or ``SIGNAL/POSITION`` for weights from another
+            signal.
     """
 
     signal: str
@@ -47,7 +48,7 @@ class Score(NamedTuple):
 
     @property
     def family(self) -> str:
-        """Family of the score, named after its signal and the signal that provides its weights, if any."""
+        """Family of the score: the name of its signal, followed by the source of its weights if it is weighted."""
         return self.signal if self.weighting == UNWEIGHTED else f"{self.signal} × {self.weighting.split('/')[0]}"
 
     @property
@@ -57,7 +58,7 @@ class Score(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """Factor that is applied to the score so that higher means more likely right.
+        """Factor by which the score is multiplied, so that a higher score means that the answer is more likely right.
 
         It is 1 for positions in `Signal.rising` and −1 for all others. For standard deviations, it is always −1. It
         does not depend on the data.
@@ -117,7 +118,7 @@ class Scores:
         self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
 
     def key_of(self, position: str) -> str | None:
-        """Return the key for `position` in the signal `tokens`, such as ``30/entropy``, or None if there is none."""
+        """Return the key for a position in the signal `tokens`, such as ``30/entropy`` for ``entropy``, or None."""
         return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == position), None)
 
     def batches(self) -> Iterator[Tensor]:
@@ -126,7 +127,7 @@ class Scores:
             yield torch.tensor([name.sign for name in names])[:, None] * compute()
 
     def _batches(self) -> Iterator[tuple[list[Score], Callable[[], Tensor]]]:
-        """Yield groups of score names, each with a function that computes the scores [score, answer] of the group."""
+        """Yield pairs of a list of score names and a function that computes these scores [score, answer]."""
         batches = [(s, keys, [UNWEIGHTED]) for s in self._signals for keys in _chunks(self._keys[s], _COLUMNS)]
         if TOKENS in self._signals:
             keys = self._keys[TOKENS]
@@ -152,8 +153,8 @@ class Scores:
     def _likelihoods(self, key: str) -> Tensor:
         """Compute three scores [3, answer] from the log-probabilities of the tokens.
 
-        The first is the negative log-likelihood of the answer. The second is the mean of this value over half of the
-        answers to the question. The third is the negative log-likelihood per token, averaged over the same half.
+        The first is the negative log-likelihood of the answer. The second is its mean over the even-numbered answers to
+        the question. The third is the mean of the negative log-likelihood per token over the same answers.
         """
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]

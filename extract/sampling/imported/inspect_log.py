@@ -1,4 +1,4 @@
-"""Reader of Inspect logs. They are `.json` files, or `.eval` files, which are zip archives of JSON files."""
+"""Reader of Inspect logs. A log is either a `.json` file or an `.eval` file, which is a zip archive of JSON files."""
 
 import json
 import struct
@@ -42,8 +42,8 @@ def read_inspect(path: Path, kind: Kind | None) -> Log:
     """Read a log. In Inspect, a sample is a question, and each epoch of a sample is an answer.
 
     Raises:
-        InputError: If the file is damaged or has an unsupported version, an epoch occurs twice, the epochs of a sample
-            have different prompts, or a prompt is not a chat of text messages.
+        InputError: If the file is damaged or has an unsupported version, if an epoch occurs twice, if the epochs of a
+            sample have different prompts, or if a prompt is not a chat of text messages.
     """
     with readable(path, f"an Inspect log in format version {VERSION}"):
         header, samples = _read(path)
@@ -56,7 +56,7 @@ def read_inspect(path: Path, kind: Kind | None) -> Log:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the header of a log and its samples. The header of an unfinished `.eval` file is in its journal."""
+    """Return a log's header and its samples."""
     if path.suffix == ".json":
         header = json.loads(path.read_bytes())
         return header, header.get("samples") or []
@@ -124,12 +124,12 @@ def _log(
 
 
 def _has_failed(sample: Mapping[str, Any]) -> bool:
-    """Whether an error prevented an answer."""
+    """Whether a sample has no answer because of an error."""
     return not sample["output"]["choices"]
 
 
 def _question(sample: Mapping[str, Any], system: str | None, task: str, where: str) -> Question:
-    """Return the question of a sample. Its prompt is the chat before the last answer."""
+    """Return the question of a sample. Its prompt consists of all messages before the last answer."""
     messages = sample["messages"]
     ends = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not ends:

@@ -76,7 +76,7 @@ def _values(record: Record, where: str) -> dict[str, Any]:
 
 
 def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> None:
-    """Check that a line has the same policy as the first line. `sample` must be in both lines or in neither."""
+    """Check that a line has the same policy as the first line, and that either both or neither have a `sample`."""
     for name in _POLICY:
         if values[name] != first[name]:
             raise InputError(
@@ -86,7 +86,7 @@ def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> N
     if (values["sample"] is None) != (first["sample"] is None):
         raise InputError(
             f"Expected `sample` to be in all lines or in none, but {where} and the first line differ. Add it to all "
-            "lines, or remove it."
+            "lines, or remove it from all lines."
         )
 
 

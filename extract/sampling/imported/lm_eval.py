@@ -36,8 +36,8 @@ def read_lm_eval(path: Path, kind: Kind | None) -> Log:
     question. Scores of filters that combine several answers are left out.
 
     Raises:
-        InputError: If a line is damaged or from an unknown version, a line occurs twice, or the task does not generate
-            answers.
+        InputError: If a line is damaged or from an unknown version, if a line occurs twice, or if the task does not
+            generate answers.
     """
     with readable(path, "a samples file of lm-evaluation-harness 0.4"):
         task, _, date = path.stem.removeprefix("samples_").rpartition("_")
@@ -98,10 +98,10 @@ def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) 
 
 
 def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:
-    """Return the prompt of a line and the generation options.
+    """Return a line's prompt and its generation options.
 
     Raises:
-        InputError: If a key is missing, or the model was not asked to generate an answer.
+        InputError: If a key is missing, or if the model was not asked to generate an answer.
     """
     if lacking := [key for key in _KEYS if key not in row]:
         raise InputError(

@@ -44,8 +44,8 @@ class Log:
         model: Name of the model.
         decoding: Decoding options that the log contains.
         questions: Questions, in order.
-        answers: Dict from question id and sample index to answer. Answers that are not in the log have no entry.
-        k: Number of answers to each question, including answers that are not in the log.
+        answers: Dict from question id and sample index to answer. Answers that are missing from the log have no entry.
+        k: Number of answers to each question. Answers that are missing from the log are counted, too.
         rules: Dict from grader name to a description of the grader.
     """
 
@@ -76,7 +76,7 @@ def grade_of(score: object, answer: str | None) -> Grade:
 
 
 def grader_name(*parts: str) -> str:
-    """Join the names of a tool and a score into the name of a grader.
+    """Make a grader name from the names of a tool and a score.
 
     >>> grader_name("inspect", "my scorer/accuracy")
     'inspect_my-scorer-accuracy'
@@ -116,7 +116,7 @@ def safe_name(name: object) -> str:
 
 
 def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Path) -> list[Question]:
-    """Check the questions of a log. They may lack references.
+    """Check the questions of a log, and return them. They may lack references.
 
     Args:
         questions: Questions.
@@ -124,7 +124,7 @@ def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Pa
         path: Path of the log, for error messages.
 
     Raises:
-        InputError: If there are no questions, or a question has no text or is invalid for its kind.
+        InputError: If there are no questions, or if a question has no text or is invalid for its kind.
     """
     found = []
     for question in questions:

@@ -16,5 +16,5 @@ class ImportedSampler(Sampler):
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
         raise InputError(
             "Expected `sampler` to draw answers, but got 'imported', which is only for stores that were imported from "
-            "a log. Pass local or server, or make such a store with `python -m extract import`."
+            "a log. Pass local or server, or import a log with `python -m extract import`."
         )

@@ -26,8 +26,8 @@ from extract.store.verify import write_manifest
 def write_log(log: Log, folder: Path) -> Store:
     """Create the store of a log. If it already exists, only its missing and damaged files are written.
 
-    A new store is written to a hidden folder and then renamed. A killed run leaves the hidden folder, and the next
-    import of the same log completes it.
+    A new store is written to a hidden folder, which is then renamed. If a run is killed, the hidden folder remains. The
+    next import of the same log completes it.
 
     Raises:
         InputError: If the folder contains other files, or the store of another log.
@@ -48,7 +48,7 @@ def write_log(log: Log, folder: Path) -> Store:
 
 
 def _identity(log: Log) -> Identity:
-    """Return the identity of a log's store, which includes the origin of the answers and a hash of their content."""
+    """Return the identity of a log's store. It includes a hash of the answers."""
     answers = [
         [*key, answer.text, answer.reasoning, answer.finish_reason, sorted(answer.grades.items())]
         for key, answer in sorted(log.answers.items())
@@ -59,7 +59,7 @@ def _identity(log: Log) -> Identity:
 
 
 def _fill(folder: Path, log: Log, identity: Identity) -> None:
-    """Write all missing and damaged files of a store, first all samples and then the grades."""
+    """Write all missing and damaged files of a store: first the samples, then the grades."""
     worker = Worker()
     with worker.writing(folder):
         store = Store.create(folder, identity, log.questions)
@@ -98,7 +98,7 @@ def _keys(store: Store, part: SampleRange) -> list[tuple[str, int]]:
 
 
 def _sample(store: Store, log: Log, id_: str, sample: int) -> dict[str, Any]:
-    """Return the row of an answer. Token ids are null: the command `read` tokenizes the text."""
+    """Return an answer's row of the samples table. Its token ids are null."""
     row, answer = store.samples.absent(id_, sample, MISSING), log.answers.get((id_, sample))
     if answer is None:
         return row

@@ -17,7 +17,7 @@ _ENDED_SHARE = 0.2
 
 
 class Rows(NamedTuple):
-    """State of answers, one per row.
+    """State of several answers, one per row.
 
     Attributes:
         ids: [row] int64 numbers that identify the answers.
@@ -53,12 +53,12 @@ class Rows(NamedTuple):
         return type(self)(*(tensor[rows] for tensor in self))
 
     def joined(self, others: Self) -> Self:
-        """Return these rows, followed by others."""
+        """Return these rows, followed by the rows of `others`."""
         return type(self)(*map(torch.cat, zip(self, others, strict=True)))
 
 
 class AnswerBatch:
-    """Draws one token at a time for each row.
+    """Draws several answers at the same time, one token per step. Each row is an answer.
 
     Args:
         model: Causal language model whose attention is shared (see `shared_attention`).
@@ -80,15 +80,15 @@ class AnswerBatch:
 
     @property
     def can_join(self) -> bool:
-        """Whether rows can join. If answers do not share their prompts, rows can join only an empty batch."""
+        """Whether further rows can join. If answers do not share their prompts, rows can join only an empty batch."""
         return self._cache is None or isinstance(self._cache, SharedCache)
 
     def join(self, rows: Rows, read: AnswerCache, logits: Tensor, questions: Tensor) -> None:
-        """Append rows.
+        """Append rows to the batch.
 
         Args:
             rows: Rows without tokens.
-            read: Cache of prompts.
+            read: Cache after a pass over the prompts.
             logits: [question, vocab] logits after the prompts.
             questions: [row] int64 index of each row's prompt in `read`.
         """
@@ -102,7 +102,7 @@ class AnswerBatch:
         self._rows, self._logits = rows, logits
 
     def draw(self) -> tuple[int, int]:
-        """Draw the next token of each answer. Returns the number of tokens and the number of answers that have ended.
+        """Draw the next token of each answer. Returns the numbers of drawn tokens and of answers that have just ended.
 
         Raises:
             InputError: If a logit is NaN.
@@ -128,7 +128,7 @@ class AnswerBatch:
         return len(now), len(now) - n_running
 
     def remove_ended(self) -> Rows | None:
-        """Remove the answers that have ended, and return them. If there are too few, keep them and return None."""
+        """Remove the answers that have ended, and return them. If only a few have ended, keep them and return None."""
         if self._n_running > (1 - _ENDED_SHARE) * len(self):
             return None
         removed, kept = self._rows.select(~self._rows.running), self._rows.running.nonzero()[:, 0]
@@ -140,7 +140,7 @@ class AnswerBatch:
         return removed
 
     def read(self) -> None:
-        """Read the last token of each row in one pass."""
+        """Run one forward pass over the last token of each row."""
         assert self._cache is not None
         rows, mask = self._rows, self._cache.before_pass()
         last = rows.tokens.gather(1, rows.lengths[:, None] - 1)

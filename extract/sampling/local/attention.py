@@ -35,8 +35,8 @@ class Part(NamedTuple):
     """Unnormalised attention to a part of the tokens, in float32.
 
     Attributes:
-        values: [..., query, d_head] sum of the values, weighted by exp(score − top).
-        top: [..., query, 1] a reference score, either the largest one or the logarithm of the sum of exp(score).
+        values: [..., query, d_head] sum of the value vectors, weighted by exp(score − top).
+        top: [..., query, 1] reference score: either the largest score, or the logarithm of the sum of exp(score).
         total: [..., query, 1] sum of exp(score − top).
     """
 
@@ -85,11 +85,14 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers. It merges three parts if answers share prompts, and calls SDPA otherwise.
+    """Attention function for transformers.
+
+    If answers share prompts, it merges the attention to the prefix, the prompt and the answer. Otherwise, it calls
+    SDPA.
 
     Args:
         query: [row, head, token, d_head].
-        key: [row, key head, token, d_head], like `value`. If prompts are shared, both cover only answer tokens.
+        key: [row, key head, token, d_head], like `value`. If prompts are shared, both contain only answer tokens.
         scaling: Factor by which the scores are multiplied. None means 1/√d_head.
 
     Returns:

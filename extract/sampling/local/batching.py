@@ -21,7 +21,8 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device
 def common_prefix(prompts: Sequence[Sequence[int]], step: int = _PREFIX_STEP) -> list[int]:
     """Find the longest common prefix that is shorter than every prompt.
 
-    The length is rounded down to a multiple of `step`, so that questions with the same first words rarely change it.
+    The length is rounded down to a multiple of `step`, so that different batches of questions usually have the same
+    prefix.
     """
     first, last = min(map(list, prompts)), max(map(list, prompts))  # the common prefix of these two is common to all
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
@@ -37,7 +38,7 @@ class Row(NamedTuple):
 
 
 def rows_of(temperatures: Sequence[float], samples: range) -> list[Row]:
-    """List the answers to draw per question.
+    """List the answers to draw for each question.
 
     In a grid, only one answer is drawn at temperature 0, because all answers would be identical.
     """

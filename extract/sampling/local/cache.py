@@ -1,4 +1,4 @@
-"""Key/value cache for reading prompts after a common prefix, and for answers that can't share their prompts."""
+"""Key/value cache for reading prompts, and for drawing answers that can't share their prompts."""
 
 import math
 from copy import copy, deepcopy
@@ -37,7 +37,7 @@ class AnswerLayer(DynamicLayer):
         self._buffers: tuple[Tensor, ...] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [row, head, new token, d_head], and return all keys and values to attend to."""
+        """Append keys and values [row, head, new token, d_head], and return all of them, including the prefix."""
         if self._buffers is None:  # prompts are still being read
             super().update(key_states, value_states)
             self.handed_out = self._after_prefix()
@@ -58,7 +58,7 @@ class AnswerLayer(DynamicLayer):
         return sum(part[0].shape[2] for part in parts if part is not None and part[0].numel())
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Select rows by `indices` [row]. The tokens of the answers are appended to these rows."""
+        """Select rows by their indices [row], and make room for the tokens of the answers."""
         keys, values = (one[indices] for one in self._after_prefix())
         self.prefix = self.handed_out = None
         self._make_room(
@@ -87,14 +87,15 @@ class AnswerCache(DynamicCache):
 
     Args:
         mask: [question, token] int64 mask of the prompts, including the common prefix. Padding is 0.
-        prefix: One-row cache of the common prefix.
+        prefix: One-row cache of the common prefix, or None.
 
     Attributes:
         mask: [question, token] int64 mask of the prompts, or [row, token] of prompts and answers.
         n_prefix: Number of tokens in the common prefix.
 
     Raises:
-        InputError: If the model caches more than keys and values, or uses chunked attention and the mask has padding.
+        InputError: If the model caches more than keys and values, or if it uses chunked attention and the prompts are
+            padded.
     """
 
     layers: list[Any]
@@ -123,9 +124,10 @@ class AnswerCache(DynamicCache):
         self._called, self._plain = set[int](), set[int]()
 
     def note_call(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
-        """While prompts are being read, record whether a layer computes plain attention to its own keys and values.
+        """Record whether a layer computes plain attention to its own keys and values.
 
-        Some architectures transform the cached keys, attend to another layer's keys, or add their own bias.
+        This method is called while prompts are being read. Some architectures instead transform the cached keys, attend
+        to another layer's keys, or add their own bias.
         """
         handed = getattr(self.layers[layer], "handed_out", None) if layer < len(self.layers) else None
         if kwargs.get("position_bias") is None:
@@ -138,8 +140,8 @@ class AnswerCache(DynamicCache):
     def may_be_prefix(self) -> bool:
         """Whether the cached tokens can be the prefix of padded prompts.
 
-        The padding follows the prefix in the cache, so all layers must use only the mask and the position ids.
-        Architectures that bypass transformers' attention registry may also use cache indices.
+        The padding follows the prefix in the cache, so all layers must respect the mask. Only layers that use
+        transformers' attention registry are certain to do so.
         """
         return self._called == set(range(len(self.layers)))
 
@@ -167,7 +169,7 @@ class AnswerCache(DynamicCache):
         return other
 
     def before_pass(self) -> Tensor:
-        """Prepare a pass over one token per row. Returns the attention mask [row, token] int64."""
+        """Prepare a pass that reads one token per row. Returns the attention mask [row, token] int64."""
         self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
         return self.mask
 

@@ -24,7 +24,9 @@ def question_key(seed: int, question_id: str) -> int:
 
 
 def keyed_uniforms(keys: NDArray[np.uint64], samples: NDArray[np.uint64], n_steps: int) -> NDArray[np.float64]:
-    """Compute a uniform number in [0, 1) for each row and step with a stateless, counter-based generator.
+    """Compute a uniform random number in [0, 1) for each row and step.
+
+    The generator has no state. Each number is a hash of the key, the sample index and the step.
 
     Args:
         keys: [row] `question_key` of each row's question.
@@ -49,7 +51,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Drawn(NamedTuple):
-    """One token per row: `tokens` [row] int64, and `logprobs` [row] float32 in nats at temperature 1."""
+    """One token per row. `tokens` is [row] int64. `logprobs` is [row] float32, in nats at temperature 1."""
 
     tokens: Tensor
     logprobs: Tensor
@@ -99,7 +101,10 @@ def _draw_rows(
 
 
 def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Apply top-k, then top-p. Excluded logits [row, vocab] become −inf. Ties with the last kept token are kept too."""
+    """Apply top-k, then top-p. Logits [row, vocab] of excluded tokens become −inf.
+
+    Tokens with the same logit as the last kept token are kept, too.
+    """
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
     if top_p < 1:
@@ -113,9 +118,10 @@ def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Find the first token [row] at which the cumulative share of `weights` [row, vocab] exceeds `uniforms` [row].
+    """Find the first token at which the cumulative sum of the normalised weights exceeds a uniform random number.
 
-    Tokens with weight 0 are never drawn. For speed, only one chunk of the vocabulary is summed token by token.
+    `weights` has shape [row, vocab], and `uniforms` and the result have shape [row]. Tokens with weight 0 are never
+    drawn. For speed, only one chunk of the vocabulary is summed token by token.
     """
     if n_missing := -weights.shape[-1] % _CHUNK:
         weights = torch.nn.functional.pad(weights, (0, n_missing))
@@ -130,6 +136,9 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Find the index [row, 1] of the first sum in `ends` above the target, or of the last increase if there is none."""
+    """Find the index [row, 1] of the first sum in `ends` above the target.
+
+    If no sum is above the target, return the index of the last increase.
+    """
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

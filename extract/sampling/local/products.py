@@ -51,7 +51,10 @@ def has_bfloat16() -> bool:
 
 @contextmanager
 def fast_products(model: Any) -> Iterator[None]:
-    """Compute the bfloat16 products of a model's linear layers in float32, if the CPU has no bfloat16 instructions."""
+    """Compute products of bfloat16 linear layers in float32 inside the with block.
+
+    If the CPU has bfloat16 instructions, nothing is changed.
+    """
     with _lock:
         _users[id(model)] += 1
         if _users[id(model)] == 1:

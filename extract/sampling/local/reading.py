@@ -42,7 +42,7 @@ class PromptReader:
         self._block: tuple[tuple[tuple[int, ...], ...], AnswerCache, Tensor] | None = None
 
     def read(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor]:
-        """Read prompts that begin with `prefix`. The prefix is not read again if it equals that of the previous call.
+        """Read prompts that begin with `prefix`. If the previous call had the same prefix, it is not read again.
 
         Returns:
             The cache of the prompts, and the logits [question, vocab] after their last tokens.
@@ -62,7 +62,7 @@ class PromptReader:
         return cache, logits
 
     def read_block(self, block: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor]:
-        """Return the cache and logits of a block's prompts. They are kept until another block is read. See `read`."""
+        """Return the cache and logits of a block's prompts (see `read`). They are kept until another block is read."""
         key = tuple(map(tuple, block))
         if self._block is None or self._block[0] != key:
             self.forget_block()  # free the memory first

@@ -1,4 +1,4 @@
-"""Key/value caches of a batch whose rows join and leave while their answers are generated."""
+"""Key/value caches of a batch of answers. Each row is an answer. Rows can join and leave between forward passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class _RowLayer(DynamicLayer):
         return self._window.stop - self._window.start
 
     def resize(self, n_rows: int, longest: int, n_slots: int, n_columns: int) -> None:
-        """Move `n_rows` rows to new buffers, in which the window ends at column `longest`."""
+        """Move `n_rows` rows to new buffers. The rows end at column `longest`."""
         kept = slice(self._window.start, self._window.stop)
         for i, buffer in enumerate(self.buffers):
             self.buffers[i] = buffer.new_zeros(n_slots, buffer.shape[1], n_columns, buffer.shape[3])
@@ -83,18 +83,18 @@ class RowCache(DynamicCache):
 
     @property
     def cache(self) -> DynamicCache:
-        """The cache for passes of the model."""
+        """Cache to pass to the model."""
         return self
 
     @staticmethod
     def for_prompts(model: Any) -> DynamicCache:
-        """Return an empty cache for reading prompts before `join` adds their rows."""
+        """Return an empty cache for reading prompts. After the pass, call `join` with it."""
         cache = DynamicCache()
         cache.layers = [DynamicLayer() for _ in DynamicCache(config=model.config).layers]
         return cache
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Append rows of a cache of right-padded prompts.
+        """Append rows from another cache. Its prompts are padded on the right.
 
         Args:
             read: Cache after a pass over the prompts. It must contain all tokens of the prompts.
@@ -129,12 +129,12 @@ class RowCache(DynamicCache):
         return (column >= longest - lengths).long(), lengths
 
     def after_pass(self) -> None:
-        """Count the tokens that a pass has read."""
+        """Record that a pass has read one token per row."""
         self.lengths = [length + 1 for length in self.lengths]
         self._window.stop += 1
 
     def drop(self, rows: Sequence[int]) -> list[int]:
-        """Remove rows, and move the last rows to the free slots. Returns the previous index of each remaining row."""
+        """Remove rows, and move the last rows to the freed slots. Returns the previous index of each remaining row."""
         n_before, order = len(self.lengths), list(range(len(self.lengths)))
         for row in sorted(rows, reverse=True):
             order[row] = order[-1]
@@ -166,18 +166,18 @@ class RowCache(DynamicCache):
 
 
 class FixedCache:
-    """Cache of rows of equal length that start together, for models whose caches can't be merged. See `RowCache`."""
+    """Cache of rows that start together and have the same length. It is used if `can_merge` is false for the model."""
 
     def __init__(self, model: Any) -> None:
         self.cache, self.lengths, self._device = DynamicCache(config=model.config), list[int](), model.device
 
     @staticmethod
     def for_prompts(model: Any) -> DynamicCache:
-        """Return an empty cache for reading prompts before `join` adds their rows."""
+        """Return an empty cache for reading prompts. After the pass, call `join` with it."""
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Use a cache of prompts with equal lengths. No prompts may have joined before."""
+        """Use the cache `read`, whose prompts have equal lengths. This cache must be empty."""
         assert not self.lengths
         assert len(set(lengths)) == 1
         self.cache, self.lengths = read, list(lengths)
@@ -189,7 +189,7 @@ class FixedCache:
         return positions.new_ones(len(self.lengths), self.lengths[0] + 1), positions
 
     def after_pass(self) -> None:
-        """Count the tokens that a pass has read."""
+        """Record that a pass has read one token per row."""
         self.lengths = [length + 1 for length in self.lengths]
 
     def drop(self, rows: Sequence[int]) -> list[int]:
@@ -202,7 +202,7 @@ class FixedCache:
 
 
 def can_merge(model: Any) -> bool:
-    """Whether rows can join a batch while it is generated.
+    """Whether new rows can join a batch after its first forward pass.
 
     This requires that the model caches only keys and values. Models with chunked attention are excluded, because their
     chunks would include the padding of shorter rows.

@@ -51,7 +51,7 @@ class LocalSampler(Sampler):
         self._drawer = Lazy(partial(_Drawer, options, decoding))
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return a policy with the store's `model`, but with the name, dtype and commit requested by this run."""
+        """Return the policy of this run. Properties of the model that are not known yet are copied from `model`."""
         folder, options = Path(self.options.model), self.options
         known: dict[str, Any] = {"id": folder.resolve().name if folder.is_dir() else options.model}
         if options.dtype != "auto":
@@ -101,7 +101,7 @@ class LocalSampler(Sampler):
 def _completing(
     drawer: Lazy[_Drawer], stores: Mapping[float, Store]
 ) -> Iterator[Callable[[GridRange, Progress], None]]:
-    """Yield a function that writes the missing files of a range. It loads the model if a file is missing."""
+    """Yield a function that writes the missing files of a range. The model is loaded on first use."""
 
     def complete(item: GridRange, progress: Progress) -> None:
         missing = {temperature: stores[temperature] for temperature in item.temperatures}
@@ -129,7 +129,7 @@ class _Drawer:
         self._sampler = TokenSampler(model, tokenizer, decoding, options.max_rows)
 
     def complete(self, stores: Mapping[float, Store], samples: SampleRange, progress: Progress) -> None:
-        """Write a range of samples at all temperatures. Answers logged by a run with early stopping are kept."""
+        """Write a range of samples at all temperatures. Answers that an earlier run has logged are kept."""
         questions, rows = next(iter(stores.values())).questions.block(samples), dict[tuple[float, str, int], Row]()
         for temperature, store in stores.items():
             if store.samples.log_file(samples).is_file():
@@ -160,7 +160,7 @@ class _Drawer:
         progress: Progress,
         keep: bool,
     ) -> dict[float, list[Row]]:
-        """Draw samples for the given questions of a block. If `keep` is True, later calls reuse the read prompts."""
+        """Draw samples for some questions of a block. If `keep` is True, later calls don't read the prompts again."""
         from extract.running.memory import retry_with_smaller_batch
 
         sampler, ids = self._sampler, [question.id for question in block if question.id in question_ids]

@@ -1,4 +1,4 @@
-"""Key/value cache of answers that share their prompts. Rows, one per answer, join and leave between passes."""
+"""Key/value cache of answers that share their prompts. Each row is an answer. Rows join and leave between passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ class Group:
 
 @dataclass
 class Move:
-    """Rows that are copied to a new group. `rows` are indices in the old group, `target` in the new group."""
+    """Copy of rows from the group `source` to a new group. `rows` and `target` are their old and new indices."""
 
     source: int
     rows: Tensor
@@ -78,7 +78,10 @@ class SharedLayer(DynamicLayer):
         self.prompts = keys, values
 
     def set_groups(self, groups: Sequence[Group], moves: Sequence[int | Sequence[Move]]) -> None:
-        """Copy the answers to new groups. If an entry of `moves` is an index, that old group's buffers are reused."""
+        """Copy the answers to new groups.
+
+        Each entry of `moves` lists the rows of a new group, or is the index of an old group whose buffers are reused.
+        """
         answers = list[Pair]()
         for group, of_group in zip(groups, moves, strict=True):
             if isinstance(of_group, int):
@@ -102,7 +105,7 @@ class SharedLayer(DynamicLayer):
 
 
 class SharedCache(DynamicCache):
-    """Cache of answers that attend to one copy of the common prefix, to one copy of each prompt, and to themselves.
+    """Cache of answers. It contains one copy of the common prefix, one copy of each prompt, and all answers.
 
     Rows are ordered by the length of their answers, longest first, and divided into groups of similar length. Attention
     is computed for one group at a time, so that short answers are not padded to the length of the longest one.
@@ -137,7 +140,7 @@ class SharedCache(DynamicCache):
         self._regroup(range(len(self._lengths)), len(questions))
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with the given indices, in ascending order, and their prompts."""
+        """Keep only the rows with the given indices and their prompts. The indices must be in ascending order."""
         kept, self._questions = self._questions[rows].unique(return_inverse=True)
         if len(kept) < len(self._mask):
             for layer in self.layers:
@@ -146,7 +149,7 @@ class SharedCache(DynamicCache):
         self._regroup(rows.tolist(), 0)
 
     def before_pass(self) -> None:
-        """Prepare a pass over one token per row. No attention mask is needed."""
+        """Prepare a pass that reads one token per row. It needs no attention mask."""
         if any(group.width == group.capacity for group in self.groups):
             self._regroup(range(len(self._lengths)), 0)
         for group in self.groups:
@@ -154,7 +157,7 @@ class SharedCache(DynamicCache):
         self._lengths = [length + 1 for length in self._lengths]
 
     def _regroup(self, kept: Sequence[int], n_new: int) -> None:
-        """Divide the rows with the indices `kept`, followed by `n_new` empty rows, into groups."""
+        """Divide the rows into groups: first the rows `kept`, then `n_new` empty rows."""
         lengths = [self._lengths[row] for row in kept] + [0] * n_new
         homes = [i for i, group in enumerate(self.groups) for _ in range(group.rows.start, group.rows.stop)]
         groups, moves = list[Group](), list[int | list[Move]]()
@@ -182,7 +185,7 @@ class SharedCache(DynamicCache):
         return len(move.rows) == n_rows == group.rows.stop - group.rows.start and group.width < group.capacity
 
     def _group(self, rows: slice, lengths: Sequence[int]) -> Group:
-        """Create a group for answers of the given lengths, longest first."""
+        """Create a group for answers. `lengths` are their lengths in descending order."""
         longest = lengths[0]
         capacity, bias = longest + max(_FREE_TOKENS, int(longest * _FREE_SHARE)), None
         if lengths[-1] < longest:

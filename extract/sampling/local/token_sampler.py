@@ -97,7 +97,7 @@ class TokenSampler:
             Dict from temperature to answers. Answers are ordered by question, then by sample.
 
         Raises:
-            InputError: If the model can't read a prompt, or a logit is NaN.
+            InputError: If the model can't read a prompt, or if a logit is NaN.
         """
         check_prompts(self.model, prompts, self.decoding.max_new_tokens)
         rows = rows_of(temperatures, samples)
@@ -123,7 +123,7 @@ class TokenSampler:
         block: Sequence[Sequence[int]] | None,
         progress: Callable[[int, int], None],
     ) -> Iterator[Rows]:
-        """Draw `rows` for each question, and yield the answers that have ended.
+        """Draw the answers `rows` to each question. Yields answers as they end.
 
         The answer for row j of question i has the id i · len(rows) + j.
         """
@@ -157,14 +157,14 @@ class TokenSampler:
                 yield ended
 
     def _may_join(self, batch: AnswerBatch, n_waiting: int) -> bool:
-        """Whether waiting answers can join. If only a few joined at a time, each pass would read only a few prompts."""
+        """Whether there is enough room for waiting answers to join the batch."""
         n_free = self.max_rows - len(batch)
         return not len(batch) or (batch.can_join and n_free >= min(n_waiting, _JOINING_SHARE * self.max_rows))
 
     def _read(
         self, prompts: Sequence[Sequence[int]], prefix: Sequence[int], block: Sequence[Sequence[int]] | None
     ) -> tuple[AnswerCache, Tensor, Sequence[int]]:
-        """Return a cache and logits that contain the given prompts, and the index of each prompt in them."""
+        """Read prompts. Returns a cache, logits, and the index of each prompt in both."""
         if block is None:
             return *self._reader.read(prompts, prefix), range(len(prompts))
         index = {tuple(prompt): i for i, prompt in enumerate(block)}
@@ -173,7 +173,7 @@ class TokenSampler:
     def _new_rows(
         self, answers: Tensor, question_ids: Sequence[str], prompts: Sequence[Sequence[int]], rows: Sequence[Row]
     ) -> Rows:
-        """Create the state of answers before the first token is drawn."""
+        """Create the state of answers that have no tokens yet."""
         pairs = [(i // len(rows), rows[i % len(rows)]) for i in answers.tolist()]
         keys = np.array([question_key(self.decoding.seed, question_ids[i]) for i, _ in pairs], dtype=np.uint64)
         samples = np.array([row.sample for _, row in pairs], dtype=np.uint64)

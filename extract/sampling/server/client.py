@@ -32,7 +32,7 @@ _GO_ON = "A budget applies to one run. Run the same command again to continue."
 
 
 class Unanswered(Exception):
-    """Raised if all attempts at a request failed or the client was stopped. The message is a one-line reason."""
+    """Raised if all attempts at a request failed, or if the client was stopped. The message is a one-line reason."""
 
 
 class BudgetSpent(Exception):
@@ -69,8 +69,8 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens for an attempt. Call `count` with the reply inside the with block.
 
-        If attempts in flight leave too little of the budget, wait until they end. Most attempts use fewer tokens
-        than they reserve.
+        If the attempts in flight have reserved too much of the budget, this method waits until some of them end. Most
+        attempts use fewer tokens than they reserve.
 
         Raises:
             BudgetSpent: If the attempt could exceed a budget even after all other attempts have ended.
@@ -118,10 +118,10 @@ class Client(AbstractAsyncContextManager["Client"]):
     Attributes:
         endpoints: One endpoint per address.
         has_answered: Whether the server has answered any request.
-        given_up: Last failure of the most recent request for which all attempts failed, or None.
+        given_up: Last failure of the request that most recently failed in all attempts. None if no request has.
 
     Raises:
-        InputError: If a required package is not installed or the API key is invalid.
+        InputError: If a required package is not installed, or if the API key is invalid.
     """
 
     def __init__(self, server: Server, model: str, spending: Spending, known_as: Collection[str | None] = ()) -> None:
@@ -149,10 +149,11 @@ class Client(AbstractAsyncContextManager["Client"]):
         """Send a request and return the reply. Transient failures (429, 5xx, timeouts, broken replies) are retried.
 
         Raises:
-            Unanswered: If all attempts failed or `stop` was called.
+            Unanswered: If all attempts failed, or if `stop` was called.
             BudgetSpent: If another attempt could exceed a budget.
             RejectedRequest: If the server rejects this request.
-            InputError: If the API key is rejected, the model is unknown, another model replies, or no server answers.
+            InputError: If the API key is rejected, if the model is unknown, if another model replies, or if no server
+                answers.
         """
         try:
             return await self._retrying.copy()(self._attempt, request)  # a copy, because it is stateful
@@ -164,7 +165,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         self._stopping.set()
 
     async def _attempt(self, request: Request) -> Reply:
-        """Make one attempt, using the least busy endpoint. Endpoints that are resting after failures are used last."""
+        """Make one attempt at the least busy endpoint. Endpoints that are resting are used only if all are resting."""
         async with self._free, self.spending.reserved(request):
             if self._stopping.is_set():
                 raise Unanswered("no further requests are sent")

@@ -39,9 +39,9 @@ class Failure(Exception):
     """Raised if an attempt failed and can be repeated.
 
     Args:
-        reached: Whether a server was reached.
+        reached: Whether the server was reached.
         wait: Wait requested by the server, in seconds.
-        brief: Short form of `reason` without the server's text, which may quote a question. By default, `reason`.
+        brief: Shorter reason without the server's text, which may quote a question. By default, the same as `reason`.
         crashed: Whether the server may have crashed: the connection failed or broke, or the status is 500.
     """
 
@@ -70,7 +70,8 @@ class Endpoint:
         rests_until: End of the rest period, on the clock `time.monotonic`. Until then, other endpoints are preferred.
 
     Raises:
-        InputError: If the package openai is not installed, or the API key, the address or a proxy address is invalid.
+        InputError: If the package openai is not installed, or if the API key, the address or a proxy address is
+            invalid.
     """
 
     def __init__(self, server: Server, url: str) -> None:
@@ -135,7 +136,7 @@ class Endpoint:
             await api.close()
 
     async def _post(self, api: Any, request: Request, model: str) -> Reply:
-        """Send a request and parse the raw reply, because the openai client does not validate replies."""
+        """Send a request, and parse the body of the reply."""
         import openai
 
         try:
@@ -221,7 +222,7 @@ def import_package(name: str) -> ModuleType:
 
 
 def _clients(server: Server, url: str, key: str) -> list[Any]:
-    """Create clients for one address, with one connection pool each. They ignore openai's environment variables."""
+    """Create clients for one address. Each has its own connection pool."""
     openai = import_package("openai")
     # httpx or httpx2, depending on the version of openai
     http = import_module(type(openai.DEFAULT_CONNECTION_LIMITS).__module__.partition(".")[0])

@@ -1,4 +1,4 @@
-"""Preflight: a few requests that test whether the server honours all options and whether its answers vary.
+"""Preflight: a few requests that test whether the server supports all options and whether its answers vary.
 
 Many servers silently ignore options that they do not support, such as log-probabilities or the temperature.
 """
@@ -55,14 +55,14 @@ class Preflight:
 
 
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
-    """Test a server with the first requests of a run, one per address. If they are rejected, try the next requests.
+    """Test each address of a server with a request of the run. If it is rejected, try other requests.
 
     Args:
         asks: Requests for different questions, up to `TRIES` per address.
 
     Raises:
-        InputError: If the server can't be reached or rejects all requests, a reply violates an option, or a budget is
-            too small for the preflight. Budgets are checked before the first request.
+        InputError: If the server can't be reached or rejects all requests, if a reply violates an option, or if a
+            budget is too small for the preflight. Budgets are checked before the first request.
     """
     spending = Spending(server)
 
@@ -107,8 +107,8 @@ async def try_server(
     ):
         if budget is not None and budget < cost:
             raise InputError(
-                f"Expected `server.budget_{name}` to be at least {cost}, the maximum that the preflight can use, but "
-                f"got {budget}. Nothing was sent. Pass a larger budget."
+                f"Expected `server.budget_{name}` to be at least {cost}, which is enough for the preflight, but got "
+                f"{budget}. Nothing was sent. Pass a larger budget."
             )
     found, pairs = Preflight(spending), zip(server.urls, requests.values(), strict=False)
     replies = await _all(_try_url(replace(server, url=url), model, asked, found) for url, asked in pairs)
@@ -117,7 +117,7 @@ async def try_server(
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
-    """Run coroutines concurrently and return their results. After an error, cancel and await the other coroutines."""
+    """Run coroutines concurrently and return their results. After an error, the other coroutines are cancelled."""
     tasks = [asyncio.ensure_future(part) for part in work]
     try:
         return await asyncio.gather(*tasks)
@@ -171,12 +171,12 @@ async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str
     """Find out whether a server failed because of the seed in a request, as some versions of vLLM do.
 
     Args:
-        client: Client of one address, after an error.
+        client: Client for one address, at which a request has just failed.
         request: The first request of the preflight.
         was_up: Whether the server was reachable before that request.
 
     Returns:
-        What the server did, or None if the error has another cause.
+        Description of what the server did, or None if the failure has another cause.
     """
     if request.seed is None or client.given_up is None or not client.given_up.crashed:
         return None
@@ -221,7 +221,7 @@ def _is_constrained(request: Request) -> bool:
 
 
 def _open_requests(request: Request) -> list[Request]:
-    """Open-ended variants of a request, with different seeds. Empty at temperature 0 or if answers are constrained."""
+    """Open-ended variants of a request. Empty if the temperature is 0 or the form of answers is constrained."""
     if request.temperature == 0 or _is_constrained(request):
         return []
     open_request = replace(

@@ -119,7 +119,7 @@ class Reply:
 
     @property
     def tokens_of_only_choice(self) -> int | None:
-        """Server's token count of a single answer. None if there are several, or an answer was cut or dropped."""
+        """Server's token count of the answer. None if there are several answers, or if an answer was cut or dropped."""
         alone = len(self.choices) == 1 and not self.n_left_out and not self.choices[0].cut
         return self.completion_tokens if alone else None
 
@@ -246,7 +246,7 @@ def _dict(given: Any) -> dict[str, Any]:
 
 
 def _count(given: Any) -> int | None:
-    """Return a value if it is a count that fits into an int32 column, and None otherwise. Booleans are not counts."""
+    """Return a value if it is a count that fits into an int32 column. Otherwise, return None."""
     return given if type(given) is int and 0 <= given < 2**31 else None
 
 
@@ -258,5 +258,5 @@ def server_words(content: Any) -> str | None:
 
 
 def _repr(value: Any) -> str:
-    """Format a value on one line. Only its end may be cut off, so that API keys can be recognised by their prefix."""
+    """Format a value on one line. The end of a long value is cut off."""
     return one_line(repr(value), 300)

@@ -1,4 +1,4 @@
-"""Request queue of a store: its unfinished ranges of samples in a balanced order, and the requests for each range."""
+"""Request queue of a store: the order of its unfinished ranges of samples, and the requests for each range."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -19,7 +19,7 @@ def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange]
     begun by an earlier run keep all their samples, including samples with indices of `k` or more.
 
     Raises:
-        InputError: If an answer log shares samples with a finished range or another log.
+        InputError: If an answer log shares samples with a finished range or with another log.
     """
     ranges = unfinished_ranges(store, k, damaged, worker)
     begun = {*damaged, *logged_ranges(store)}
@@ -49,7 +49,7 @@ class OpenRange:
     Attributes:
         log: Log of the answers received so far.
         asks: Requests for the missing answers.
-        n_waiting: Number of requests that are still open.
+        n_waiting: Number of requests that have not been completed yet.
     """
 
     def __init__(self, store: Store, samples: SampleRange, n: int, wanted: Mapping[str, range] | None = None) -> None:
@@ -65,7 +65,7 @@ class OpenRange:
     def close(self, rejected: Collection[str] = ()) -> bool:
         """Close the log. If the range is complete, write its table and delete the log. Any thread can call this.
 
-        If only some samples were `wanted`, the log is kept.
+        If the argument `wanted` was given, the log is always kept.
 
         Args:
             rejected: Ids of questions whose missing answers are recorded as rejected.
@@ -85,7 +85,7 @@ class OpenRange:
 
 
 def first_asks(store: Store, ranges: Sequence[SampleRange], n: int, n_questions: int) -> list[Ask]:
-    """Return the first request for each question in `ranges`, for at most `n_questions` questions."""
+    """Return the first missing request for each question in `ranges`, up to `n_questions` questions."""
     asks: dict[str, Ask] = {}
     for samples in ranges:
         opened = OpenRange(store, samples, n)

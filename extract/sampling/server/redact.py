@@ -1,4 +1,4 @@
-"""Redaction of text returned by the server, so that messages never repeat the API key or a private question."""
+"""Redaction of text from the server. It ensures that messages never repeat the API key or a private question."""
 
 import re
 
@@ -16,7 +16,7 @@ _BETWEEN_WORDS = re.compile(r"\\[nrt]|[\W_]+")
 
 
 def without_key(text: str, key: str | None) -> str:
-    r"""Remove the API key from a text, even if it is escaped for JSON or a URL, truncated, or masked with asterisks.
+    r"""Remove the API key from a text. Keys that are escaped, truncated or masked with asterisks are removed, too.
 
     Args:
         text: Text with at most a few thousand characters.

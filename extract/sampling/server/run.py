@@ -81,7 +81,7 @@ class Run:
         self._client.stop()
 
     def _requests(self) -> Iterator[tuple[OpenRange, Ask]]:
-        """Yield all requests, opening one range after another."""
+        """Yield all requests. One range is opened after another."""
         for samples in self.ranges:
             try:
                 opened = OpenRange(self.store, samples, self.server.n, self.wanted)
@@ -113,7 +113,7 @@ class Run:
                     self._stop(error)
 
     async def _ask(self, opened: OpenRange, question: Question, samples: list[int]) -> bool:
-        """Request and log answers to a question. Returns True if all answers arrived or the question was rejected."""
+        """Request answers to a question, and log them. Returns True if all arrived, or if the question was rejected."""
         while samples and question.id not in self._rejected:
             try:
                 request = request_for(question, samples, self.decoding, self.server)

@@ -40,12 +40,15 @@ class ServerSampler(Sampler):
         self._checked: set[float] = set()  # temperatures at which the answers of `draw` vary
 
     def policy(self, decoding: Decoding) -> Policy:
-        """Return the policy: model name, decoding options and constant request fields. It omits the address."""
+        """Return the policy, which consists of the model name, the decoding options and the constant request fields."""
         request = {"api": "chat" if decoding.prompt.chat else "completions", "extra": self.server.extra_body}
         return Policy(ModelIdentity(self.options.model), decoding, request)
 
     def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
-        """Test the server before a store is created, so that no store records a wrong model name or request field."""
+        """Test the server before a store is created.
+
+        This ensures that no store records a wrong model name or request field.
+        """
         if new:
             size, n_tries = self.options.block_size, TRIES * len(self.server.urls)
             first = questions[self.worker.rank * size :][: min(n_tries, size)]
@@ -56,8 +59,8 @@ class ServerSampler(Sampler):
         """Request the missing samples of one store after another.
 
         Raises:
-            InputError: If the server can't be used as configured, a budget is spent, or requests remain unanswered.
-                Received answers are kept.
+            InputError: If the server can't be used with these options, if a budget is spent, or if requests remain
+                unanswered. Received answers are kept.
         """
         for temperature, store in stores.items():
             if len(stores) > 1:
@@ -111,7 +114,7 @@ class ServerSampler(Sampler):
             check_variation(answers.values(), store.path, preflight.varies)
 
     def _preflight(self, temperature: float, asks: Sequence[Ask]) -> Preflight:
-        """Return the preflight at a temperature. The first call runs it, with the first requests in `asks`."""
+        """Return the results of the preflight at a temperature. The preflight runs in the first call."""
         if temperature not in self._preflights:
             asks = asks[: TRIES * len(self.server.urls)]
             decoding = self.decoding.at(temperature)

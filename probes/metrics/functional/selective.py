@@ -46,7 +46,7 @@ def prediction_rejection_ratio(
 
     The rejection curve shows the mean accuracy of the questions that remain after rejecting the r least confident ones.
     The ratio is the area between this curve and the curve of a random order, divided by the corresponding area of an
-    oracle. The oracle ranks the questions by their measured accuracies. The areas cover r from 0 to
+    oracle. The oracle ranks the questions by their measured accuracies. With N questions, the areas cover r from 0 to
     `max_rejection` · N − 1. Ties are treated as in `aurc`. The result is NaN if all accuracies are equal.
 
     The definition follows LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
@@ -112,7 +112,10 @@ def recall_at_fpr(
 
 
 def _by_score(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights of wrong and of right answers [..., distinct score], from the lowest score to the highest."""
+    """Return the weight of wrong answers at each score, and that of right answers.
+
+    Both have shape [..., distinct score] and are ordered from the lowest score to the highest.
+    """
     group, of_group = ties(preds)
     accuracy = right / known
     wrong, right = (by_group(weights * share, group, len(of_group)) for share in (1 - accuracy, accuracy))

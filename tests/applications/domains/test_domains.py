@@ -86,7 +86,7 @@ def test_the_command_finds_a_weak_domain_and_the_gap_of_a_constant_confidence(
     assert summary.startswith("1 of 3 clusters is significantly less accurate than the other questions: cluster 3 (pl")
     assert summary in capsys.readouterr().out
     assert "The confidence `constant` is significantly higher than the accuracy in 1 of 3 clusters" in page
-    assert "The confidence `perfect` differs significantly from the accuracy in none of the 3 clusters" in page
+    assert "The confidence `perfect` does not differ significantly from the accuracy in any of the 3 clusters" in page
     assert "| **3** (chosen) |" in page
     assert (tmp_path / "out/plots/domains.png").is_file()
 

@@ -118,7 +118,7 @@ def test_a_probe_that_does_not_match_the_store_is_refused(tmp_path: Path, store:
     cases = [
         ({"target": "response", "position": "last_answer"}, "reads questions, but .* reads answers"),
         ({"model": store.model | {"fingerprint": "e" * 64}}, "differs in fingerprint"),
-        ({"training": {"store": store.sha256}}, "not trained on the questions of .* pass the out-of-fold predictions"),
+        ({"training": {"store": store.sha256}}, "not trained on the questions of .* Pass the out-of-fold predictions"),
         ({"layers": [5]}, "to contain '5/last_prompt'"),
     ]
     for number, (changes, message) in enumerate(cases):

@@ -54,7 +54,10 @@ def test_a_union_can_be_split_by_question(stores: list[str]) -> None:
 
 def test_targets_of_one_store_are_refused(stores: list[str]) -> None:
     data = FeatureDataModule(stores[0], target="seu")
-    with pytest.raises(InputError, match="Expected a target that is computed from grades or answers, but got 'seu'"):
+    with pytest.raises(
+        InputError,
+        match="Expected `target` to be computed from grades or answers if there are several stores, but got 'seu'",
+    ):
         UnionDataModule([data])
 
 

@@ -199,8 +199,8 @@ def test_a_probe_that_was_trained_on_the_questions_is_refused(folder: Path, tmp_
     ("options", "message"),
     [
         ({"risk": [0.2, 1.0]}, "`risk` to contain distinct numbers between 0 and 1, but got"),
-        ({"risk": []}, "`risk` to contain different numbers"),
-        ({"risk": [0.2, 0.2]}, "`risk` to contain different numbers"),
+        ({"risk": []}, "`risk` to contain distinct numbers"),
+        ({"risk": [0.2, 0.2]}, "`risk` to contain distinct numbers"),
         ({"level": 0}, "`level` to be between 0 and 1, but got 0"),
         ({"confidences": []}, "`confidences` to contain at least one source"),
         ({"strong_price": 0}, "`strong_price` to be above 0"),

@@ -155,7 +155,7 @@ def test_an_empty_option_is_refused_with_its_question(tmp_path: Path, tiny_folde
     fields = {"text": "text", "choices": ["a", "b"], "references": "right"}
     recipe = StoreRecipe(str(tmp_path / "questions.csv"), fields=fields, model=str(tiny_folder), k=0)
     sample(str(tmp_path / "store"), recipe)
-    with pytest.raises(InputError, match=r"question '\w+' has an empty one"):
+    with pytest.raises(InputError, match=r"question '\w+' has an empty continuation"):
         score_store(str(tmp_path / "store"), "texts", str(tiny_folder))
     score_store(str(tmp_path / "store"), "letters", str(tiny_folder))
 

@@ -120,7 +120,7 @@ def test_texts_are_read_from_every_format(tmp_path: Path, suffix: str) -> None:
         ("texts.doc", "a", "different suffix"),
         ("empty.txt", "", "row 1 has no valid text"),
         ("empty.jsonl", "", "the file has no rows"),
-        ("other.jsonl", '{"text": "a"}\n{"body": "b"}', "row 2 has no valid text.*column name `text`"),
+        ("other.jsonl", '{"text": "a"}\n{"body": "b"}', "row 2 has no valid text.*column must be named `text`"),
     ],
 )
 def test_files_without_texts_are_refused(tmp_path: Path, name: str, content: str | None, message: str) -> None:

@@ -102,7 +102,7 @@ def test_pictures_of_a_store_are_saved_together_with_their_values(full_store: Pa
     assert {path.name for path in (folder / "plots").iterdir()} == {"layers.png", "entropy_profile.png"}
     page = (folder / "pictures.md").read_text(encoding="utf-8")
     assert "plots/layers.png" in page
-    assert "not corrected for the choice" in page
+    assert "not corrected for this choice" in page
     record = json.loads((folder / "pictures.json").read_text())
     assert record["missing"] == {}
     for target, n_rows in (("capability", 120), ("response", 720)):

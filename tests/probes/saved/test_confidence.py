@@ -306,7 +306,7 @@ def test_a_probe_loads_from_a_hub_cache(
     (refs / "main").write_text("a" * 40)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert load_probe("someone/probe").layers == [2]
-    with pytest.raises(InputError, match=r"no folder 'someone/else' and the Hub reported: .*[^.]\. A run"):
+    with pytest.raises(InputError, match=r"no folder 'someone/else' and the Hub reported: .*[^.]\. A training run"):
         load_probe("someone/else")
 
 
@@ -451,7 +451,7 @@ def test_only_probes_that_read_answers_require_them(
 ) -> None:
     with pytest.raises(InputError, match="one answer per question"):
         reads_answers.score(model, tokenizer, QUESTIONS)
-    with pytest.raises(InputError, match="got 1 for 5"):
+    with pytest.raises(InputError, match="got 1 answers to 5 questions"):
         reads_answers.score(model, tokenizer, QUESTIONS, "me")
     with pytest.raises(InputError, match="reads only questions"):
         load_probe(saved).score(model, tokenizer, QUESTIONS, ["me"] * 5)

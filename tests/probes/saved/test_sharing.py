@@ -137,9 +137,9 @@ def test_a_refusal_by_the_hub_is_one_line_with_the_reason(hub: Hub, saved: Path,
     assert "hf_wrong" not in "".join(wrong)
 
     assert re.search(
-        r"'someone/none' .*status 401: Repository not found\. .*Check the id.*HF_TOKEN\. A run", without[0]
+        r"'someone/none' .*status 401: Repository not found\. .*Check the id.*HF_TOKEN\. A training run", without[0]
     )
-    assert re.search(r"'someone/private' .*status 401: .*it is private.*HF_TOKEN\. A run", without[1])
+    assert re.search(r"'someone/private' .*status 401: .*it is private.*HF_TOKEN\. A training run", without[1])
     assert re.search(r"status 401: Invalid credentials.*Run `hf auth login`", wrong[0])
     assert re.search(r"'someone/none' .*status 404: Repository not found\. .*Check the id", right[0])
     assert re.search(r"the repository 'someone/private' has no config\.json", right[1])
@@ -174,7 +174,7 @@ def test_an_interrupted_upload_leaves_no_part_of_a_probe_and_can_be_repeated(
 
 def test_a_hub_that_cannot_be_reached_is_one_line(hub: Hub, saved: Path, error: Errors) -> None:
     hub.url = "http://127.0.0.1:9"
-    assert re.match(r"InputError: .*the Hub reported: .*Connect.* A run", error(load_probe, "someone/probe"))
+    assert re.match(r"InputError: .*the Hub reported: .*Connect.* A training run", error(load_probe, "someone/probe"))
     pushed = error(load_probe(saved).push_to_hub, "someone/probe")
     assert re.match(r"InputError: .*was not uploaded: .*[Cc]onnect", pushed)
 

@@ -134,7 +134,8 @@ class StreamedFeatures:
         Args:
             features: Indices of the features.
             function: Function of the places and the features of a chunk's rows. Places are indices into `rows`, [row]
-                int64. Features are [row, feature, d_model] float32. It is called in threads and without gradients.
+                int64. Features are [row, feature, d_model] float32. The function is called in threads and
+                without gradients.
 
         Yields:
             The places and the result of each chunk.

@@ -159,7 +159,10 @@ class StreamedFeatures:
 
 
 def in_order(function: Callable[[Any], Any], items: Iterable[Any], n_workers: int) -> Iterator[Any]:
-    """Apply a function to items in threads, and yield the results in order. At most `n_workers` + 1 are in memory."""
+    """Apply a function to items in threads, and yield the results in the order of the items.
+
+    At most `n_workers` + 1 results are in memory.
+    """
     with ThreadPoolExecutor(n_workers) as pool:
         waiting: deque[Future[Any]] = deque()
         for item in items:

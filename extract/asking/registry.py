@@ -17,7 +17,7 @@ class AskedEntry(NamedTuple):
         summary: Description for the help text.
         confidences: Dict from the name of each baseline in `probes` that uses the values to the calibrator of that
             baseline: ``"platt"``, ``"isotonic"``, or None if the values are probabilities. Empty if the values are not
-            scores. If the dict is not empty, this entry must have a single scope and one value per row.
+            scores. Otherwise, the model-based baseline must have a single scope and one value per row.
         options: Additional options that `ask` requires, as typed on the command line.
     """
 

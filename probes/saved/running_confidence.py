@@ -62,7 +62,7 @@ class RunningConfidence:
 
 
 def add_prompts(rows: Sequence[RunningConfidence], found: Confidences | None, wait: bool = False) -> None:
-    """Add the confidence of each answer at the end of its prompt.
+    """Record the confidence of each answer when only its prompt has been read.
 
     Args:
         rows: Answers of which no token has been read.

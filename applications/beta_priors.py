@@ -53,7 +53,7 @@ def beta_priors(
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
     """Return a base rate [question] for each question: its group's mean accuracy in the folds without the question.
 
-    If the group does not occur in these folds, the base rate is the mean accuracy of all their questions.
+    If the group does not occur in these folds, the base rate is the mean accuracy of all questions in these folds.
     """
     group = np.unique(groups, return_inverse=True)[1]
     rates = np.empty(len(accuracy))

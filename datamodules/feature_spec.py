@@ -209,7 +209,7 @@ def choose_keys(
 ) -> list[str]:
     """Return the keys ``layer/position`` of a signal at the given positions and layers. None stands for all.
 
-    Error messages call `positions` by the name `option`.
+    Error messages refer to `positions` by the name in `option`.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

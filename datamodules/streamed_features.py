@@ -134,7 +134,8 @@ class StreamedFeatures:
         Args:
             features: Indices of the features.
             function: Function of the places and the features of a chunk's rows. Places are indices into `rows`, [row]
-                int64. Features are [row, feature, d_model] float32. It is called in threads and without gradients.
+                int64. Features are [row, feature, d_model] float32. The function is called in threads and
+                without gradients.
 
         Yields:
             The places and the result of each chunk.
@@ -158,7 +159,10 @@ class StreamedFeatures:
 
 
 def in_order(function: Callable[[Any], Any], items: Iterable[Any], n_workers: int) -> Iterator[Any]:
-    """Apply a function to items in threads, and yield the results in order. At most `n_workers` + 1 are in memory."""
+    """Apply a function to items in threads, and yield the results in the order of the items.
+
+    At most `n_workers` + 1 results are in memory.
+    """
     with ThreadPoolExecutor(n_workers) as pool:
         waiting: deque[Future[Any]] = deque()
         for item in items:

@@ -1,4 +1,4 @@
-"""Answer only questions whose confidence is at least a threshold: python examples/abstain.py [PROBE]."""
+"""Answer only questions whose confidence is at or above a threshold: python examples/abstain.py [PROBE]."""
 
 import sys
 

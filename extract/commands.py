@@ -111,7 +111,7 @@ def make_store(
         store: Folder of the store.
         recipe: Recipe of the store.
         grader: Name of the grader. By default, the first grader whose grades are in the store. If the store has no
-            grades, the default of `grade`.
+            grades, the default grader of the command `grade`.
         signals: Names of the signals.
         scope: Whether to read the signals from the questions or from their answers.
 

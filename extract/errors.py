@@ -32,7 +32,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def at_least_one(option: str, value: int, default: int) -> int:
-    """Return the value of an option that must be at least 1. The error message also states the default.
+    """Check that the value of an option is at least 1, and return it. The error message also states the default.
 
     Raises:
         InputError: If the value is less than 1.

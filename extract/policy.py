@@ -149,7 +149,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Identity:
-    """Settings that identify a store. k, the device, the batch size and the number of workers are not among them."""
+    """Settings that identify a store. They do not include k, the device, the batch size or the number of workers."""
 
     policy: Policy
     questions: str

@@ -98,8 +98,8 @@ class PromptTemplate:
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
         r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        The examples and the question are separated by blank lines. They are separated by single line breaks if the
-        template and each example have only one line, as for the template `cloze`.
+        The examples and the question are separated by blank lines. If the template and each example have only one line,
+        as for the template `cloze`, they are separated by single line breaks instead.
 
         Raises:
             InputError: If the prompt is a chat.

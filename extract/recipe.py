@@ -104,7 +104,7 @@ class StoreRecipe:
     def check_store(self, store: Store) -> None:
         """Check that a store was made with this recipe.
 
-        The model is not loaded, so only its name is compared. Its weights are compared before sampling or reading.
+        The model is not loaded, so only its name is compared. Its weights are compared later, before the model is used.
 
         Raises:
             InputError: If the decoding settings, questions, model name, block size or sampler differ.

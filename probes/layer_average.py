@@ -1,4 +1,4 @@
-"""Average of the ridge regression probes of several layers, solved in closed form."""
+"""Probe that averages ridge regressions, each of which reads one layer. They are solved in closed form."""
 
 import torch
 from torch import Tensor

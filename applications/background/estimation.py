@@ -38,7 +38,8 @@ class Cell:
         means: [resample, temperature] mean of the metric for the reference at each temperature. If the metric falls
             with temperature, this is 1 − mean.
         tested: [resample] mean of the metric for the tested system, or 1 − mean if the metric falls with temperature.
-        temperature: [resample] temperatures at which the curve of `monotone_curves` reaches the tested system's value.
+        temperature: [resample] temperatures at which the curve from `monotone_curves` reaches the value of the tested
+            system.
         ks_temperature: [resample] temperatures from `ks_temperatures`.
         ks_distance: [temperature] Kolmogorov–Smirnov distances between the tested system and the reference.
         ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests that compare the two.
@@ -68,8 +69,8 @@ class Estimate:
         cells: Comparison for each reference and metric.
         tested: Dict from each metric to its values [prompt] for the tested system.
         references: Values [prompt] for the references, by name, temperature and metric.
-        mismatch_rate: 95 % upper limit of the tested system's mismatch rate; None if any outputs for the same prompt
-            differ.
+        mismatch_rate: 95 % upper limit of the tested system's mismatch rate. None if the system has different outputs
+            for the same prompt.
         limits: Dict from each reference to the highest temperature at which its mismatch rate is at most
             `mismatch_rate`. See `temperature_limit`. Empty if `mismatch_rate` is None.
         recovery: Dict from each reference to the estimated temperatures [resample, temperature] of its held-out

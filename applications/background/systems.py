@@ -51,7 +51,9 @@ References = Mapping[str, Mapping[float, Source]]
 
 
 def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
-    """Open references, and return a dict from name to a dict from temperature, in ascending order, to source.
+    """Open references, and return them by name.
+
+    Each reference is a dict from temperature to source, in ascending order of temperature.
 
     Args:
         paths: Folders of temperature grids, or JSON files in the format of Messina and Scotta, which contain token ids

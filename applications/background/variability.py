@@ -67,9 +67,10 @@ class Counted:
 
 
 def max_exact_match(outputs: Counted, n: int, seed: int = 0) -> float:
-    """Compute the maximum exact match fraction (MEMF) of `n` outputs: the fraction that equals the most frequent one.
+    """Compute the maximum exact match fraction (MEMF) of `n` outputs.
 
-    If there are more than `n` outputs, the result is the mean over `N_SUBSETS` random subsets of `n` outputs.
+    This is the fraction of outputs that are identical to the most frequent output. If there are more than `n` outputs,
+    the result is the mean over `N_SUBSETS` random subsets of `n` outputs.
     """
     if n == outputs.n:
         return float(outputs.counts.max()) / n

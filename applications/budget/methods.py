@@ -71,8 +71,8 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
     """Compute the gains of all methods.
 
     A question is used if it has all confidences, and graded answers at both even and odd indices. Some methods, such as
-    the oracle, use the grades of the answers with even indices. They are included only in the setting `half`, which is
-    evaluated on the answers with odd indices.
+    the oracle, use the grades of the answers with even indices. These methods are included only in the setting `half`,
+    which is evaluated on the answers with odd indices.
 
     Args:
         table: The question table.

@@ -21,9 +21,9 @@ def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 @styled
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
-    """Plot two panels against the budget: each method's success, and its difference from the uniform allocation.
+    """Plot each method's success, and its difference from the uniform allocation, in two panels against the budget.
 
-    Lines of methods with plug-in gains are dashed. The 95 % intervals of a budget are drawn side by side.
+    Lines of methods with plug-in gains are dashed. The 95 % intervals at one budget are drawn side by side.
     """
     figure, (left, right) = new_figure(8.4, 3.8, ncols=2)
     budgets, methods = np.array(setting["budgets"]), setting["methods"]

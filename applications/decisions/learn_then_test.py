@@ -48,8 +48,8 @@ class Certified(NamedTuple):
 def n_needed(risk: float, level: float) -> int:
     """Return the number of questions that the betting test needs to certify a risk if no answer is wrong.
 
-    Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions, where w is the largest fraction of the
-    error probability in `STARTS`. The betting test needs slightly more.
+    Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions. Here, w is the largest fraction
+    of the error probability that a sequence in `STARTS` may spend. The betting test needs slightly more questions.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
     (14, 58)

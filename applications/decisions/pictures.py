@@ -39,7 +39,10 @@ def risk_coverage_picture(record: Mapping[str, Any]) -> Figure:
 
 @styled
 def routing_picture(routing: Mapping[str, Any]) -> Figure:
-    """Plot accuracy against the mean cost per question, with 95 % bands. A curve begins without routed questions."""
+    """Plot accuracy against the mean cost per question, with 95 % bands.
+
+    At the first point of each curve, no question is routed.
+    """
     figure, axes = new_figure(5.8, 4.0)
     cheap, strong = routing["alone"]
     ends = [cheap["cost"], strong["cost"]], [one["accuracy"]["value"] for one in (cheap, strong)]

@@ -169,7 +169,7 @@ def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate
 
 
 def lowest_risk(confidence: Array, losses: Array, n_least: int) -> float:
-    """Compute the mean loss of the m most confident questions for each m ≥ `n_least`. Return the smallest one."""
+    """Compute the mean loss of the m most confident questions for each m ≥ `n_least`. Return the smallest mean."""
     means = losses[np.argsort(-confidence, kind="stable")].cumsum() / np.arange(1, len(losses) + 1)
     return float(means[n_least - 1 :].min())
 

@@ -74,8 +74,8 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
     )
     if len(shared) < 2:
         raise InputError(
-            f"Expected the two stores to share at least two questions with a confidence, but got {len(shared)}. Leave "
-            "out `strong`, or pass another store."
+            f"Expected at least two questions that are in both stores and have a confidence, but got {len(shared)}. "
+            "Leave out `strong`, or pass another store."
         )
     if not np.isfinite(cheap_cost + strong_cost).all():
         raise InputError(

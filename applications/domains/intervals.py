@@ -62,7 +62,10 @@ def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) 
 
 
 class _Moments(NamedTuple):
-    """Mean, variance and size of each set of questions, [set]. The last two are NaN below 10 questions."""
+    """Mean, variance and size of each set of questions, [set].
+
+    If a set has fewer than 10 questions, its variance and its size are NaN.
+    """
 
     mean: Values
     variance: Values

@@ -77,8 +77,8 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
     Returns:
         A dict with these entries, among others:
 
-        - `all`: Metrics of all questions. They are numbers of questions, the `accuracy`, and for each confidence its
-          `mean` and its `gap` (mean confidence minus accuracy).
+        - `all`: Metrics of all questions. These include the number of questions, the `accuracy`, and, for each
+          confidence, its `mean` and its `gap` (mean confidence minus accuracy).
         - `clusters`: For each cluster, the same metrics, `minus_rest` (its accuracy minus the accuracy of all other
           questions), its characteristic `words`, and the `questions` nearest to its centre.
 

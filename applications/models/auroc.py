@@ -93,8 +93,8 @@ def covariance(a: Auroc, b: Auroc) -> float:
 def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
     """Return the AUROC as `value` with its 95 % interval, or None if `auroc` is None.
 
-    The interval is symmetric on the log-odds scale. There is no interval if the confidences are constant or separate
-    right from wrong answers perfectly.
+    The interval is symmetric on the log-odds scale. There is no interval if all confidences are equal, or if they
+    perfectly separate the right answers from the wrong ones.
     """
     if auroc is None:
         return None

@@ -206,8 +206,8 @@ def profile_interval(
 ) -> tuple[float, float]:
     """Compute the profile-likelihood interval of a quantity.
 
-    The interval contains the values of the quantity for all parameters with a small deviance. The largest deviance is
-    the `level` quantile of the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative.
+    The interval contains the values of the quantity for all parameters whose deviance is at most the `level` quantile
+    of the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative.
 
     Args:
         right: [question] numbers of right answers.

@@ -65,7 +65,7 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
 
 
 def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -> list[dict[str, Values]]:
-    """Read the confidences [question] for each store, by name. A name cannot be that of a column of passk.parquet.
+    """Read the confidences [question] for each store, by name. The column names of passk.parquet are reserved.
 
     Raises:
         InputError: If a source cannot be read, a question has no confidence, or a name is repeated or reserved.
@@ -163,8 +163,8 @@ def _store_record(
         - `avg_at_n`: Mean accuracy.
         - `pass_at_k`, `over_groups`: [k] mean Pass@K over questions and over groups.
         - `errors`: Result of `error_records`.
-        - `curve`: Values `k`, and at each k a band for each confidence (`predicted`). `measured` contains the measured
-          Pass@K at each k up to the smallest number of graded answers.
+        - `curve`: Values `k`, and the results at these values. `predicted` contains a band for each confidence.
+          `measured` contains the measured Pass@K up to the smallest number of graded answers.
         - `extrapolation`: Record of `extrapolate`. If it is None, `not_extrapolated` gives the reason.
         - `beyond`: Values of k in the table of extrapolations.
     """

@@ -19,8 +19,8 @@ from probes.metrics.intervals import WeightedMetric, minus
 def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
     """Count the only answer at temperature 0 several times, because further answers would be identical.
 
-    `right` and `known` are the counts [temperature, question] of a grid. Both are returned. They do not change if there
-    are several answers at temperature 0.
+    `right` and `known` are the counts [temperature, question] of a grid. Returns both, unchanged if there are several
+    answers at temperature 0.
     """
     if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
         return right, known

@@ -34,8 +34,9 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
         - `forms`: Counts, mean accuracy and mean likelihood of each form.
         - `tests`: Results of `paired_record` for the accuracies and the likelihoods of every two forms. The p-values
           are corrected by Holm's method over all tests.
-        - `joint`: For every two forms `a` and `b`, the probabilities that `both`, `only_a`, `only_b` or `neither` is
-          answered correctly. The answers to the two forms are assumed to be independent.
+        - `joint`: For every two forms `a` and `b`, the probabilities of the outcomes `both`, `only_a`, `only_b` and
+          `neither`. An outcome is named after the forms that are answered correctly. The answers to the two forms are
+          assumed to be independent.
     """
     values = {ACCURACY: cells.accuracy}
     if np.isfinite(cells.likelihood).any():

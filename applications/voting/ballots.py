@@ -48,7 +48,8 @@ class Poll:
         stores: The stores by temperature, in increasing order.
         table: Question table of the first store.
         questions: [question] rows of the included questions in the question table. A question is left out if it has
-            fewer than two answers, no answer at some temperature, or a class in which no answer has a known grade.
+            fewer than two answers, no answer at one of the temperatures, or a class in which no answer has a known
+            grade.
         ballots: Answers to each included question.
     """
 

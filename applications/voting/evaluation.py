@@ -133,7 +133,7 @@ def evaluate_rules(
 
 
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
-    """Choose the threshold with the fewest answers among those that lose at most `MAX_LOSS` in accuracy.
+    """Among the thresholds that lose at most `MAX_LOSS` in accuracy, choose the one with the fewest answers.
 
     If every threshold loses more, the most accurate threshold is chosen.
 
@@ -178,7 +178,7 @@ def _share_right(ballots: list[Ballots], questions: NDArray[np.bool_]) -> float:
 
 
 def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: NDArray[np.float64]) -> list[Prior]:
-    """Fit the concentration κ and the diversity θ of the prior on the questions in a mask. Return all priors."""
+    """Fit the concentration κ and the diversity θ on the questions in a mask. Return the prior of every question."""
     counts = [
         (one.right[one.classes].sum(), len(one.classes), (~one.right[np.unique(one.classes)]).sum()) for one in ballots
     ]

@@ -75,7 +75,7 @@ class AskedBaseline(ABC):
 
     @property
     def always_compared(self) -> bool:
-        """Whether to check the settings even if no values are missing."""
+        """Whether to compare the settings with the recorded settings even if no values are missing."""
         return True
 
     @abstractmethod

@@ -57,7 +57,7 @@ class Encoder(TextReader):
 
 
 class TextEmbedding(AskedBaseline):
-    """Embeds each question alone, and each question together with the first line of each answer.
+    """Embeds each question alone, and also together with the first line of each of its answers.
 
     A short answer ("4", "Lima") means little without its question. Only the first line is embedded, because long
     solutions have similar embeddings even if their results differ. The embedding of an empty answer is NaN.
@@ -65,9 +65,9 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def always_compared(self) -> bool:
-        """Whether to check the settings even if no values are missing.
+        """Whether to compare the settings with the recorded settings even if no values are missing.
 
-        False for the default encoder, because the check would load it.
+        False for the default encoder, because the comparison would load it.
         """
         return self.context.embedding_model != EMBEDDED_ENCODER
 

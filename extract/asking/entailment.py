@@ -50,8 +50,8 @@ def cluster(
     """Add new answers to the clusters of their questions.
 
     The result is the same as if the answers were added one at a time. Answers with the same normalised form are treated
-    as one answer. No pair of answers is compared twice. Whether the second answer entails the first is tested only if
-    the first entails the second.
+    as one answer. No pair of answers is compared twice. In each pair, the reverse direction is tested only if the first
+    answer entails the second.
 
     Args:
         questions: Clusters and new answers of each question. The clusters are extended in place. The answers must be

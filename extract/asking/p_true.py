@@ -105,7 +105,7 @@ class YesNoReader:
         if values.isnan().any():
             raise InputError(
                 f"Expected finite logits, but the model returns NaN in {str(self.model.dtype).removeprefix('torch.')}. "
-                "Sample a new store with --dtype float32 or bfloat16."
+                "Make a new store with --dtype float32 or bfloat16."
             )
         return [(value if mass >= LEAST_MASS else None, mass) for value, mass in values.tolist()]
 

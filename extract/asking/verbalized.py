@@ -114,7 +114,7 @@ class Verbalized(AskedTable):
     def replies(
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
-        """Draw the replies to each question, one per attempt."""
+        """For each question, draw one reply per attempt."""
         # with these ids, replies and sampled answers have different random numbers
         names = [f"verbalized\0{id_}" for id_ in ids]
 

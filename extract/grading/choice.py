@@ -107,7 +107,7 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 
 
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
-    """Find the options that the statement `text[start:end]` chooses by their letters or texts."""
+    """Find the options that are chosen, by letter or by text, in the statement `text[start:end]`."""
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
     if exact or not letters:
@@ -132,7 +132,10 @@ def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """Return the span that a cue refers to: the rest of its line or, if that is blank, the only line below it."""
+    """Return the span after a cue such as "the answer is", which ends at `start`.
+
+    The span is the rest of the line. If that is blank and only one more line follows, the span includes that line.
+    """
     line, _, below = text[start : start + _FAR].partition("\n")
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)
@@ -148,7 +151,7 @@ class _Letters(NamedTuple):
 
 
 def _plain(text: str) -> str:
-    """Normalise apostrophes, separate "not" from its verb, and capitalise letters that can only be options."""
+    """Normalise apostrophes, convert "n't" to "not", and capitalise letters that can only stand for options."""
     text = re.sub(r"(?<=\bca)n't\b|(?<=\bca)nnot\b", "n not", text.replace("’", "'"), flags=re.IGNORECASE)
     text = re.sub(r"n't\b", " not", text, flags=re.IGNORECASE)
     text = re.sub(r"(?<!\w)_{1,3}([A-Za-z])_{1,3}(?!\w)", r"\1", text)

@@ -51,7 +51,7 @@ class AnswerClasses:
 
 @contextmanager
 def equality(grader: str) -> Iterator[Equal | None]:
-    """Context manager that yields a value to pass to `AnswerClasses` as `equal`, for the answers of a grader.
+    """Context manager that yields the argument `equal` of `AnswerClasses` for answers that a grader parsed.
 
     Raises:
         InputError: If the grader is `math`, and math-verify is not installed.

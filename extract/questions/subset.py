@@ -57,8 +57,8 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
     """Read the questions of a source, and select worked examples.
 
     The examples come from the source's train split, excluding rows that repeat one of the questions. If there is no
-    train split, the examples come from the questions themselves. Questions with the same words as an example are
-    removed.
+    train split, the examples come from the questions themselves. The result excludes questions with the same words
+    as an example.
 
     Args:
         prompt: Template that gives the number of examples (`shots`) or already contains the examples.

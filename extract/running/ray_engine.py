@@ -232,7 +232,10 @@ class _Actor:
 
 
 def _call(function: Callable[[], Any], folder: str) -> Any:
-    """Call a function in the driver's folder, and return its result. An expected error is returned, not raised."""
+    """Call a function in the working directory of the driver, and return its result.
+
+    An expected error is returned, not raised.
+    """
     try:
         os.chdir(folder)
         return function()

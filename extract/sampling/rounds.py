@@ -37,8 +37,8 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
     """Reopen finished ranges to which this run may add answers. Their answers are moved back to answer logs.
 
     - If this run has no stopping rule, ranges with skipped samples are reopened.
-    - If this run has a stopping rule, all ranges that earlier runs sampled with any stopping rule are reopened. Blocks
-      that earlier runs finished at all temperatures with the same settings are left as they are.
+    - If this run has a stopping rule, ranges that earlier runs sampled with any stopping rule are reopened. The
+      exceptions are blocks that earlier runs finished at all temperatures with the same settings.
 
     Damaged ranges and ranges that begin after the first k samples are not changed.
     """
@@ -177,7 +177,7 @@ class _Rounds:
                 self._texts[row["question_id"], row["sample"], temperature] = row["text"]
 
     def _draw(self, draw: Draw, ids: Sequence[str], first: int, progress: Progress) -> None:
-        """Draw one round of answers to the given questions. Its first sample index is `first`."""
+        """Draw one round of answers to the given questions. `first` is the first sample index of the round."""
         once = [t for t in self._stores if t == 0 and len(self._stores) > 1]
         for temperatures, n in (([t for t in self._stores if t not in once], self._stopping.per_round), (once, 1)):
             ranges = {

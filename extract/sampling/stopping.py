@@ -87,10 +87,11 @@ class StoppingRule:
     stops: Callable[[NDArray[np.float64], float], NDArray[np.bool_]] = np.greater_equal
 
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
-        """Apply the rule to the answers to one question, in a single order.
+        """Apply the rule to the answers to one question, taken in the order in which they are given.
 
-        The decision is based only on the answers up to the one at which the rule is first met. Later answers are
-        ignored. The decision therefore does not depend on the number of answers per round.
+        `answers` must contain only one order. The decision is based only on the answers up to the one at which the rule
+        is first met. Later answers are ignored. The decision therefore does not depend on the number of answers per
+        round.
         """
         evidence = self.evidence(answers, prior)
         stops = self.stops(evidence, threshold)[0]
@@ -173,7 +174,10 @@ def _beta_above_half(n: int) -> NDArray[np.float64]:
 
 
 def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
-    """Compute the evidence of early-stopping self-consistency: how many of the latest answers in a row are equal."""
+    """Compute the evidence of early-stopping self-consistency.
+
+    After each answer, this is the length of the run of equal answers that ends with this answer.
+    """
     classes = answers.classes
     place = np.arange(classes.shape[1])
     changed = np.diff(classes, axis=1, prepend=-1) != 0

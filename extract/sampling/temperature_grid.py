@@ -22,7 +22,7 @@ def member_name(temperature: float) -> str:
 
 
 def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
-    """Return the store folder of each temperature. If there is only one temperature, it is `folder` itself.
+    """Return the store folder of each temperature. With only one temperature, the store folder is `folder` itself.
 
     Raises:
         InputError: If `decoding` has several temperatures, but `folder` is a single store.

@@ -128,8 +128,9 @@ def _rollout_arguments(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Te
 def attention_shares(products: Dots) -> dict[str, Tensor]:
     """Compute the share a of the attention output o in the sum s = h + o, where h is the residual stream.
 
-    The result maps the name of each mix, a rule for this share, to a tensor [row, query] in [0, 1]. For ``share_50``,
-    ``share_70`` and ``share_90``, the share of the residual stream, 1 − a, is 50, 70 or 90 %. The other mixes are:
+    A mix is a rule for computing this share. The result maps the name of each mix to a tensor [row, query] in [0, 1].
+    For ``share_50``, ``share_70`` and ``share_90``, the share of the residual stream, 1 − a, is 50, 70 or 90 %. The
+    other mixes are:
 
     - ``norm``: a = ‖o‖ / (‖o‖ + ‖h‖).
     - ``cosine``: a = cos(o, s) / (cos(o, s) + cos(h, s)).

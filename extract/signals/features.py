@@ -1,4 +1,4 @@
-"""Feature vectors of token signals. Signals read from a store and signals computed by a model give the same vectors."""
+"""Feature vectors of token signals. They are the same whether signals are read from a store or computed by a model."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -74,7 +74,10 @@ class ModelHead:
         self._output = type(decoder_of(model)(input_ids=token, use_cache=False))
 
     def chunk_size(self, n_logits: dict[str, int]) -> int:
-        """Return the number of tokens per chunk. `n_logits` maps device types to the maximum logits per chunk."""
+        """Return the number of tokens per chunk.
+
+        `n_logits` maps each device type to the maximum number of logits per chunk.
+        """
         vocab: int = self._model.config.get_text_config().vocab_size
         return max(1, n_logits.get(self._model.device.type, n_logits["cpu"]) // vocab)
 

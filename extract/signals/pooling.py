@@ -75,7 +75,7 @@ def _share(n: Tensor, percent: int) -> Tensor:
 
 
 class Pooling(NamedTuple):
-    """Pooling, with an unweighted and a weighted function. Each reduces a row's tokens to one number, [..., row]."""
+    """A pooling, with an unweighted and a weighted function. Each reduces a row's tokens to one number, [..., row]."""
 
     plain: Callable[[Padded], Tensor]
     weighted: Callable[[Padded], Tensor]
@@ -202,7 +202,10 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
 
 def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log(1 + count), fraction, mean and maximum [row] of the tokens in the mask `chosen` [row, token]."""
+    """Return four statistics of the tokens in the mask `chosen` [row, token], [row] each.
+
+    They are log(1 + count), the fraction of the row's tokens, and the mean and the maximum of their values.
+    """
     count = chosen.sum(-1)
     high = rows.u.masked_fill(~chosen, 0.0)
     return count.double().log1p(), count / rows.n, high.sum(-1) / count.clamp_min(1), high.amax(-1)

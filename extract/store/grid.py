@@ -50,7 +50,7 @@ def copy_known(
 
 
 def same_but_temperature(store: Store) -> list[Store]:
-    """Return the stores next to `store` whose `reader` and identity are the same, except for the temperature."""
+    """Return the stores next to `store` that have the same `reader` and differ from it only in temperature."""
     found = []
     for folder in member_stores(store.path.absolute().parent):
         with suppress(InputError):  # skip stores that cannot be opened

@@ -12,7 +12,7 @@ from extract.text import one_line
 
 
 def _schema(columns: str) -> pa.Schema:
-    """Build a schema from columns ``NAME:TYPE``. A type in the plural, such as ``int32s``, denotes a list."""
+    """Build a schema from columns ``NAME:TYPE``, separated by spaces. A plural type, such as ``int32s``, is a list."""
     pairs = (column.split(":") for column in columns.split())
     return pa.schema(
         [(name, pa.list_(pa.type_for_alias(kind[:-1])) if kind.endswith("s") else kind) for name, kind in pairs]

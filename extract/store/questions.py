@@ -90,4 +90,6 @@ def _question(row: dict[str, Any]) -> Question:
     try:
         return Question(id=fields.pop("question_id"), meta=json.loads(fields.pop("meta")), **fields)
     except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"Expected `meta` of every question to contain JSON, but got: {one_line(error)}.") from None
+        raise InputError(
+            f"Expected `meta` of every question to contain JSON, but got an error: {one_line(error)}."
+        ) from None

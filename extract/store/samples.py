@@ -104,7 +104,7 @@ class Samples:
 
         The keys for a question are:
 
-        - ``reason``: why sampling stopped (rule, budget or rejected).
+        - ``reason``: why sampling stopped: ``rule``, ``budget``, or ``rejected`` if a server rejected the request.
         - ``n_answers``: number of answers on which the decision is based.
         - ``evidence``: number that the rule compared with the threshold; null if it is not finite.
         - ``answer``: leading answer; null if the grader could not parse it.

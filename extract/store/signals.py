@@ -104,7 +104,7 @@ class Signals(ShardFiles):
         self._save(signal, shard, arrays, record)
 
     def copy(self, signal: str, shard: Shard, source: Self) -> None:
-        """Copy a signal for a block from another store with the same prompts and model.
+        """Copy one block of a signal from another store with the same prompts and model.
 
         Raises:
             Damaged: If the file in the other store is damaged.

@@ -1,4 +1,4 @@
-"""Plot of one answer: the entropy of each token. The token's other values and its text are shown below."""
+"""Plot of one answer. It shows the entropy of each token and, below it, the token's other values and its text."""
 
 from functools import cache
 from typing import Any
@@ -106,7 +106,7 @@ def _shortened(text: str, longest: int) -> str:
 
 
 def drawable(text: str) -> str:
-    """Replace each character that is in none of the available fonts by `\ufffd`."""
+    """Put `\ufffd` in place of each character that none of the available fonts contain."""
     return "".join(letter if letter == "\n" or ord(letter) in _letters() else "\ufffd" for letter in text)
 
 

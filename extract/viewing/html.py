@@ -57,7 +57,7 @@ def _content(answer: ShownAnswer, top: float) -> dict[str, Any]:
 
 
 def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
-    """Return the values that the template shows for a piece of text. It is shaded by its mean entropy."""
+    """Return the values that the template shows for a piece of text. The piece is shaded by its mean entropy."""
     places = slice(piece.tokens.start, piece.tokens.stop)
     entropy = float(answer.entropy[places].mean())
     style = [f"--e:{min(1.0, entropy / top):.3f}"] if math.isfinite(entropy) else []
@@ -67,7 +67,7 @@ def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
 
 
 def _numbers(answer: ShownAnswer) -> list[list[tuple[str, str]]]:
-    """Format the numbers of each token as pairs of label and text."""
+    """Format the numbers of each token as pairs of a label and a text."""
     columns = {
         "entropy": [_number(value, " nats") for value in answer.entropy],
         "1 − p_max": [_number(value) for value in answer.one_minus_pmax],

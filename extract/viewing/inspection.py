@@ -1,4 +1,4 @@
-"""Report that `python -m extract inspect` prints about a store, and a table that compares the stores of a grid."""
+"""The report on a store that `python -m extract inspect` prints, and a table that compares the stores of a grid."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,7 +92,10 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
 
 
 def deterministic(decoding: Mapping[str, Any]) -> str:
-    """Return the option that makes a policy deterministic, such as ``temperature 0``, or an empty string."""
+    """Return the option that makes a policy deterministic, such as ``temperature 0``.
+
+    If there is no such option, an empty string is returned.
+    """
     return "temperature 0" if decoding["temperature"] == 0 else "top-k 1" if decoding["top_k"] == 1 else ""
 
 

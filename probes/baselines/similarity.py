@@ -59,7 +59,7 @@ def cosine(embeddings: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _normalised(shared: NDArray[np.float64], total: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return `shared` / `total` [sample, sample]. The diagonal is 1. Other pairs of empty answers have value 0."""
+    """Return `shared` / `total` [sample, sample], where 0 / 0 is defined as 0. The diagonal is set to 1."""
     similarity = shared / np.maximum(total, 1)
     np.fill_diagonal(similarity, 1.0)
     return similarity

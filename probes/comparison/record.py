@@ -79,7 +79,10 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
 
 
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
-    """Return the baselines that cost at most as many tokens as the best probe. Their costs must be known."""
+    """Return the baselines that cost at most as many tokens as the best probe.
+
+    Baselines whose costs are unknown are left out.
+    """
     methods = record["methods"]
 
     def cost(name: str, unknown: float) -> float:

@@ -112,8 +112,8 @@ def fit_backoff(
         features: [row, layer, width] float32 features. The novelty reads the hidden states of the first layer.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
-        random: [row] int64 fold of each row, drawn at random by question.
-        groups: [row] int64 fold of each row. All questions of a group are in the same fold.
+        random: [row] int64 fold of each row. Each question is assigned to a random fold.
+        groups: [row] int64 fold of each row in a second division. All questions of a group are in the same fold.
     """
     distance = fit_distance(features[:, 0, :n_hidden], random, groups)
     novelty = Novelty(n_hidden, distance.rank)
@@ -131,7 +131,7 @@ def fit_backoff(
 
 
 def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, share: Tensor) -> Tensor:
-    r"""Minimise the penalised squared error on held-out rows over the weight w of the base rate, and return w.
+    r"""Compute the weight of the base rate, w, which minimises the penalised squared error on held-out rows.
 
     .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
 

@@ -32,9 +32,9 @@ def fit_broader(
 ) -> Broader:
     """Fit a broader probe, its weight, and the distance from its training questions.
 
-    The weight is that of the broader probe when its confidences are averaged with those of the existing probe. To fit
-    the weight, question groups of the other stores are held out in turn. Rewordings of the held-out questions are also
-    left out. In this step, the existing probe is replaced with a ridge regression.
+    The weight is used to average the broader probe's confidences with those of the existing probe. To fit the weight,
+    question groups of the other stores are held out in turn. Rewordings of the held-out questions are also left out.
+    In this step, the existing probe is replaced with a ridge regression.
 
     Args:
         features: [row, layer, width] float32 features of the training questions and of the other stores' questions.

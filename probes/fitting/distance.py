@@ -20,10 +20,11 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
 
     Args:
         hidden: [row, d_model] float32 hidden states.
-        fold: [row] int64 fold of each row. The quantiles are those of the distances of rows from the other folds.
+        fold: [row] int64 fold of each row. The quantiles are computed from the distance between each row and the
+            rows of the other folds.
         groups: [row] int64 fold of each row in a second division, which keeps question groups together. The attribute
-            `full` is computed from the distances of rows from the other folds of this division. If `groups` is None,
-            `full` is the highest quantile.
+            `full` is computed from the distance between each row and the rows of the other folds in this division. If
+            `groups` is None, `full` is the highest quantile.
         rows: [row] bool mask of the rows used for the quantiles. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)

@@ -36,7 +36,7 @@ class SequenceProbe(Descent):
         """Return an untrained head. All candidates start from its weights."""
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create the parameters of all candidates: the tensors of a head with leading axes [penalty, feature]."""
+        """Create the parameters of all candidates: the tensors of a head, with leading axes [penalty, feature]."""
         self.candidates = self.initial_head(d_model)
         del self.candidates.mean, self.candidates.scale  # the probe has a standardiser for each feature
         for name, initial in list(self.candidates.named_buffers()):

@@ -37,8 +37,9 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
     where x_i and y_i are the features and the target of row i, n is the number of rows, w are the weights, b is the
     bias and λ is the penalty. The solution equals that of scikit-learn's `Ridge` with alpha = λ n.
 
-    With d coordinates, m = min(n, d) and P penalties, each feature takes n·m·d multiply-adds for the Gram matrix, m³/6
-    per penalty for the Cholesky factor, and 2·n·d·P for the weights. An eigendecomposition would take about 9·m³.
+    With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d
+    multiply-adds for the Gram matrix, m³/6 per penalty for the Cholesky factor, and 2·n·d·P for the weights. An
+    eigendecomposition would take about 9·m³.
 
     Raises:
         InputError: If a penalty is not positive.
@@ -76,9 +77,10 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     and λ is the penalty. The solution equals that of scikit-learn's `LogisticRegression` with C = 1 / (λ n), if each
     row is replaced by a positive row with sample weight y_i and a negative row with sample weight 1 − y_i.
 
-    With d coordinates, m = min(n, d) and P penalties, each feature takes n·m·d multiply-adds for the Gram matrix, about
-    9·m³ for its eigendecomposition, and 2·n·m·P for each of about 30 conjugate-gradient iterations. The Gram
-    matrix and the gradients are computed in float64, and all other steps in float32 unless the penalties are tiny.
+    With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d
+    multiply-adds for the Gram matrix, about 9·m³ for its eigendecomposition, and 2·n·m·P for each of about 30
+    conjugate-gradient iterations. The Gram matrix and the gradients are computed in float64. All other steps are
+    computed in float32, unless the penalties are tiny.
 
     Raises:
         InputError: If a penalty is not positive or is too small for convergence, or if the targets are all 0 or all 1.

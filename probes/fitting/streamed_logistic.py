@@ -67,8 +67,8 @@ def passes(
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Return a function that computes losses and gradients in one pass over the rows.
 
-    The function takes points [fit, penalty, d + 1], which contain the weights of standardised rows and the bias. It
-    returns losses [fit, penalty] and gradients [fit, penalty, d + 1].
+    The function takes points [fit, penalty, d + 1]. A point consists of the d weights of the standardised feature and
+    the bias. The function returns losses [fit, penalty] and gradients [fit, penalty, d + 1].
 
     Args:
         column, target: See `logistic`.
@@ -129,7 +129,9 @@ def minimise(
     start: tuple[Tensor, Tensor, Tensor],
     enough: Tensor,
 ) -> Tensor | None:
-    """Minimise the losses of all candidates with L-BFGS, and return the points. If any does not converge, return None.
+    """Minimise the losses of all candidates with L-BFGS, and return the optimal points.
+
+    If any candidate does not converge, None is returned.
 
     Args:
         evaluate: Function that maps points [fit, penalty, d + 1] to losses [fit, penalty] and gradients.

@@ -33,7 +33,7 @@ class Column:
         self.reference = first[:, self._feature][:, 0].double().mean(0)
 
     def chunks(self, function: Callable[[Tensor, Tensor], Any]) -> Iterator[tuple[Tensor, Any]]:
-        """See `StreamedFeatures.chunks`. The function takes the places [row] of rows and the rows [row, d]."""
+        """See `StreamedFeatures.chunks`. The function takes the indices of rows, [row], and the rows, [row, d]."""
 
         def of_rows(places: Tensor, rows: Tensor) -> Any:
             return function(places, rows[:, 0].double().sub_(self.reference))

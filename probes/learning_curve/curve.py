@@ -96,8 +96,8 @@ class LearningCurve:
         table: Question table with all grades.
         questions: [question] int64 rows of the question table that are tested.
         folds: Test rows of each fold.
-        cells: Maps each pair (n, k) whose fits all succeeded to its `Cell`.
-        masked: Maps each other pair (n, k) to the reason why a fit failed.
+        cells: Dict from (n, k) to a `Cell`. It contains the pairs for which all fits succeeded.
+        masked: Dict from each other pair (n, k) to the reason why a fit failed.
     """
 
     store: str

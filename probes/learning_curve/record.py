@@ -1,4 +1,4 @@
-"""Build the record and the Markdown page of learning curves. They contain the best split of each labelling budget."""
+"""Build the record and the Markdown page of learning curves. Both show the best use of each labelling budget."""
 
 import math
 from collections.abc import Sequence

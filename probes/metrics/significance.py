@@ -25,8 +25,8 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
     With more questions, `n_flips` random patterns are drawn, and the observed pattern is added.
 
     Args:
-        differences: [question] differences between two methods, for example in `functional.brier_terms`. All values
-            must be finite. If a question has several rows, pass the mean of their differences.
+        differences: [question] differences between two methods, for example between their `functional.brier_terms`. All
+            values must be finite. If a question has several rows, pass the mean of their differences.
         n_flips: Number of random sign patterns. The smallest possible p-value is about 1 / n_flips.
         seed: Seed for the patterns.
 
@@ -62,7 +62,8 @@ def bootstrap_p(
     With the same seed, `paired_bootstrap` uses the same resamples.
 
     Returns:
-        The p-value in (0, 1], or None if `resampled` returns None.
+        The p-value in (0, 1]. None if there are fewer than two questions, or if more than a tenth of the differences
+        are not finite.
     """
     differences = resampled(minus(a, b), n_questions, n_resamples, seed)
     if differences is None:

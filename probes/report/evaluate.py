@@ -68,7 +68,7 @@ class Scored(NamedTuple):
     def merged(self) -> "Scored":
         """Merge answers with the same question, confidence and grade, and sort the rows. Questions are never merged.
 
-        Both steps speed up the bootstrap.
+        Merging and sorting speed up the bootstrap.
         """
         if self.question is None or not len(self.right):
             return self

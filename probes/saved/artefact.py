@@ -46,7 +46,7 @@ class ConfidenceProbe(ModelHubMixin):
         head: Maps features to scores. Features are hidden states, pooled token signals, or both.
         calibrator: Maps scores to confidences.
         config: Content of config.json (model identity, features, prompt, target, training set and test metrics).
-        prefixes: Calibrators for prefixes of answers, if the probe was trained on them.
+        prefixes: Calibrators for prefixes of answers, or None if the probe has none.
         novelty: Computes novelties and applies the back-off. It is None if the probe was saved by an earlier version of
             this package.
         card: Model card, with its metadata. A loaded probe keeps the card of its folder or repository.
@@ -85,7 +85,7 @@ class ConfidenceProbe(ModelHubMixin):
         return hidden + ([] if self.pooled is None else self.pooled.signals)
 
     def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor | Ragged:
-        """Assemble the head's features on the CPU. `read` maps signal names and keys to tensors.
+        """Assemble the head's features on the CPU. `read` maps each signal name to a dict from keys to tensors.
 
         The features have shape [row, d_model]. If the probe reads `hidden_tokens`, they are ragged, with shape
         [row, token, d_model].

@@ -49,7 +49,7 @@ def abstain(
     backoff: bool = False,
     **options: Any,
 ) -> Decisions:
-    """Answer only the questions whose confidence is at least a threshold.
+    """Answer only the questions whose confidence is at or above a threshold.
 
     If the probe reads questions, all questions are scored first, with one forward pass each. Answers are then generated
     only for the questions at or above the threshold. If the probe reads answers, all answers are generated, and the
@@ -99,7 +99,7 @@ def route(
     backoff: bool = False,
     **options: Any,
 ) -> Decisions:
-    """Answer with the cheap model if its confidence is at least a threshold, and with the strong model otherwise.
+    """Answer with the cheap model if its confidence is at or above a threshold, or else with the strong model.
 
     Args:
         cheap: Model with an attached probe.
@@ -153,8 +153,8 @@ def best_of(
     """
     if not model.probe.reads_answers:
         raise InputError(
-            "Expected a probe that reads answers, but this probe gives all answers to a question the same confidence. "
-            "Train a probe with --data.target=response."
+            "Expected a probe that reads answers, but this probe gives the same confidence to all answers to a "
+            "question. Train a probe with --data.target=response."
         )
     if n < 1:
         raise InputError(f"Expected `n` to be at least 1, but got {n}. Pass the number of answers per question.")

@@ -35,8 +35,8 @@ class Distance(nn.Module):
         directions: [rank, n_hidden] principal directions v.
         variances: [rank] variances λ in these directions.
         rest: Mean variance ρ in all other directions.
-        quantiles: [101] percentiles of the distances of the rows in the set, from 0 to 100. The distance of each row is
-            computed from a fit to the other folds.
+        quantiles: [101] percentiles 0 to 100 of the distances of the rows in the set. For this purpose, the distance of
+            each row is computed from a fit to the rows in the other folds.
         full: Distance at which the method `remoteness` reaches 1. It is at least the 99th percentile.
     """
 

@@ -248,7 +248,10 @@ def read_weights(
 
 
 def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) -> Calibrator:
-    """Create the calibrator of a config, filled with zeros. `start` is the prefix of its tensors' names."""
+    """Create the calibrator that a config describes, with zeros as values.
+
+    `start` is the prefix of the names of the calibrator's tensors.
+    """
     n_knots = tensors[f"{start}x"].numel() if f"{start}x" in tensors else 0
     return CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
 
@@ -256,7 +259,7 @@ def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) ->
 def probe_tensors(
     head: Head, calibrator: Calibrator, prefixes: PrefixCalibrator | None, novelty: Novelty | None
 ) -> dict[str, Tensor]:
-    """Return a dict from the names of tensors in model.safetensors to the tensors of a probe."""
+    """Return the tensors of a probe by their names in model.safetensors."""
     parts = {"": head, _CALIBRATOR: calibrator, _PREFIXES: prefixes, _NOVELTY: novelty}
     return {
         name: tensor

@@ -62,7 +62,7 @@ class RunningConfidence:
 
 
 def add_prompts(rows: Sequence[RunningConfidence], found: Confidences | None, wait: bool = False) -> None:
-    """Add the confidence of each answer at the end of its prompt.
+    """Record the confidence of each answer when only its prompt has been read.
 
     Args:
         rows: Answers of which no token has been read.
@@ -82,8 +82,8 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
     Args:
         rows: Answers with the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
-        wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously. The copy
-            is complete as soon as a token that the same device draws later has arrived on the CPU.
+        wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously. When a
+            token that the same device draws later has reached the CPU, the copy is complete.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers

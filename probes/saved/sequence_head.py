@@ -77,7 +77,9 @@ def _like(mask: Tensor, numbers: Tensor) -> Tensor:
 
 
 class SequenceHead(Head):
-    """Base class of the heads that read all tokens h of an answer. The score is pool(W (h − mean) / scale) + b.
+    """Base class of the heads that read the hidden states h of all tokens of an answer.
+
+    The score is pool(W (h − mean) / scale) + b.
 
     Args:
         d_model: Width of the hidden states.

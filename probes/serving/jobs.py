@@ -66,7 +66,7 @@ class AnswerStep(Step):
     Attributes:
         entropies: Next-token entropies in nats for the tokens of `piece`, or None if they were not requested. As in the
             signal `tokens`, they are computed before temperature, top-p and top-k are applied. If the text of a token
-            is withheld, `piece` and the tuple are empty. A later piece then has the entropies of several tokens.
+            is withheld, `piece` and `entropies` are empty. A later piece then has the entropies of several tokens.
     """
 
     entropies: tuple[float, ...] | None = None

@@ -71,8 +71,9 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score has an AUROC, is not constant, and is defined for at least 95 % as many answers as
-        the most complete score in `rows`. If rows are tied, the first one is returned.
+        Let n be the largest number of answers for which any score in `rows` is defined. A row qualifies if its score
+        has an AUROC, is not constant, and is defined for at least 0.95 n answers. If rows are tied, the first one is
+        returned.
         """
         if not rows:
             return None
@@ -101,8 +102,8 @@ class Grid:
     def of_families(self) -> dict[str, int]:
         """Return a dict from each family of scores to the row of its score with the highest validation AUROC.
 
-        A weighted score is excluded if it ranks the validation answers like an unweighted score. For example, the
-        maximum over tokens does not depend on the weights.
+        A weighted score is excluded if it ranks the validation answers in the same way as an unweighted score does.
+        For example, the maximum over tokens does not depend on the weights.
         """
         influence = self.aurocs["val"].influence
         unweighted: dict[tuple[str, ...], list[int]] = {}

@@ -35,8 +35,9 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
     Returns:
         A record. ``chosen`` is the name of the best score. ``rows`` contains the metrics of all reported scores.
         ``tests`` compares the chosen score with other scores. ``groups`` contains the metrics of the chosen score for
-        each group of questions. ``grid`` contains numbers of scores, and ``parts`` contains numbers of questions and
-        answers. ``masked`` maps each signal or family without a reported score to the reason.
+        each group of questions. ``grid`` contains the numbers of all, tested and significant scores. ``parts`` contains
+        the numbers of questions and answers in each part. ``masked`` maps each signal or family without a reported
+        score to the reason.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc
@@ -84,7 +85,7 @@ def length_stratum(n_tokens: Tensor) -> Tensor:
 
 
 class _Tested:
-    """Compute metrics and tests of the reported scores on the test answers."""
+    """Metrics and tests of the reported scores on the test answers."""
 
     def __init__(self, grid: Grid, n_resamples: int, seed: int) -> None:
         self._grid, self._n_resamples, self._seed = grid, n_resamples, seed

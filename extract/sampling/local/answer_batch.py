@@ -61,7 +61,7 @@ class AnswerBatch:
     """Draws several answers at the same time, one token per step. Each row is an answer.
 
     Args:
-        model: Causal language model whose attention is shared (see `shared_attention`).
+        model: Causal language model for which `shared_attention` is active.
         decoding: Top-p, top-k and stop strings.
         temperature: Temperature of all rows. If None, each row has its own.
         end: [token] int64 end tokens.
@@ -80,7 +80,10 @@ class AnswerBatch:
 
     @property
     def can_join(self) -> bool:
-        """Whether further rows can join. If answers do not share their prompts, rows can join only an empty batch."""
+        """Whether further rows can join.
+
+        If answers can't share the cache of a prompt, rows can join only an empty batch.
+        """
         return self._cache is None or isinstance(self._cache, SharedCache)
 
     def join(self, rows: Rows, read: AnswerCache, logits: Tensor, questions: Tensor) -> None:

@@ -87,12 +87,12 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers.
 
-    If answers share prompts, it merges the attention to the prefix, the prompt and the answer. Otherwise, it calls
-    SDPA.
+    If answers share the cache of a prompt, it merges the attention to the prefix, the prompt and the answer. Otherwise,
+    it calls SDPA.
 
     Args:
         query: [row, head, token, d_head].
-        key: [row, key head, token, d_head], like `value`. If prompts are shared, both contain only answer tokens.
+        key: [row, key head, token, d_head], like `value`. If the cache is shared, both contain only answer tokens.
         scaling: Factor by which the scores are multiplied. None means 1/√d_head.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Key/value cache for reading prompts, and for drawing answers that can't share their prompts."""
+"""Key/value cache for reading prompts, and for drawing answers that can't share the cache of a prompt."""
 
 import math
 from copy import copy, deepcopy
@@ -80,10 +80,10 @@ class AnswerLayer(DynamicLayer):
 
 
 class AnswerCache(DynamicCache):
-    """Key/value cache for reading a batch of prompts, and for drawing answers that can't share their prompts.
+    """Key/value cache for reading a batch of prompts, and for drawing answers that can't share the cache of a prompt.
 
-    Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window keep their transformers
-    class. If a model has such layers, prompts are not shared.
+    Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window keep the class that
+    transformers gives them. If a model has such layers, answers can't share the cache of a prompt.
 
     Args:
         mask: [question, token] int64 mask of the prompts, including the common prefix. Padding is 0.

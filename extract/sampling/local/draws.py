@@ -138,7 +138,7 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
     """Find the index [row, 1] of the first sum in `ends` above the target.
 
-    If no sum is above the target, return the index of the last increase.
+    If no sum is above the target, return the index at which the sums increase for the last time.
     """
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

@@ -177,7 +177,7 @@ class FixedCache:
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Use the cache `read`, whose prompts have equal lengths. This cache must be empty."""
+        """Take over the given rows of `read`, whose prompts have equal lengths. This `FixedCache` must be empty."""
         assert not self.lengths
         assert len(set(lengths)) == 1
         self.cache, self.lengths = read, list(lengths)

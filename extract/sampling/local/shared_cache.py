@@ -39,7 +39,7 @@ class Group:
 
 @dataclass
 class Move:
-    """Copy of rows from the group `source` to a new group. `rows` and `target` are their old and new indices."""
+    """Rows to copy from the group `source` to a new group. `rows` and `target` are their old and new indices."""
 
     source: int
     rows: Tensor

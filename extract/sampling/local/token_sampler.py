@@ -80,8 +80,9 @@ class TokenSampler:
     ) -> dict[float, list[Sample]]:
         """Draw answers to each question at every temperature, reading each prompt only once.
 
-        Answers that have ended are replaced by answers to the next questions, shortest prompts first. If the model's
-        answers can't share prompts, they are replaced only when all answers in the batch have ended.
+        Answers that have ended are replaced by answers to the next questions, shortest prompts first. If the answers
+        of this model can't share the cache of a prompt, answers that have ended are replaced only when the whole batch
+        has ended.
 
         Args:
             question_ids: Question ids. Random numbers depend on them, but not on the temperature.
@@ -123,7 +124,7 @@ class TokenSampler:
         block: Sequence[Sequence[int]] | None,
         progress: Callable[[int, int], None],
     ) -> Iterator[Rows]:
-        """Draw the answers `rows` to each question. Yields answers as they end.
+        """For each question, draw one answer per entry of `rows`. Yields answers as they end.
 
         The answer for row j of question i has the id i · len(rows) + j.
         """

@@ -118,7 +118,7 @@ class Client(AbstractAsyncContextManager["Client"]):
     Attributes:
         endpoints: One endpoint per address.
         has_answered: Whether the server has answered any request.
-        given_up: Last failure of the request that most recently failed in all attempts. None if no request has.
+        given_up: Last failure of the most recent request whose attempts all failed. None if there is no such request.
 
     Raises:
         InputError: If a required package is not installed, or if the API key is invalid.

@@ -55,7 +55,7 @@ class Preflight:
 
 
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
-    """Test each address of a server with a request of the run. If it is rejected, try other requests.
+    """Test each address of a server with one of the run's requests. If a request is rejected, try others.
 
     Args:
         asks: Requests for different questions, up to `TRIES` per address.

@@ -65,7 +65,7 @@ class OpenRange:
     def close(self, rejected: Collection[str] = ()) -> bool:
         """Close the log. If the range is complete, write its table and delete the log. Any thread can call this.
 
-        If the argument `wanted` was given, the log is always kept.
+        If `wanted` was passed to the constructor, the log is always kept.
 
         Args:
             rejected: Ids of questions whose missing answers are recorded as rejected.

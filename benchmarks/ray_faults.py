@@ -101,8 +101,8 @@ def main() -> None:
     """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--questions", type=int, default=600)
-    parser.add_argument("--spread", type=float, default=0.5, help="maximum delay of a kill in seconds")
+    parser.add_argument("--questions", type=int, default=1600)
+    parser.add_argument("--spread", type=float, default=0.3, help="maximum delay of a kill in seconds")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

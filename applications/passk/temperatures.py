@@ -31,8 +31,8 @@ def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tup
 def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
     """Return all even splits with at most `most` answers. A split lists the number of answers at each temperature.
 
-    Each temperature above 0 gets 1, 2, 4, … answers. Temperature 0 gets only one answer, because all its answers are
-    identical.
+    In each split, all temperatures above 0 get the same number of answers: 1, 2, 4, … Temperature 0 gets only one
+    answer, because all its answers are identical.
 
     >>> even_splits([0.0, 0.5, 1.0], most=10)
     [[1, 1, 1], [1, 2, 2], [1, 4, 4]]

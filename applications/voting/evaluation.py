@@ -88,7 +88,7 @@ def evaluate_rules(
 
     Args:
         ballots: Answers to each question.
-        half: [question] half of each question, 0 or 1.
+        half: [question] the half that each question belongs to, 0 or 1.
         rules: Names of the rules.
         confidences: Confidences [question] for the rule `prior`, by name. The rule is also evaluated with the base rate
             of the other half of the questions. The results are named ``prior_NAME``.
@@ -158,7 +158,7 @@ def _cross_tuned(
     Args:
         of_halves: For each half, the outcome [setting, question] on all questions. If a rule has a prior, the prior is
             fitted on this half.
-        half: [question] half of each question, 0 or 1.
+        half: [question] the half that each question belongs to, 0 or 1.
         choose: Function that chooses a setting for the questions in a mask.
         settings: The settings.
     """

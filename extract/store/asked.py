@@ -57,8 +57,8 @@ class Asked(ShardFiles):
         """Read a baseline's table for a shard.
 
         Raises:
-            Damaged: If the file is damaged or was written for another shard, or if its settings differ from the
-                settings of another table.
+            Damaged: If the file is damaged or was written for another shard, or if its settings differ from those
+                of this baseline for other shards.
         """
         table, settings = self._read(baseline, shard)
         if different := "; ".join(differences(settings, self._settings.setdefault((baseline, shard.scope), settings))):

@@ -134,7 +134,7 @@ class Endpoints:
             )
 
     async def chat(self, http: Request) -> Response:
-        """Answer a chat, as a whole or as a stream of events."""
+        """Answer a chat request, with one complete response or with a stream of events."""
         request = parse(ChatRequest, await read_body(http))
         self.check_name(request.model)
         (prompt,) = await self._encode({"messages": request.messages})

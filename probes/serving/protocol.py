@@ -104,7 +104,7 @@ class Body(BaseModel):
 
 
 class Message(Body):
-    """Message of a chat."""
+    """A chat message."""
 
     role: Literal["system", "user", "assistant"]
     content: Annotated[str, BeforeValidator(_text_of)]

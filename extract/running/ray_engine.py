@@ -8,11 +8,10 @@ import os
 import signal
 import socket
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -78,6 +77,11 @@ class RayWorker(Worker):
         total = self._ray.cluster_resources()
         unit = "GPU" if total.get("GPU") else "CPU"
         n_units = int(total.get(unit, 0))
+        if n_units == 0:
+            raise InputError(
+                "Expected the Ray cluster to have at least one CPU, but it has none. Wait until other machines have "
+                "joined it, or start it with CPUs."
+            )
         if self._given is not None and not 0 < self._given <= n_units:
             raise InputError(
                 f"Expected `actors` to be between 1 and {n_units}, the number of {unit}s in the cluster, but got "
@@ -113,21 +117,27 @@ class RayWorker(Worker):
         blocks: dict[int, list[Item]] = defaultdict(list)
         for item in items:
             blocks[item.block].append(item)
-        todo, running, (n_actors, resources) = iter(blocks.values()), dict[Any, Any](), self._resources
+        todo, (n_actors, resources) = deque(blocks.values()), self._resources
         actor_class = self._ray.remote(max_restarts=-1, max_task_retries=RETRIES, **resources)(_Actor)
         actors = [actor_class.remote(start, os.getcwd()) for _ in range(min(n_actors, len(blocks)))]
+        # an actor gets its first block when it has started, which takes long if other jobs use its CPU or GPU
+        running: dict[Any, tuple[Any, list[Item]]] = {actor.__ray_ready__.remote(): (actor, []) for actor in actors}
+        n_left = len(blocks)
         try:
             with bar() as progress:
-                for actor, block in zip(actors, todo, strict=False):
-                    running[actor.process.remote(block)] = actor, block
-                while running:
+                while n_left:
                     finished = self._wait(list(running))
-                    result, tokens = self._result(finished)
-                    actor, block = running.pop(finished)
-                    for following in islice(todo, 1):
+                    outcome, (actor, block) = self._result(finished), running.pop(finished)
+                    if todo:
+                        following = todo.popleft()
                         running[actor.process.remote(following)] = actor, following
-                    progress(sum(map(n_rows, block)), tokens)
-                    yield result
+                    else:
+                        self._ray.kill(actor)  # free its CPU or GPU for other jobs
+                    if block:
+                        result, tokens = outcome
+                        progress(sum(map(n_rows, block)), tokens)
+                        n_left -= 1
+                        yield result
         finally:
             for actor in actors:
                 self._ray.kill(actor)
@@ -176,6 +186,7 @@ def connect() -> Any:
         InputError: If Ray is not installed, or the cluster at RAY_ADDRESS can't be reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # without a limit by default
     try:
         import ray
     except ImportError:
@@ -191,11 +202,14 @@ def connect() -> Any:
     try:
         with quiet_loggers("ray"):
             ray.init(address or "local", log_to_driver=False, configure_logging=False, **options)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise InputError(
-            f"Expected a Ray cluster{f' at RAY_ADDRESS={address!r}' if address else ''}, but got: "
-            f"{str(error).strip().splitlines()[0]} Start it with `ray start --head`, or unset RAY_ADDRESS."
-        ) from None
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        wanted, remedy = "Ray to start", "If a path is too long, set RAY_TMPDIR=/tmp."
+        if address:
+            wanted = f"a Ray cluster at RAY_ADDRESS={address!r}"
+            remedy = (
+                "Start it with `ray start --head`, or unset RAY_ADDRESS. If it requires a token, set RAY_AUTH_TOKEN."
+            )
+        raise InputError(f"Expected {wanted}, but got: {str(error).strip().splitlines()[0]} {remedy}") from None
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray's handler prints no message

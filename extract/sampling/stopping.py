@@ -90,8 +90,8 @@ class StoppingRule:
         """Apply the rule to the answers to one question, taken in the order in which they are given.
 
         `answers` must hold a single order of the answers. The decision is based only on the answers up to the one at
-        which the rule is first met. Later answers are ignored. The decision therefore does not depend on the number of answers per
-        round.
+        which the rule is first met. Later answers are ignored. The decision therefore does not depend on the number of
+        answers per round.
         """
         evidence = self.evidence(answers, prior)
         stops = self.stops(evidence, threshold)[0]

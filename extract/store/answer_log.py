@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from extract.errors import InputError
 from extract.running.worker import Worker
-from extract.store.files import is_whole
+from extract.store.files import is_whole, make_folder
 from extract.store.parquet import SAMPLES_SCHEMA
 from extract.store.samples import SKIPPED
 from extract.store.shards import SampleRange, missing_ranges, overlap, range_of
@@ -51,7 +51,7 @@ class AnswerLog:
     def __init__(self, store: Store, samples: SampleRange) -> None:
         self.path = store.samples.log_file(samples)
         self._lock = threading.Lock()  # only for `sync` and `close`, so that `append` never waits for a slow disk
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         rows = read_log(store, samples) if self.path.exists() else []
         self.answered = {(row["question_id"], row["sample"]) for row in rows}
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)

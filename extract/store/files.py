@@ -23,11 +23,31 @@ class Sidecar(NamedTuple):
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a data file and then its sidecar."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a data file of a store and then its sidecar.
+
+    Raises:
+        InputError: If the disk is full, the folder is not writable, or the store no longer exists.
+    """
+    make_folder(path.parent)
     replace_file(path, content)
     sidecar = Sidecar(len(content), hashlib.sha256(content).hexdigest())
     replace_file(path.with_suffix(".json"), json.dumps(sidecar._asdict()).encode())
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder in a store, but not the folder of the store.
+
+    If a file system is unmounted for a while, creating the store again would write files that are hidden later.
+
+    Raises:
+        InputError: If the store no longer exists.
+    """
+    if not any((one / "identity.json").is_file() for one in (folder, *folder.parents)):
+        raise InputError(
+            f"Expected {str(folder)!r} to be in a store, but the store no longer exists. Check the file system. Then "
+            "run the same command again."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -168,8 +168,15 @@ class Signals(ShardFiles):
 
     def read_rows(self, signal: str, key: str, shard: Shard, start: int, stop: int) -> Tensor:
         """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …]. To verify the file, call `keys` first."""
-        with safe_open(self.file(signal, shard), framework="pt") as file:
-            return file.get_slice(key)[start:stop]
+        path = self.file(signal, shard)
+        try:
+            with safe_open(path, framework="pt") as file:
+                rows: Tensor = file.get_slice(key)[start:stop]
+        except (OSError, SafetensorError) as error:
+            raise Damaged(path, f"it was changed or removed while it was in use: {error}") from None
+        if len(rows) != stop - start:
+            raise Damaged(path, f"it was changed while it was in use, and row {stop - 1} is missing")
+        return rows
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
         """Return the dtypes and shapes of a signal's tensors by key. The dict is empty if there are no files.

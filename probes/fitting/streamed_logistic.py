@@ -15,8 +15,8 @@ from probes.fitting.solvers import check_fit
 from probes.fitting.streamed import Fits, targets_vary
 from probes.fitting.sums import Column, outside_folds
 
-#: Maximum number of passes. Most problems take about ten.
-MOST_PASSES = 100
+#: Maximum number of passes. Most problems take about ten. With fewer rows than coordinates, they can take 150.
+MOST_PASSES = 1000
 #: Number of earlier steps that determine the next step.
 MEMORY = 10
 

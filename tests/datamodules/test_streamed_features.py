@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from datamodules import FeatureDataModule, batches, streamed_features
 from datamodules.streamed_features import StreamedFeatures, in_order
 from extract import InputError, Store
+from extract.errors import Damaged
 from extract.store.shards import Block
 from extract.store.signals import Signals
 from tests.helpers.synthetic import add_answer_signals, make_store
@@ -146,3 +148,21 @@ def test_other_features_than_vectors_cannot_be_streamed(store: Path, options: di
 def test_there_is_at_least_one_worker(store: Path) -> None:
     with pytest.raises(InputError, match="`num_workers` to be at least 1, but got 0"):
         FeatureDataModule(str(store), in_memory=False, num_workers=0)
+
+
+def test_a_file_that_changes_while_it_is_in_use_is_named(tmp_path: Path) -> None:
+    states = np.random.default_rng(0).normal(size=(60, 2, 4)).astype(np.float32)
+    make_store(tmp_path / "store", states, np.full(60, 0.5), block_size=16)
+    _, streamed = loaded(tmp_path / "store")
+    features, signals = streamed.batch("train").features, Store.open(tmp_path / "store").signals
+    file = signals.file("hidden", Block(1))
+    tensors = {key: signals.read_rows("hidden", key, Block(1), 0, 16) for key in signals.keys("hidden")}
+    save_file({key: values[:9].clone() for key, values in tensors.items()}, file)
+    with pytest.raises(Damaged, match=r"changed while it was in use, and row \d+ is missing"):
+        features.read()
+    file.write_bytes(b"")
+    with pytest.raises(Damaged, match="changed or removed while it was in use"):
+        features.read()
+    file.unlink()
+    with pytest.raises(Damaged, match="changed or removed while it was in use"):
+        features.read()

@@ -10,9 +10,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,9 +28,11 @@ from extract.errors import InputError
 from extract.grading import GRADERS, Judge, load_grader
 from extract.running import ray_engine
 from extract.running.cli import run
+from extract.running.progress import Progress
 from extract.running.ray_engine import RayWorker, worker_for
 from extract.running.worker import Result, Worker
 from extract.sampling.server.policy import Server
+from extract.store.shards import Block
 from tests.helpers.killing import Commands, changed, content, finished
 from tests.helpers.ray_cluster import kill_an_actor, small_cluster
 from tests.helpers.serving_stub import MODEL, stub
@@ -172,6 +177,25 @@ def test_more_actors_than_the_cluster_has_cpus_are_refused(actors: int) -> None:
         RayWorker(actors).once(dict)
 
 
+@contextmanager
+def square() -> Iterator[Callable[..., list[int]]]:
+    yield lambda block, progress: [item.block**2 for item in block]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_actors_that_cannot_start_get_no_blocks() -> None:
+    """Another job uses one of the two CPUs."""
+    import ray
+
+    other = ray.remote(num_cpus=1)(Counter).remote()
+    ray.get(other.__ray_ready__.remote())
+    blocks = [Block(i) for i in range(5)]
+    bar = partial(Progress, "square", 5, "blocks")
+    found = list(RayWorker(2).run(square, blocks, lambda block: 1, bar))
+    ray.kill(other)
+    assert sorted(found) == [[0], [1], [4], [9], [16]]
+
+
 @pytest.mark.usefixtures("cluster")
 def test_a_block_that_kills_every_actor_ends_the_job_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_engine, "RETRIES", 0)
@@ -242,3 +266,21 @@ def test_the_default_engine_is_this_process_or_a_worker_of_torchrun(monkeypatch:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert worker_for("local").label == " 2/2"
+
+
+def test_a_cluster_without_cpus_is_refused() -> None:
+    worker = RayWorker()
+    worker._ray = SimpleNamespace(cluster_resources=dict, remote=None)  # type: ignore[misc]
+    with pytest.raises(InputError, match="to have at least one CPU, but it has none"):
+        worker.once(dict)
+
+
+def test_the_remedy_for_long_paths_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(*arguments: Any, **options: Any) -> None:
+        raise OSError("AF_UNIX path length cannot exceed 107 bytes")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(InputError, match=r"Ray to start, but got: AF_UNIX [^\n]* set RAY_TMPDIR=/tmp"):
+        ray_engine.connect()

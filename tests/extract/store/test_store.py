@@ -20,6 +20,7 @@ from datamodules import load_table
 from extract import Decoding, InputError, PromptTemplate, Store, StoreRecipe, grade, read, sample
 from extract.commands import make_store
 from extract.hashing import differences
+from extract.store import parquet
 from extract.store.parquet import write_table
 from extract.store.shards import Block, Scope, Shard
 from extract.store.verify import find_problems, write_manifest
@@ -414,3 +415,24 @@ def test_a_signal_of_deleted_answers_is_named(made: Store) -> None:
     assert "signals/mean/sample/00001.002-004.safetensors: the store does not contain its samples" in list(
         find_problems(Store.open(made.path))
     )
+
+
+def test_a_store_that_no_longer_exists_is_not_created_again(
+    tmp_path: Path, questions: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if its file system were unmounted after the first of two blocks."""
+    path, write = tmp_path / "store", parquet.write_file
+
+    def vanish(file: Path, content: bytes) -> None:
+        write(file, content)
+        if file.parent.name == "samples":
+            path.rename(tmp_path / "away")
+
+    monkeypatch.setattr(parquet, "write_file", vanish)
+    with pytest.raises(InputError, match="the store no longer exists. Check the file system. Then run the same"):
+        sample(str(path), recipe(questions, tiny_folder, block_size=20))
+    assert not list(path.rglob("*.parquet"))
+    monkeypatch.undo()
+    shutil.rmtree(path, ignore_errors=True)
+    (tmp_path / "away").rename(path)
+    assert sample(str(path), recipe(questions, tiny_folder, block_size=20)).samples.read().num_rows == 120

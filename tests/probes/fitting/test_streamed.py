@@ -232,6 +232,20 @@ def test_a_broader_probe_equals_that_in_memory(make_data: Callable[..., FeatureD
     torch.testing.assert_close(dict(found[1].state_dict()), dict(found[0].state_dict()), atol=1e-6, rtol=1e-5)
 
 
+def test_logistic_regression_with_fewer_rows_than_coordinates_converges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed_features, "CHUNK_BYTES", 2**24)
+    make_store(tmp_path / "store", *planted(120, layers=1, width=300, seed=2))
+    found = []
+    for in_memory in (True, False):
+        data = FeatureDataModule(str(tmp_path / "store"), in_memory=in_memory)
+        data.setup()
+        report = Report(fitted("logistic", data), data, seed=0, n_resamples=20)
+        found.append(report.confidences["logistic"])
+    torch.testing.assert_close(*found, atol=1e-6, rtol=0, equal_nan=True)
+
+
 def test_if_all_targets_of_a_fit_are_equal_its_weights_are_0(column: Callable[[int], Any]) -> None:
     one, _, fold, _ = column(0)
     target = (fold == 1).double()  # all 0 outside fold 1

@@ -109,6 +109,7 @@ with vllm.vllm_serve(vllm.ROOT, "float32"):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_only_the_scripts_of_the_peers_import_them() -> None:
     found = set()
     for path in (

@@ -292,6 +292,7 @@ def methods(results: Path) -> dict[str, dict[tuple[str, str], Any]]:
     return {name: {(one["confidence"], one["gain"]): one for one in of["methods"]} for name, of in settings.items()}
 
 
+@pytest.mark.slow
 def test_true_accuracies_are_better_than_the_uniform_allocation_and_save_answers(methods: dict[str, Any]) -> None:
     for setting, gain in (("all", "plug-in"), ("all", "Bayesian"), ("half", "plug-in"), ("online", "Bayesian")):
         found = methods[setting]["true", gain]
@@ -369,6 +370,7 @@ def test_too_few_questions_and_stores_without_right_answers_are_refused(tmp_path
             budget(str(store.path), out=str(tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_a_store_in_which_every_answer_is_right_has_no_priors(tmp_path: Path) -> None:
     store = make_store(tmp_path / "made", np.zeros((30, 1, 2), np.float32), np.ones(30), k=4)
     folder = budget(str(store.path), out=str(tmp_path / "out"), n_resamples=100)

@@ -84,6 +84,7 @@ def test_mcnemar_is_the_sign_flip_test_of_one_answer_per_question() -> None:
     assert mcnemar(differences)["p"] == pytest.approx(sign_flip(torch.from_numpy(differences)), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_holm_equals_statsmodels() -> None:
     p_values = np.random.default_rng(0).uniform(size=15) ** 3
     expected = multipletests(p_values, method="holm")[1]

@@ -43,6 +43,7 @@ def loaded(store: Path, **options: Any) -> tuple[FeatureDataModule, FeatureDataM
     return both
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"layers": [0, 2]}, {"join": ["tokens"]}, {"target": "response", "positions": ["mean_answer", "last_answer"]}],
@@ -93,6 +94,7 @@ def test_rows_without_finite_features_are_left_out(tmp_path: Path) -> None:
     assert streamed == memory == [row for row in range(60) if row not in (19, 21)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffer_bytes", [2**28, 1500], ids=["one buffer", "several buffers"])
 def test_batches_are_the_same_as_in_memory(store: Path, monkeypatch: pytest.MonkeyPatch, buffer_bytes: int) -> None:
     monkeypatch.setattr(batches, "BUFFER_BYTES", buffer_bytes)

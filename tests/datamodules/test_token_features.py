@@ -397,6 +397,7 @@ def test_a_probe_of_an_earlier_format_gives_the_same_confidences(
     assert torch.equal(same.confidences(features).confidence, probe.confidences(features).confidence)
 
 
+@pytest.mark.slow
 def test_a_comparison_works_with_token_signals_in_the_store(made_store: Path) -> None:
     out = Comparison(str(made_store), probes=["logistic"], n_folds=2).run()
     assert {"mean_entropy", "max_entropy"} < set(out.confidence)

@@ -281,6 +281,7 @@ def test_the_preset_of_the_facts_makes_the_store_of_the_default_config() -> None
     assert configured("sets/facts.yaml", lambda config: config) == configured("default.yaml")
 
 
+@pytest.mark.slow
 def test_the_worked_examples_of_the_default_config_reveal_no_answer() -> None:
     questions, decoding = configured("default.yaml").load()
     assert len(decoding.prompt.examples) == 6

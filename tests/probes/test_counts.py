@@ -42,6 +42,7 @@ def test_the_score_is_the_log_odds_of_the_expected_share() -> None:
     np.testing.assert_allclose(expected_log_odds(logits).numpy(), expected, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_probe_finds_the_planted_layer_and_can_be_saved(data: FeatureDataModule, tmp_path: Path) -> None:
     module = descend(Counts(l2=[0.01, 0.1]), data, epochs=60, every=60, folder=tmp_path)
     batch = data.batch("test")

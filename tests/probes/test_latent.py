@@ -78,6 +78,7 @@ def test_the_order_of_the_answers_does_not_matter(answers: Tensor) -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.slow
 def test_identical_answers_give_a_finite_loss_and_finite_gradients() -> None:
     torch.manual_seed(0)
     weights = {name: one[0].requires_grad_() for name, one in initial_weights(1, 8, 16, 4).items()}
@@ -163,6 +164,7 @@ def test_without_the_shared_component_the_deviation_includes_the_error_of_the_me
     assert held[0] > 3 * seu
 
 
+@pytest.mark.slow
 def test_centring_makes_scores_near_the_centre_independent_of_the_deviation() -> None:
     data = simulate(told=True, seed=0)
     fitted = fit(data, hierarchical=False)
@@ -259,6 +261,7 @@ def test_the_best_weights_of_every_candidate_are_kept(data: FeatureDataModule, f
     assert fitted.val_figures["val/spearman_agreement"] == pytest.approx(float(fitted.best_rank[0, 2]), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_grades_are_not_used_in_training(store: Path, fitted: Latent) -> None:
     other = FeatureDataModule(str(store))
     other.setup()
@@ -299,6 +302,7 @@ def test_a_checkpoint_gives_the_scores_of_its_epoch(data: FeatureDataModule, tmp
     torch.testing.assert_close(loaded.candidate_scores(features), module.candidate_scores(features))
 
 
+@pytest.mark.slow
 def test_a_probe_that_learnt_nothing_reports_this(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     accuracy = rng.random(120)

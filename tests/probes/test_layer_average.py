@@ -103,6 +103,7 @@ def test_a_token_signal_can_be_the_only_input(data: FeatureDataModule) -> None:
     torch.testing.assert_close(module.predict(batch.features), single)
 
 
+@pytest.mark.slow
 def test_a_saved_probe_gives_the_confidences_of_predict(
     data: FeatureDataModule, module: LayerAverage, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_saved_probe_gives_the_confidences_of_predict(
     )
 
 
+@pytest.mark.slow
 def test_the_report_and_the_card_name_the_layers_and_how_the_questions_were_used(
     data: FeatureDataModule, module: LayerAverage
 ) -> None:

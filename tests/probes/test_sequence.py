@@ -130,6 +130,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureDataModule:
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_candidates_score_like_their_heads(name: str, data: FeatureDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
     module = fit(METHODS[name].load(), data, epochs=2, seed=0)
@@ -152,6 +153,7 @@ def auroc_of(module: Any, data: FeatureDataModule) -> float:
     return float(capability_auroc(confidence, batch.right, batch.known))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [("attention", {}), ("multimax", {}), ("rolling", {"window": 1}), ("softmax_sum", {})],
@@ -164,6 +166,7 @@ def test_a_planted_token_is_found(name: str, options: dict[str, Any], data: Feat
     assert auroc_of(found, data) > 0.8
 
 
+@pytest.mark.slow
 def test_the_mean_over_the_tokens_does_not_show_the_planted_token(data: FeatureDataModule) -> None:
     mean = fit(lambda: METHODS["rolling"].load()(window=1000, lr=0.03), data, epochs=60, seed=0)
     assert auroc_of(mean, data) < 0.6

@@ -56,6 +56,7 @@ def write_json(path: Path, content: object) -> Path:
 # Known temperatures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.1, 0.3, 0.7])
 def test_the_temperature_of_a_system_is_recovered_within_one_grid_step(temperature: float) -> None:
     found = estimate_temperature(SoftmaxSystem(n_tokens=4).systems(temperature, 32, 32), 100, 0)
@@ -90,6 +91,7 @@ def test_different_numbers_of_outputs_do_not_bias_the_estimate(n: int) -> None:
     assert np.mean(found) == pytest.approx(0.4, abs=0.02)
 
 
+@pytest.mark.slow
 def test_held_out_outputs_of_a_reference_recover_its_temperatures(tested: Path, grid: Path, tmp_path: Path) -> None:
     (reference,) = estimate(tmp_path, tested, grid)["references"].values()
     found = [one["value"] for one in reference["recovery"]["estimates"]]
@@ -99,6 +101,7 @@ def test_held_out_outputs_of_a_reference_recover_its_temperatures(tested: Path, 
     assert reference["recovery"]["mean_error"] == pytest.approx(errors.mean())
 
 
+@pytest.mark.slow
 def test_identical_outputs_give_zero_with_an_upper_limit(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
     same = {prompt: [[1, 2]] * 100 for prompt in system.prompts}
     record = estimate(tmp_path, write_json(tmp_path / "same.json", same), grid, unit="tokens")
@@ -110,6 +113,7 @@ def test_identical_outputs_give_zero_with_an_upper_limit(system: SoftmaxSystem, 
     assert "is 0, with a 95 % upper limit below 0.05" in page
 
 
+@pytest.mark.slow
 def test_few_identical_outputs_give_a_higher_limit_than_many(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
     same = {prompt: [[1, 2]] * 2 for prompt in system.prompts}
     record = estimate(tmp_path, write_json(tmp_path / "same.json", same), grid, unit="tokens")
@@ -119,6 +123,7 @@ def test_few_identical_outputs_give_a_higher_limit_than_many(system: SoftmaxSyst
     assert not record["references"]["grid"]["recovery"]  # two outputs cannot be divided
 
 
+@pytest.mark.slow
 def test_the_page_says_if_no_temperature_fits(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
     half = len(system.prompts) // 2  # only the outputs to half of the prompts vary
     outputs = {p: [[i * j] for j in range(20)] for i, p in enumerate(system.prompts)}
@@ -132,6 +137,7 @@ def test_the_page_says_if_no_temperature_fits(system: SoftmaxSystem, grid: Path,
     assert "No temperature fits: for every metric" in (tmp_path / "out" / "background-temperature.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_system_that_varies_more_than_the_grid_is_marked(system: SoftmaxSystem, grid: Path, tmp_path: Path) -> None:
     store = system.make_store(tmp_path / "hot", 3.0, n=20, seed=1)
     record = estimate(tmp_path, store.path, grid)
@@ -143,6 +149,7 @@ def test_a_system_that_varies_more_than_the_grid_is_marked(system: SoftmaxSystem
 # Formats
 
 
+@pytest.mark.slow
 def test_all_files_are_written(tested: Path, grid: Path, tmp_path: Path) -> None:
     record = estimate(tmp_path, tested, grid)
     out = tmp_path / "out"
@@ -193,6 +200,7 @@ def test_json_csv_and_store_give_the_same_values(
     assert found[0] == found[1] == found[2] == found[3]
 
 
+@pytest.mark.slow
 def test_an_imported_log_without_a_token_limit_can_be_tested(system: SoftmaxSystem, tmp_path: Path) -> None:
     def drawn(temperature: float) -> dict[str, list[str]]:
         ids = zip(system.prompts, system.draw(temperature, 10).tolist(), strict=True)
@@ -206,6 +214,7 @@ def test_an_imported_log_without_a_token_limit_can_be_tested(system: SoftmaxSyst
     assert 0.1 < record["temperature"]["value"] < 0.6
 
 
+@pytest.mark.slow
 def test_references_in_the_format_of_the_authors_are_averaged(system: SoftmaxSystem, tmp_path: Path) -> None:
     def drawn(t: float, n: int) -> dict[str, list[list[int]]]:
         return dict(zip(system.prompts, system.draw(t, n).tolist(), strict=True))
@@ -221,6 +230,7 @@ def test_references_in_the_format_of_the_authors_are_averaged(system: SoftmaxSys
     assert record["temperature"]["value"] == pytest.approx(0.4, abs=0.1)
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_the_estimate(
     tested: Path, grid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +242,7 @@ def test_the_command_line_prints_the_estimate(
 # Bad input
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -258,6 +269,7 @@ def test_different_prompts_are_refused_and_different_tokenizers_are_compared_as_
     )
 
 
+@pytest.mark.slow
 def test_unequal_prompts_are_refused_unless_only_shared_ones_are_requested(
     system: SoftmaxSystem, grid: Path, tmp_path: Path
 ) -> None:
@@ -269,6 +281,7 @@ def test_unequal_prompts_are_refused_unless_only_shared_ones_are_requested(
     assert (record["n_prompts"], record["n_prompts_left_out"]) == (10, 3)
 
 
+@pytest.mark.slow
 def test_a_tested_store_with_the_random_numbers_of_a_reference_is_refused(
     system: SoftmaxSystem, grid: Path, tmp_path: Path
 ) -> None:
@@ -314,6 +327,7 @@ def test_repeated_names_and_missing_references_are_refused(tested: Path, grid: P
         estimate(tmp_path, tested)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [

@@ -63,6 +63,7 @@ def write_probe(folder: Path, store: Store, **changes: Any) -> Path:
 # Results
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_a_record_a_table_and_pictures(folder: Path, tmp_path: Path) -> None:
     options = ["--store", str(folder / "cheap"), "--confidences", f"[{table(tmp_path)}]", "--risk", "[0.3,0.01]"]
     options += ["--strong", str(folder / "strong"), "--strong_price", "3", "--n_resamples", "100"]
@@ -91,6 +92,7 @@ def test_an_unattained_risk_is_compared_with_the_lowest_measured_risk(
     assert expected in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_routing_by_the_confidence_is_better_than_routing_at_random(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"strong": str(folder / "strong"), "strong_price": 3, "risk": [0.3, 0.02], **QUICK}
     out = decide(str(folder / "cheap"), [table(tmp_path)], out=str(tmp_path / "out"), **options)
@@ -126,6 +128,7 @@ def test_thresholds_are_certified_on_one_half_and_measured_on_the_other() -> Non
 # Thresholds in a probe
 
 
+@pytest.mark.slow
 def test_thresholds_are_stored_in_a_probe_whose_other_fields_stay_the_same(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_sequence_stops_at_the_first_hypothesis_that_is_not_rejected() -> None
 # Thresholds
 
 
+@pytest.mark.slow
 def test_a_lower_risk_has_a_higher_threshold_and_more_questions_certify_more() -> None:
     rng, coverage = np.random.default_rng(0), dict.fromkeys((80, 320), 0.0)
     for n in (80, 320) * 8:
@@ -175,6 +176,7 @@ def true_risk(threshold: float | None, f: np.ndarray, p: np.ndarray) -> float:
     return 0.0 if threshold is None else float(1 - p[f >= threshold].mean())
 
 
+@pytest.mark.slow
 def test_the_guarantee_holds_with_questions_but_not_with_answers_as_the_unit() -> None:
     rng, risk, n_sets = np.random.default_rng(0), 0.3, 60
     f_all, p_all, _ = questions(200_000, rng, kept=0.5)  # answers to a question are nearly all right or all wrong

@@ -32,6 +32,7 @@ def test_the_number_of_clusters_is_recovered_and_clusters_are_numbered_by_size()
     assert found.stability[4].mean() > 0.95 > found.stability[8].mean()
 
 
+@pytest.mark.slow
 def test_noise_has_no_stable_clusters() -> None:
     noise = np.random.default_rng(0).normal(size=(80, 16))
     assert max(values.mean() for values in cluster_questions(noise).stability.values()) < 0.3

@@ -70,6 +70,7 @@ def record_of(out: Path) -> Any:
     return json.loads((out / "domains.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_command_finds_a_weak_domain_and_the_gap_of_a_constant_confidence(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +92,7 @@ def test_the_command_finds_a_weak_domain_and_the_gap_of_a_constant_confidence(
     assert (tmp_path / "out/plots/domains.png").is_file()
 
 
+@pytest.mark.slow
 def test_the_figures_are_the_means_of_the_table(store: Path, tmp_path: Path) -> None:
     sources = confidences(tmp_path, mine=np.linspace(0, 1, N))
     out = domains(str(store), sources, clusters=3, out=str(tmp_path / "out"))
@@ -119,6 +121,7 @@ def test_questions_without_a_confidence_are_left_out_of_its_gap(store: Path, tmp
     assert [one["gap"]["low"] is None for one in found] == [True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["probe_v1.0", "0", "accuracy", "text"])
 def test_the_name_of_a_confidence_does_not_change_the_figures(store: Path, tmp_path: Path, name: str) -> None:
     columns = {name: np.full(N, 0.67)}
@@ -131,6 +134,7 @@ def test_the_name_of_a_confidence_does_not_change_the_figures(store: Path, tmp_p
     assert f"The confidence `{name}` is significantly higher than the accuracy in 1 of 3 clusters" in page
 
 
+@pytest.mark.slow
 def test_confidences_from_half_of_the_answers_are_compared_with_the_other_half(store: Path, tmp_path: Path) -> None:
     sources = confidences(tmp_path, consistency=np.full(N, 0.5), other=np.full(N, 0.5))
     out = domains(str(store), sources, clusters=3, out=str(tmp_path / "out"))
@@ -148,6 +152,7 @@ def test_the_texts_of_private_questions_are_hidden(store: Path, tmp_path: Path) 
     assert all("secret" not in (out / name).read_text() for name in ("domains.md", "domains.json"))
 
 
+@pytest.mark.slow
 def test_a_domain_with_one_question_has_no_interval(tmp_path: Path) -> None:
     topic = np.repeat([0, 1, 2], [30, 29, 1])
     path = made_store(tmp_path / "s", topic, np.full(60, 0.5))

@@ -48,6 +48,7 @@ def test_the_interval_of_a_difference_is_the_wider_of_welchs_and_the_pooled_inte
         np.testing.assert_allclose([column[c] for column in found], expected, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 10])
 @pytest.mark.parametrize(("alpha", "beta"), [(0.3, 1.5), (1.6, 1.6)])
 def test_all_intervals_cover_simultaneously_in_95_percent_of_the_simulations(k: int, alpha: float, beta: float) -> None:

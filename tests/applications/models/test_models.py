@@ -165,6 +165,7 @@ def test_missing_values_do_not_form_a_cluster() -> None:
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_a_record_a_table_and_a_picture(make: Make, tmp_path: Path) -> None:
     a, b = make("a", 0.5), make("b", 1.0, ACCURACY / 3)
     options = ["--stores", f"[{a},{b}]", "--n_resamples", "200", "--out", str(tmp_path / "out")]
@@ -197,6 +198,7 @@ def test_one_answer_per_question_is_tested_with_mcnemar(make: Make, tmp_path: Pa
     assert "mid-p" in page
 
 
+@pytest.mark.slow
 def test_the_stores_of_a_grid_are_compared_with_corrected_p_values(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "grid", ACCURACY, (0.0, 0.5, 1.0))
     record, page = result(models([str(grid)], n_resamples=100, out=str(tmp_path / "out")))
@@ -209,6 +211,7 @@ def test_the_stores_of_a_grid_are_compared_with_corrected_p_values(tmp_path: Pat
     assert "the accuracies of 3 stores lie between" in page
 
 
+@pytest.mark.slow
 def test_clusters_widen_the_intervals_of_correlated_questions(make: Make, tmp_path: Path) -> None:
     easy = np.where(np.arange(N) // 4 % 2, 0.95, 0.05)
     stores = [str(make("a", 0.5, easy)), str(make("b", 1.0, np.full(N, 0.5)))]
@@ -237,6 +240,7 @@ def test_names_are_escaped_in_tables(make: Make, tmp_path: Path) -> None:
     assert "| field | `a\\|'` | `b` |" in page
 
 
+@pytest.mark.slow
 def test_aurocs_of_confidences_are_compared(make: Make, tmp_path: Path) -> None:
     stores = [str(make(name, t)) for name, t in (("a", 0.5), ("b", 1.0))]
     noise = np.random.default_rng(0).random(N)
@@ -267,6 +271,7 @@ def test_a_single_table_may_have_other_questions_of_any_store(make: Make, tmp_pa
         read_confidences([f"{tmp_path / 'f.parquet'}:mine"], panel)
 
 
+@pytest.mark.slow
 def test_choice_questions_have_class_figures(make: Make, tmp_path: Path) -> None:
     questions = [
         Question(f"q{i}", "made", f"{i}?", references=("AB"[i % 2], "x"), kind="choice", choices=("x", "y", "z"))
@@ -283,6 +288,7 @@ def test_choice_questions_have_class_figures(make: Make, tmp_path: Path) -> None
     assert mean == pytest.approx(record["stores"][0]["accuracy"]["t"]["value"])  # all classes have the same size
 
 
+@pytest.mark.slow
 def test_the_number_of_questions_is_computed_for_the_given_difference(make: Make, tmp_path: Path) -> None:
     stores = [str(make(name, t)) for name, t in (("a", 0.5), ("b", 1.0))]
     needed = [

@@ -87,6 +87,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]
 # Results
 
 
+@pytest.mark.slow
 def test_the_results_are_a_page_a_record_a_table_and_pictures(written: tuple[Path, np.ndarray]) -> None:
     folder, p = written
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
@@ -120,6 +121,7 @@ def test_a_prior_corrects_the_predictions_of_an_uninformative_confidence() -> No
         assert bayesian[i]["value"] == pytest.approx(constant[i]["value"], abs=0.003)
 
 
+@pytest.mark.slow
 def test_predictions_from_a_prior_are_expectations() -> None:
     a, b, k = np.array([0.4, 2.0, 0.0, 1.0]), np.array([0.7, 1.0, 1.0, 0.0]), [1, 3, 20]
     expected = [
@@ -255,6 +257,7 @@ def test_confidences_with_gaps_or_the_same_name_are_refused(make: Make, tmp_path
 # Temperature grids
 
 
+@pytest.mark.slow
 def test_a_grid_has_results_for_each_temperature_and_for_the_split(tmp_path: Path) -> None:
     p = np.random.default_rng(0).beta(0.5, 0.5, 24)
     greedy = drawn((p > 0.5).astype(float), 1)

@@ -74,6 +74,7 @@ def test_questions_with_an_ungraded_answer_are_left_out(tmp_path: Path) -> None:
 # Replay
 
 
+@pytest.mark.slow
 def test_replays_are_unbiased() -> None:
     ballots = one_question([0, 0, 1, 2, 1, 0], [False, True, False])
     rule = STOPPING_RULES["prior"]
@@ -124,6 +125,7 @@ def test_the_cheapest_threshold_within_the_loss_is_chosen_on_the_given_questions
     assert choose_threshold(outcome, first, np.array([0.9, 0.9])) == 1  # all lose more
 
 
+@pytest.mark.slow
 def test_every_question_is_evaluated_with_settings_of_the_other_half(store: Path) -> None:
     poll = read_poll(str(store))
     half = np.arange(N) % 2
@@ -151,6 +153,7 @@ def test_a_good_confidence_saves_answers(store: Path) -> None:
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_a_record_a_table_and_a_picture(store: Path, tmp_path: Path) -> None:
     options = [
         "--store",
@@ -173,6 +176,7 @@ def test_the_command_writes_a_page_a_record_a_table_and_a_picture(store: Path, t
     assert "sampling with a prior, f (`prior_f`)" in (tmp_path / "out/vote.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_grid_is_compared_with_the_best_temperature_of_the_other_half(grid: Path, tmp_path: Path) -> None:
     out = vote(str(grid), orders=10, n_resamples=100, out=str(tmp_path / "out"))
     record = json.loads((out / "vote.json").read_text())

@@ -271,6 +271,7 @@ def test_the_chat_template_is_used_if_it_exists_even_for_a_plain_policy() -> Non
     assert not asking_prompt(none, "Sure? {question}").chat
 
 
+@pytest.mark.slow
 def test_complete_results_are_kept_without_loading_a_model(
     asking: Callable[..., Store], store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,6 +283,7 @@ def test_complete_results_are_kept_without_loading_a_model(
     assert "p_true_answer already exists for every sample" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_interrupted_and_damaged_runs_continue_to_the_same_bytes(
     asking: Callable[..., Store], store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

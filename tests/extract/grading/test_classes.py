@@ -19,6 +19,7 @@ def test_equal_answers_share_a_class_and_unparsed_ones_do_not() -> None:
     assert numbers(["1/2", "0.5", "2", "0.50"], lambda a, b: Fraction(a) == Fraction(b)) == [0, 0, 1, 0]
 
 
+@pytest.mark.slow
 def test_mathematical_answers_are_equal_if_math_verify_says_so() -> None:
     pytest.importorskip("math_verify")
     with equality("math") as equal:

@@ -133,6 +133,7 @@ def test_messages_do_not_contain_references_of_private_questions() -> None:
     assert "Secret" not in str(caught.value)
 
 
+@pytest.mark.slow
 @given(st.fractions(max_denominator=1000), st.integers(0, 3))
 def test_numbers_are_parsed_exactly(value: Fraction, places: int) -> None:
     assert numbers(f"it is {value}.") == [value]

@@ -85,6 +85,7 @@ def test_an_answer_is_right_after_reasoning_but_not_before_its_end(grader: str) 
     assert grades[2].answer is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grader", EASY)
 @pytest.mark.parametrize("text", ["", "  \n ", "<think>", "</think>", "...", "\u200b\u0301"])
 def test_texts_without_an_answer_are_wrong_and_unparsed(grader: str, text: str) -> None:

@@ -13,6 +13,7 @@ from extract.questions import Question, load_questions
 from extract.text import contains_answer, normalize
 
 
+@pytest.mark.slow
 def test_the_grader_agrees_with_a_hundred_answers_graded_by_hand() -> None:
     questions = {question.id: question for question in load_questions("facts")}
     grade = load_grader("short").grade

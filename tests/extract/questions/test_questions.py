@@ -47,6 +47,7 @@ def test_disputed_facts_are_left_out() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_subset_depends_only_on_seed_and_ids() -> None:
     first, again = load_questions("facts", 50, seed=3), load_questions("facts", 50, seed=3)
     assert questions_hash(first) == questions_hash(again)
@@ -158,6 +159,7 @@ def test_a_missing_file_and_an_unknown_set_are_refused() -> None:
         load_questions("fact")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [0, -1, 10_000])
 def test_a_subset_of_impossible_size_is_refused(n: int) -> None:
     with pytest.raises(InputError, match=f"`n_questions` to be between 1 and .* got {n}"):

@@ -46,6 +46,7 @@ def test_wrong_options_are_named_with_the_expected_value(
     assert message in error_of(capsys, *arguments)
 
 
+@pytest.mark.slow
 def test_renamed_options_are_refused_with_their_new_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

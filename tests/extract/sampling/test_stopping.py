@@ -157,6 +157,7 @@ def in_rounds(of_temperature: dict[float, list[int]]) -> Answers:
 lists = st.lists(st.integers(0, 3), min_size=8, max_size=8)
 
 
+@pytest.mark.slow
 @given(st.lists(lists, min_size=1, max_size=4), st.integers(0, 3), st.integers(1, 9), st.floats(0, 1))
 def test_two_stage_voting_never_exits_before_n_min(drawn: list[list[int]], cold: int, least: int, cross: float) -> None:
     answers = in_rounds({0.0: [cold]} | {0.1 * (i + 1): one for i, one in enumerate(drawn)})
@@ -185,6 +186,7 @@ def test_the_evidence_of_two_stage_voting_is_the_smallest_share_of_a_mode() -> N
     assert two_stage(answers)[0] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(0, 3), min_size=2, max_size=12),
     st.sampled_from(["adaptive_consistency", "early_stopping", "prior"]),

@@ -78,6 +78,7 @@ def test_every_pooling_equals_a_plain_loop(how: str) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_pooling_in_chunks_gives_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
     values, weights = made(seed=2, n_rows=300, longest=200)
     u, w, hows = ragged(values), ragged(weights), list(POOLINGS)

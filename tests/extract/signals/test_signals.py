@@ -48,6 +48,7 @@ def test_states_do_not_depend_on_the_batch_the_order_or_the_chosen_layers(model:
     torch.testing.assert_close(read_hidden(model, PROMPTS, layers=[1, 3]), together[:, [1, 3]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_shared_prefix_is_read_once_and_does_not_change_values(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(family)

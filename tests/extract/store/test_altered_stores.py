@@ -142,6 +142,7 @@ def test_forged_lines_of_a_log_are_left_out(store: Path, row: str | dict[str, An
     assert [row["sample"] for row in read_log(opened, samples)] == [5]
 
 
+@pytest.mark.slow
 def test_tables_of_random_bytes_never_crash(whole_store: Path, tmp_path: Path) -> None:
     for seed in (373, 2235, *range(20)):  # the first two made pyarrow end the process
         rng = random.Random(seed)
@@ -155,6 +156,7 @@ def test_tables_of_random_bytes_never_crash(whole_store: Path, tmp_path: Path) -
             verify(str(store))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*bad_json_contents(), "another identity", "gone.parquet"])
 def test_an_altered_manifest_is_refused_by_verify_which_alone_reads_it(store: Path, name: str) -> None:
     text = (store / "manifest.json").read_text()

@@ -58,6 +58,7 @@ def drawn(seed: int, n: int = 60, draws: int = 5) -> tuple[torch.Tensor, torch.T
 # Predictions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_features", [5, 100])
 def test_predictions_equal_scikit_learn_with_the_penalty_of_generalised_cross_validation(
     n_features: int,
@@ -164,6 +165,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", CHANGES)
 def test_a_change_of_one_property_changes_only_the_features_of_its_source(
     questions: list[Question], source: str
@@ -218,6 +220,7 @@ def test_loaded_questions_know_their_positions() -> None:
 # Results
 
 
+@pytest.mark.slow
 def test_an_audit_finds_the_planted_leak_and_no_other(record: dict[str, Any]) -> None:
     assert record["leaks"] == ["length"]
     length = record["sources"]["length"]
@@ -290,6 +293,7 @@ def test_planted_leaks_of_every_kind_are_found(leak: str) -> None:
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_a_record_and_a_picture(
     planted: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def test_the_first_token_costs_only_the_prompt(data: FeatureDataModule, name: st
     assert needed_commands(method) == "python -m extract read --store STORE --signals [tokens]"
 
 
+@pytest.mark.slow
 def test_the_first_token_needs_the_signal_of_the_prompt(tmp_path: Path) -> None:
     made = make_store(tmp_path / "store", *planted(), k=6)
     add_answer_signals(made)

@@ -35,6 +35,7 @@ def test_rouge_is_the_f_measure_of_the_longest_common_subsequence(texts: list[st
             assert matrix[i, j] == pytest.approx(1.0 if i == j else expected, abs=1e-12)
 
 
+@pytest.mark.slow
 @given(TEXTS)
 def test_jaccard_is_the_share_of_words_in_both(texts: list[str]) -> None:
     matrix = jaccard(texts)

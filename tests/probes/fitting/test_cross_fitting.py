@@ -73,6 +73,7 @@ def test_out_of_fold_scores_come_from_probes_fitted_on_the_other_folds(make_data
         torch.testing.assert_close(scores[:, fold == number], expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_final_probe_is_fitted_on_training_and_validation_questions(make_data: MakeData) -> None:
     data = make_data()
     module, rows = fitted(Ridge(), data), data.batch("train", "val")
@@ -114,6 +115,7 @@ def test_an_inner_fold_has_all_answers_to_its_questions(make_data: MakeData) -> 
         assert len(fold[rows.question == question].unique()) == 1
 
 
+@pytest.mark.slow
 def test_questions_with_right_answers_are_spread_over_the_inner_folds(make_data: MakeData) -> None:
     data = make_data()
     data.table.groups[:] = ["same"] * 100
@@ -125,6 +127,7 @@ def test_questions_with_right_answers_are_spread_over_the_inner_folds(make_data:
     assert fold[torch.from_numpy(right) > 0].bincount(minlength=N_FOLDS).tolist() == [2] * N_FOLDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [LayerAverage, Logistic])
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_with_shuffled_labels_a_probe_returns_the_base_rate_with_a_warning(
@@ -142,6 +145,7 @@ def test_with_shuffled_labels_a_probe_returns_the_base_rate_with_a_warning(
     assert report.module.val_figures["val/loss"] == pytest.approx(float(report.module.val_losses.mean()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", [LayerAverage, Logistic])
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_with_a_planted_signal_a_probe_does_not_return_the_base_rate(
@@ -166,6 +170,7 @@ def test_scores_that_every_calibrator_ignores_give_the_base_rate_with_a_warning(
     assert module.warning is not None
 
 
+@pytest.mark.slow
 def test_a_probe_trained_by_descent_can_return_the_base_rate_too(make_data: MakeData) -> None:
     data = make_data(seed=8, shuffled=True)
     module: ProbeModule = fit(data, epochs=30)
@@ -191,6 +196,7 @@ def test_few_questions_with_right_answers_give_finite_confidences(tmp_path: Path
         assert ((confidence > 0) & (confidence < 1)).all()
 
 
+@pytest.mark.slow
 def test_a_single_question_with_right_answers_gives_the_base_rate(tmp_path: Path) -> None:
     out = few_right(tmp_path, 1, probes=["layer_average", "difference_of_means", "linear"]).run()
     assert not {"layer_average", "difference_of_means", "linear", "consistency", "length"} & set(out.masked)

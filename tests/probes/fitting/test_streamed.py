@@ -133,6 +133,7 @@ def test_out_of_fold_scores_come_from_the_fits_to_the_other_folds(
         np.testing.assert_allclose(found[row].numpy(), weight @ ((values[row] - mean) / scale) + bias, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["ridge", "logistic", "difference_of_means", "layer_average", "linear", "counts", "mlp"]
 )
@@ -151,6 +152,7 @@ def test_a_streamed_probe_equals_the_probe_in_memory(make_data: Callable[..., Fe
         torch.testing.assert_close(other, one, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ridge", "logistic", "difference_of_means", "linear"])
 def test_a_probe_does_not_depend_on_the_number_of_workers(
     make_data: Callable[..., FeatureDataModule], name: str
@@ -203,6 +205,7 @@ def test_a_closed_form_fit_reads_each_feature_twice(
     assert read[0] <= 3 * (2 * n + 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most_bytes", [2**26, 4 * 12 * 100], ids=["all rows", "100 rows"])
 def test_the_novelty_is_fitted_to_evenly_spaced_rows_that_fit_into_memory(
     make_data: Callable[..., FeatureDataModule], monkeypatch: pytest.MonkeyPatch, most_bytes: int
@@ -222,6 +225,7 @@ def test_the_novelty_is_fitted_to_evenly_spaced_rows_that_fit_into_memory(
         torch.testing.assert_close(found[1][name], value, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_broader_probe_equals_that_in_memory(make_data: Callable[..., FeatureDataModule], tmp_path: Path) -> None:
     features, accuracy = planted(90, layers=3, width=12, seed=2)
     make_store(tmp_path / "other", features, accuracy, name="other")
@@ -258,6 +262,7 @@ def test_if_all_targets_of_a_fit_are_equal_its_weights_are_0(column: Callable[[i
         assert fits.weight[[0, 2, 3, 4, 5]].abs().sum((1, 2)).min() > 0
 
 
+@pytest.mark.slow
 def test_penalties_without_a_unique_solution_are_refused(make_data: Callable[..., FeatureDataModule]) -> None:
     for name in ("ridge", "logistic"):
         with pytest.raises(InputError, match="`l2` to contain only penalties above 0"):

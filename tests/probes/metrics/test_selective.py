@@ -139,6 +139,7 @@ def test_wrong_answers_below_all_right_ones_are_detected_without_false_positives
     assert float(F.auprc(f, y, torch.ones(5))) == pytest.approx((1 + 1 + 3 / 4) / 3, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_area_of_questions_is_the_expected_area_of_a_random_answer_to_each() -> None:
     f, right, known, _ = simulated()
     drawn = torch.rand(4000, 60, generator=torch.Generator().manual_seed(0)) < right / known

@@ -76,6 +76,7 @@ def test_one_class_has_no_auroc_and_a_constant_has_no_rank_correlation() -> None
     assert torch.isnan(F.spearman(torch.full((60,), 0.3), right, known))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [2, 10])
 def test_the_debiased_brier_is_unbiased_and_the_raw_one_too_large_by_the_noise_of_k_answers(k: int) -> None:
     rng = np.random.default_rng(1)

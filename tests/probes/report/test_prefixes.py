@@ -26,6 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureDataModule:
     return data
 
 
+@pytest.mark.slow
 def test_results_by_fraction_are_those_of_each_prefix(data: FeatureDataModule) -> None:
     module = fit(lambda: METHODS["multimax"].load()(lr=0.03, l2=0.01), data, epochs=30, seed=0)
     assert module.choice is not None

@@ -106,6 +106,7 @@ def test_damaged_and_deleted_files_are_written_again(tmp_path: Path) -> None:
     assert {name: content for name, (content, _) in files(store.path).items()} == before
 
 
+@pytest.mark.slow
 def test_the_command_line_imports_a_log_and_refuses_to_sample(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +126,7 @@ def test_answers_without_references_can_only_use_the_scores_of_the_log(tmp_path:
         grade(str(store.path), "short")
 
 
+@pytest.mark.slow
 def test_applications_accept_an_unknown_temperature(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "answers.jsonl", answers_to(30, 6))
     store = import_log(str(tmp_path / "store"), str(path), "jsonl")
@@ -136,6 +138,7 @@ def test_applications_accept_an_unknown_temperature(tmp_path: Path) -> None:
     assert json.loads((folder / "vote.json").read_text(encoding="utf-8"))["temperatures"] == [None]
 
 
+@pytest.mark.slow
 def test_stores_of_two_files_are_compared(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 1)):
         path = write_lines(tmp_path / f"{name}.jsonl", answers_to(30, 3, seed))

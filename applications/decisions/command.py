@@ -57,7 +57,7 @@ def decide(
             have the same questions.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and pictures. The default is runs/decide-STORE.
-        seed: Seed for the order of the questions in the test, the random halves and the resampling.
+        seed: Seed for the resampling, for the random halves, and for the order in which the questions are tested.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

@@ -98,8 +98,8 @@ def fit(
         weights: [question] weight of each question. By default, all weights are equal.
         zero_inflated: Whether π₀ is fitted. Otherwise, it is 0.
         fixed: Values of parameters that are not fitted, by name.
-        starts: Initial models. The default is the result of `moments`. A zero-inflated fit then also starts from a
-            model with a positive π₀.
+        starts: Initial models. The default is the result of `moments`. By default, a zero-inflated fit also starts from
+            a model with a positive π₀.
 
     Returns:
         The best fit over all initial models.

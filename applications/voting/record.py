@@ -74,8 +74,8 @@ def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
         return [name for name, rule in STOPPING_RULES.items() if is_grid or rule.needs != "temperatures"]
     if not is_grid and (wrong := [name for name in rules if STOPPING_RULES[name].needs == "temperatures"]):
         raise InputError(
-            f"Expected `rules` that apply to a single store, but got {wrong[0]}, which compares temperatures. Pass the "
-            "folder of a temperature grid."
+            f"Expected `rules` that apply to a single store, but got {wrong[0]}, which compares temperatures. Leave "
+            "it out, or pass the folder of a temperature grid."
         )
     return [name for name in rules if STOPPING_RULES[name]]
 

@@ -83,7 +83,7 @@ def inline(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    r"""Escape a text so that it can be shown as inline code in a cell of a table.
+    r"""Escape text so that it can be shown as inline code in a table cell.
 
     >>> print(cell("a|b"))
     a\|b

@@ -39,9 +39,20 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
             Maps the name of each option to its value, or to None if the option is unset.
 
     Raises:
-        InputError: If an option in `per_process` is set, or if `actors` is passed without the Ray engine.
+        InputError: If an option in `per_process` is set, if `actors` is not positive or is passed without the Ray
+            engine, or if `torchrun` has started several processes with the Ray engine.
     """
+    worker = Worker.from_environment()
     if engine == "ray":
+        if worker.count > 1:
+            raise InputError(
+                f"Expected --engine ray to run in one process, but WORLD_SIZE is {worker.count}. Run the command "
+                "without torchrun, or unset RANK and WORLD_SIZE."
+            )
+        if actors is not None and actors < 1:
+            raise InputError(
+                f"Expected `actors` to be at least 1, but got {actors}. Pass a larger --actors, or omit it."
+            )
         for option, value in per_process.items():
             if value is not None:
                 raise InputError(
@@ -51,7 +62,7 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
         return RayWorker(actors)
     if actors is not None:
         raise InputError(f"Expected `actors` to be passed only with --engine ray, but got {actors}. Pass --engine ray.")
-    return Worker.from_environment()
+    return worker
 
 
 class RayWorker(Worker):
@@ -82,9 +93,9 @@ class RayWorker(Worker):
                 "Expected the Ray cluster to have at least one CPU, but it has none. Wait until other machines have "
                 "joined it, or start it with CPUs."
             )
-        if self._given is not None and not 0 < self._given <= n_units:
+        if self._given is not None and self._given > n_units:
             raise InputError(
-                f"Expected `actors` to be between 1 and {n_units}, the number of {unit}s in the cluster, but got "
+                f"Expected `actors` to be at most {n_units}, the number of {unit}s in the cluster, but got "
                 f"{self._given}. Pass a smaller --actors, or omit it to get one actor per {unit}."
             )
         return self._given or n_units, {f"num_{unit.lower()}s": 1}
@@ -149,14 +160,13 @@ class RayWorker(Worker):
             if finished:
                 return finished[0]
             try:
-                socket.create_connection(self._address, timeout=CHECK_SECONDS).close()
+                check_address(self._address)
             except OSError as error:
                 raise _gone(error) from None
 
     @cached_property
-    def _address(self) -> tuple[str, int]:
-        host, _, port = self._ray.get_runtime_context().gcs_address.rpartition(":")
-        return host.strip("[]"), int(port)
+    def _address(self) -> str:
+        return str(self._ray.get_runtime_context().gcs_address)
 
     def _result(self, task: Any) -> Any:
         """Return the result of a finished task, or raise its error."""
@@ -177,6 +187,13 @@ def _gone(error: Exception) -> InputError:
         f"Expected the Ray cluster to finish the job, but got {type(error).__name__}: {line.rstrip('.')}. Finished "
         "blocks are kept. Run the same command again to continue. If memory ran out, give each actor more memory."
     )
+
+
+def check_address(address: str) -> None:
+    """Raise an OSError if nothing listens at an address of the form HOST:PORT. Other addresses are not checked."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CHECK_SECONDS).close()
 
 
 def connect() -> Any:
@@ -200,6 +217,7 @@ def connect() -> Any:
     before = signal.getsignal(signal.SIGTERM)
     options: dict[str, Any] = {} if address else {"include_dashboard": False}
     try:
+        check_address(address or "")  # Ray itself would try for minutes
         with quiet_loggers("ray"):
             ray.init(address or "local", log_to_driver=False, configure_logging=False, **options)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:

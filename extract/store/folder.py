@@ -142,9 +142,10 @@ class ShardFiles:
             )
         if missing:
             unit, rows = ("blocks", "questions") if scope == "question" else ("sample ranges", "answers")
+            available = ", ".join(other for other in self.names() if self.finished(other, scope)) or "none"
             raise InputError(
                 f"Expected the store {path!r} to contain the {self._noun} {name!r} for all {rows}, but {len(missing)} "
-                f"of {len(shards)} {unit} lack it (available {self._noun}s: {', '.join(self.names()) or 'none'}). Run "
+                f"of {len(shards)} {unit} lack it ({self._noun}s of {rows}: {available}). Run "
                 f"`python -m extract {command}`."
             )
 

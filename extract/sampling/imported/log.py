@@ -169,7 +169,7 @@ def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], w
     """
     if key in earlier:
         raise InputError(
-            f"Expected ids to be unique, but {where} repeats the id {key[1]!r} of "
+            f"Expected the ids of the answers to a question to be unique, but {where} repeats the id {key[1]!r} for "
             f"question {key[0]!r}. Remove one of the two entries."
         )
 

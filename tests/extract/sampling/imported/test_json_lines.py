@@ -100,7 +100,7 @@ def test_wrong_lines_are_named(tmp_path: Path, row: dict[str, Any], message: str
 
 def test_duplicate_answers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match="ids to be unique, but line 2 of 'answers.jsonl' repeats the id 0 of question 'a'"
+        InputError, match="to be unique, but line 2 of 'answers.jsonl' repeats the id 0 for question 'a'"
     ):
         imported(tmp_path, [{**LINE, "sample": 0}, {**LINE, "sample": 0}])
 

@@ -273,7 +273,7 @@ def other_prompt(log: dict[str, Any]) -> None:
     [
         (lambda log: log.update(version=3), "an Inspect log in format version 2, but it has version 3"),
         (lambda log: log.pop("version"), "KeyError: 'version'"),
-        (lambda log: log["samples"].append(log["samples"][0]), "ids to be unique, but epoch 1 of sample"),
+        (lambda log: log["samples"].append(log["samples"][0]), "to be unique, but epoch 1 of sample"),
         *((set_epoch(n), "`epoch` of sample .* to be a whole number from 1") for n in (0, -3, 1.5, "1", 3_000_000)),
         (alike_scorers, "would be stored as 'inspect_a-b'"),
         (lambda log: [s["output"].update(choices=[]) for s in log["samples"]], "but every sample failed"),
@@ -310,7 +310,7 @@ def no_text(rows: list[dict[str, Any]], results: dict[str, Any]) -> None:
         (lambda rows, results: rows[1].pop("filter"), "line 2 .* but it lacks filter. Files of other versions"),
         (
             lambda rows, results: rows.append(rows[0]),
-            "ids to be unique, but line 37 .* repeats the id 'none' of question '0'",
+            "to be unique, but line 37 .* repeats the id 'none' for question '0'",
         ),
         (lambda rows, results: rows.clear(), "at least one question"),
         (likelihoods, "compares log-probabilities of given texts. .* `python -m extract likelihood`"),

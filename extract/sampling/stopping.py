@@ -89,7 +89,7 @@ class StoppingRule:
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
         """Apply the rule to the answers to one question, taken in the order in which they are given.
 
-        `answers` must hold a single order of the answers. The decision is based only on the answers up to the one at
+        `answers` must contain the answers in one order only. The decision is based only on the answers up to the one at
         which the rule is first met. Later answers are ignored. The decision therefore does not depend on the number of
         answers per round.
         """

@@ -113,7 +113,7 @@ def fit_backoff(
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
         random: [row] int64 fold of each row. Each question is assigned to a random fold.
-        groups: [row] int64 fold of each row in a second division. All questions of a group are in the same fold.
+        groups: [row] int64 fold of each row in a second partition. All questions of a group are in the same fold.
     """
     distance = fit_distance(features[:, 0, :n_hidden], random, groups)
     novelty = Novelty(n_hidden, distance.rank)

@@ -95,8 +95,8 @@ def score(
         raise InputError("Expected `questions` to contain at least one question, but it is empty. Pass another source.")
     if errors:
         raise InputError(
-            f"Expected all {n_asked} questions to be valid, but {len(errors)} could not be scored. Their lines have an "
-            f"`error`. The first one is: {errors[0]}"
+            f"Expected all {n_asked} questions to be valid, but {len(errors)} could not be scored. Their output lines "
+            f"have an `error`. The first one is: {errors[0]}"
         )
 
 

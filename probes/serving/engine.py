@@ -224,7 +224,7 @@ class Engine:
         """Wait for requests, and take them from the queues.
 
         Returns:
-            The requests whose answers join the batch, or None if the engine was closed. Requests for scores are passed
+            The requests to add to the batch, or None if the engine was closed. Requests for scores are passed
             to the scorer instead.
         """
         with self._changed:

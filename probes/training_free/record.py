@@ -35,9 +35,9 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
     Returns:
         A record. ``chosen`` is the name of the best score. ``rows`` contains the metrics of all reported scores.
         ``tests`` compares the chosen score with other scores. ``groups`` contains the metrics of the chosen score for
-        each group of questions. ``grid`` contains the numbers of scores, of tested scores and of significant scores. ``parts``
-        contains the numbers of questions and answers in each part. ``masked`` maps each signal or family without a reported
-        score to the reason.
+        each group of questions. ``grid`` contains the numbers of scores, of tested scores and of significant scores.
+        ``parts`` contains the numbers of questions and answers in each part. ``masked`` maps each signal or family
+        without a reported score to the reason.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc

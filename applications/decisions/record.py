@@ -219,5 +219,5 @@ def decide_page(record: Mapping[str, Any], plots: Sequence[str]) -> str:
 
 
 def decide_verdict(record: Mapping[str, Any]) -> str:
-    """Return one sentence per confidence and risk: the certified threshold, or why there is none."""
+    """Describe the certified threshold of each confidence at each risk, or why there is none."""
     return render("decisions/verdict.md.j2", record=record, label_of=method_label)

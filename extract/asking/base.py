@@ -61,7 +61,8 @@ class AskedBaseline(ABC):
         self.scopes = ASKED[name].scopes
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, Store, AskContext]]:
-        return type(self), (self.name, self.store, self.context)  # models are not pickled
+        # the Ray engine sends this object to actors of its own job, where each actor loads the models itself
+        return type(self), (self.name, self.store, self.context)
 
     @property
     def model(self) -> dict[str, Any]:

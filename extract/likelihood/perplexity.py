@@ -19,7 +19,7 @@ from extract.running.progress import Progress
 from extract.schemas import TEXT
 from extract.text import one_line
 
-#: Context length in tokens if the model's config has none.
+#: Context length in tokens of models whose config does not contain one.
 _DEFAULT_CONTEXT = 2048
 
 
@@ -79,7 +79,7 @@ def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int,
 
 
 def context_of(model: Any) -> int:
-    """Return the context length of a model in tokens, or 2048 if its config has none."""
+    """Return the context length of a model in tokens. The default is `_DEFAULT_CONTEXT`."""
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_CONTEXT)
 
 

@@ -67,7 +67,7 @@ def encode_item(
 
 
 def first_token(tokenizer: Any) -> list[int]:
-    """Return the token to put before a text that has no prompt: the BOS token, or the EOS token if there is none.
+    """Return the BOS token, which is put before texts without a prompt. If there is none, return the EOS token.
 
     Raises:
         InputError: If the tokenizer has neither.

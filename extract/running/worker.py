@@ -76,7 +76,7 @@ class Worker:
 
         Args:
             start: Function that prepares a process and yields a function that processes items. The Ray engine
-                pickles `start`, and processes the items of each block separately.
+                sends `start` to its actors, and processes the items of each block separately.
             items: Items in this worker's blocks.
             n_rows: Function that returns the number of rows in an item, for the progress bar.
             bar: Function that returns the progress bar. It is called after `start`, so that the rate
@@ -147,7 +147,7 @@ def alone(store: Path) -> Iterator[None]:
 
 
 class Lazy(Generic[Result]):
-    """Value that each process builds on first use, such as a loaded model. Only `build` is pickled."""
+    """Value that each process builds on first use, such as a loaded model. Ray sends only `build` to its actors."""
 
     def __init__(self, build: Callable[[], Result]) -> None:
         self._build, self._built = build, list[Result]()

@@ -56,8 +56,8 @@ def fill(
         items: Items to process, for example shards.
         n_rows: Function that returns the number of rows in an item.
         start: Function that prepares a process, for example by loading a model. It yields a second function, which
-            writes the file of an item and reports rows and tokens to the progress bar. With the Ray engine, `start` is
-            pickled, and an item can be processed twice. The second function should therefore skip existing files.
+            writes the file of an item and reports rows and tokens to the progress bar. The Ray engine sends `start`
+            to its actors, and can process an item twice. The second function should therefore skip existing files.
         worker: The worker. Its number is added to the label.
     """
     bar = partial(Progress, f"{label}{worker.label}", sum(map(n_rows, items)), unit)

@@ -274,11 +274,10 @@ def test_the_default_engine_is_this_process_or_a_worker_of_torchrun(monkeypatch:
     assert worker_for("local").label == " 2/2"
 
 
-def test_a_cluster_without_cpus_is_refused() -> None:
-    worker = RayWorker()
-    worker._ray = SimpleNamespace(cluster_resources=dict, remote=None)  # type: ignore[misc]
+def test_a_cluster_without_cpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RayWorker, "_ray", SimpleNamespace(cluster_resources=dict, remote=None))
     with pytest.raises(InputError, match="to have at least one CPU, but it has none"):
-        worker.once(dict)
+        RayWorker().once(dict)
 
 
 def test_the_remedy_for_long_paths_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,18 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, softplus
 
 from extract.errors import InputError
+from probes.fitting.newton import gram, minimise
 
+#: Maximum size in bytes of a chunk of float64 features that are fitted together on a CPU.
+CPU_CHUNK_BYTES = 2**23
 #: Maximum size in bytes of a chunk of float64 features that are fitted together on a GPU.
-CHUNK_BYTES = 2**28
-#: Maximum number of Newton steps. Most problems take six steps. Separable classes with λ = 10⁻⁶ take 20.
-MOST_STEPS = 100
-#: Smallest penalty, relative to the mean squared norm of the rows, for which steps are computed in float32.
-SMALLEST_PENALTY = 1e-6
-#: Maximum number of conjugate-gradient iterations per Newton step. Later Newton steps correct the remaining error.
-MOST_INNER = 250
+GPU_CHUNK_BYTES = 2**28
 
 
 def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -37,7 +33,7 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
     where x_i and y_i are the features and the target of row i, n is the number of rows, w are the weights, b is the
     bias and λ is the penalty. The solution equals that of scikit-learn's `Ridge` with alpha = λ n.
 
-    With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d
+    With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d/2
     multiply-adds for the Gram matrix, m³/6 per penalty for the Cholesky factor, and 2·n·d·P for the weights. An
     eigendecomposition would take about 9·m³.
 
@@ -50,18 +46,16 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
 
     def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
         weighted = rows.mul_(root[:, None])
-        if len(rows) == 1:
-            weighted = weighted[0]  # torch's batched kernels are 1.5 times slower for a batch of one
         in_rows = rows.shape[1] < rows.shape[2]
-        gram = weighted @ weighted.mT if in_rows else weighted.mT @ weighted
-        right_side = (centred if in_rows else weighted.mT @ centred).expand(*gram.shape[:-1], 1)
-        solution, diagonal, added = [], gram.diagonal(dim1=-2, dim2=-1), 0.0
+        products = gram(weighted if in_rows else weighted.mT)
+        right_side = (centred if in_rows else weighted.mT @ centred).expand(*products.shape[:-1], 1)
+        solution, diagonal, added = [], products.diagonal(dim1=-2, dim2=-1), 0.0
         for penalty in penalties:  # the diagonal is changed in place, without a copy per penalty
             diagonal += penalty - added
             added = penalty
-            solution.append(torch.cholesky_solve(right_side, torch.linalg.cholesky(gram))[..., 0])
+            solution.append(torch.cholesky_solve(right_side, torch.linalg.cholesky(products))[..., 0])
         found = torch.stack(solution, dim=-2)
-        found = (found @ weighted if in_rows else found).reshape(len(rows), len(penalties), -1)
+        found = found @ weighted if in_rows else found
         return found, mean_target.expand(found.shape[:2])
 
     return _solve_centred(features, share, solve)
@@ -77,10 +71,9 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     and λ is the penalty. The solution equals that of scikit-learn's `LogisticRegression` with C = 1 / (λ n), if each
     row is replaced by a positive row with sample weight y_i and a negative row with sample weight 1 − y_i.
 
-    With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d
-    multiply-adds for the Gram matrix, about 9·m³ for its eigendecomposition, and 2·n·m·P for each of about 30
-    conjugate-gradient iterations. The Gram matrix and the gradients are computed in float64. All other steps are
-    computed in float32, unless the penalties are tiny.
+    With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d/2
+    multiply-adds for the Gram matrix and m³/2 for the inverse of the Hessian at zero weights. Each of about 50
+    conjugate-gradient iterations takes m²·P, plus 2·n·d·P if n ≥ d. See `newton`.
 
     Raises:
         InputError: If a penalty is not positive or is too small for convergence, or if the targets are all 0 or all 1.
@@ -89,10 +82,7 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
 
     def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
-        # torch's batched kernels are slower for a batch of one
-        found = _minimise(rows[0] if len(rows) == 1 else rows, target.double(), share, l2)
-        weight, bias = (values.reshape(len(rows), len(l2), -1) for values in found)
-        return weight, bias[..., 0]
+        return minimise(rows, target.double(), share, l2)
 
     return _solve_centred(features, share, solve)
 
@@ -141,7 +131,6 @@ def _solve_centred(
 ) -> tuple[Tensor, Tensor]:
     """Fit chunks of centred features, and return weights [penalty, feature, d] and biases [penalty, feature].
 
-    On a CPU, a chunk is a single feature, so that it fits in the cache. On a GPU, it has up to `CHUNK_BYTES` bytes.
     `solve` maps centred rows [chunk, row, d] to weights [chunk, penalty, d] and biases [chunk, penalty].
     """
 
@@ -151,115 +140,14 @@ def _solve_centred(
         weight, bias = solve(rows - centre[:, None])
         return weight, bias - (weight @ centre[..., None])[..., 0]
 
+    chunk_bytes = GPU_CHUNK_BYTES if features.is_cuda else CPU_CHUNK_BYTES
+    chunks = features.split(max(1, chunk_bytes // max(1, 8 * features[0].numel())))
     if features.is_cuda:
-        found = map(solve_chunk, features.split(max(1, CHUNK_BYTES // max(1, 8 * features[0].numel()))))
-        weights, biases = zip(*found, strict=True)
+        weights, biases = zip(*map(solve_chunk, chunks), strict=True)
     else:
         n_threads = torch.get_num_threads()
         with ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            weights, biases = zip(*pool.map(solve_chunk, features.split(1)), strict=True)
+            weights, biases = zip(*pool.map(solve_chunk, chunks), strict=True)
         torch.set_num_threads(n_threads)  # the initializer also changed the default of later threads
     weight, bias = (torch.cat(parts).transpose(0, 1).to(features.dtype) for parts in (weights, biases))
     return weight.contiguous(), bias.contiguous()
-
-
-def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit penalised logistic regression and return weights [..., penalty, d] and biases [..., penalty].
-
-    The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
-    weights. Each step is found by conjugate gradients, with a residual of at most a tenth of the gradient norm. If the
-    gradient norm is below 10⁻⁵ times the penalty, each weight is within 10⁻⁵ of its optimal value, and the candidate
-    has converged.
-
-    A step is computed in principal coordinates. An additional coordinate is 1 in every row, and its weight is the bias.
-    In the dual problem, the weight vector is a linear combination of the rows. The coefficients of the rows are fitted.
-    The `rows` [..., row, d] are centred, and `share` [row] are the row weights.
-    """
-    n, d = rows.shape[-2:]
-    dual = n < d
-    gram = rows @ rows.mT if dual else rows.mT @ rows
-    basis = gram if dual else rows.mT  # logits = coefficients @ basis + bias
-    traces = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    tiny = bool((l2.min() < SMALLEST_PENALTY * traces / n).any())
-    squares, vectors = torch.linalg.eigh(gram.to(torch.float64 if tiny else torch.float32))
-    eps = torch.finfo(squares.dtype).eps
-    squares = squares.clamp_min(eps * squares[..., -1:]).clamp_min(torch.finfo(squares.dtype).tiny)  # rounding errors
-    roots = squares.sqrt()[..., None, :]
-    coordinates = pad(vectors * roots if dual else rows.to(vectors.dtype) @ vectors, (0, 1), value=1.0)
-    mean_squares = pad(squares / n, (0, 1), value=1.0)[..., None, :]
-    penalty = pad(l2[:, None].expand(-1, squares.shape[-1]), (0, 1)).to(squares.dtype)
-
-    point = rows.new_zeros(*rows.shape[:-2], len(l2), basis.shape[-2])
-    bias = torch.logit(share @ target).expand(point.shape[:-1])
-    products = rows.new_zeros(*point.shape[:-1], n)  # logits without the bias
-    enough = (1e-5 * l2.clamp_max(0.1)).clamp_min(1e-12)
-
-    def loss(point: Tensor, products: Tensor, bias: Tensor) -> Tensor:
-        logits = products + bias[..., None]
-        norm = (point * (products if dual else point)).sum(-1)  # of the weights, squared
-        return (softplus(logits) - target * logits) @ share + l2 / 2 * norm
-
-    value = loss(point, products, bias)
-    for _ in range(MOST_STEPS):
-        confidence = torch.sigmoid(products + bias[..., None])
-        pull = share * (confidence - target)
-        slopes = (pull if dual else pull @ rows) + l2[:, None] * point
-        principal = slopes.to(vectors.dtype) @ vectors
-        gradient = torch.cat([principal * roots if dual else principal, pull.sum(-1, keepdim=True).to(principal)], -1)
-        active = gradient.norm(dim=-1) > enough
-        if not active.any():
-            return point @ rows if dual else point, bias
-        curvature = (share * confidence * (1 - confidence)).to(vectors.dtype)
-        step = _newton_step(coordinates, mean_squares, curvature, penalty, gradient, active)
-        slope = (gradient * step).sum(-1)
-        moves = ((step[..., :-1] / roots if dual else step[..., :-1]) @ vectors.mT).to(rows.dtype)
-        steps = moves, moves @ basis, step[..., -1].to(rows.dtype)
-        length = active.to(rows.dtype)
-        while True:  # halve the step until the loss decreases sufficiently
-            moved = (
-                point + length[..., None] * steps[0],
-                products + length[..., None] * steps[1],
-                bias + length * steps[2],
-            )
-            new = loss(*moved)
-            worse = new > value + 1e-4 * length * slope + 1e-14 * value.abs()
-            if not worse.any():
-                break
-            length = torch.where(worse, length / 2, length)
-            length = torch.where(length < 1e-9, 0.0, length)
-        (point, products, bias), value = moved, new
-    raise InputError(
-        f"Expected `l2` to be large enough for logistic regression to converge, but {int(active.sum())} of "
-        f"{active.numel()} fits did not converge within {MOST_STEPS} steps. The smallest penalty is "
-        f"{float(l2.min()):g}. Use larger penalties."
-    )
-
-
-def _newton_step(
-    coordinates: Tensor, mean_squares: Tensor, curvature: Tensor, penalty: Tensor, gradient: Tensor, active: Tensor
-) -> Tensor:
-    """Approximate the Newton step −H⁻¹g by preconditioned conjugate gradients.
-
-    The Hessian is H = ZᵀDZ + diag(`penalty`), where Z are the `coordinates` of the rows, D = diag(`curvature`) and g is
-    the `gradient`. The preconditioner is H with all entries of `curvature` replaced by their mean. It is diagonal
-    because the columns of Z are orthogonal. Candidates that are not `active` get a step of 0.
-    """
-    inverse = 1 / (curvature.sum(-1, keepdim=True) * mean_squares + penalty)
-    step, rest = torch.zeros_like(gradient), -gradient
-    along = rest * inverse
-    size = (rest * along).sum(-1)
-    norm = gradient.norm(dim=-1)
-    enough = norm * norm.sqrt().clamp_max(0.1)
-    for _ in range(MOST_INNER):
-        hessian = torch.addcmul((curvature * (along @ coordinates.mT)) @ coordinates, penalty, along)
-        far = torch.where(active, size / (hessian * along).sum(-1), 0.0)[..., None]
-        step.addcmul_(far, along)
-        rest.addcmul_(far, hessian, value=-1)
-        active = active & (rest.norm(dim=-1) > enough)
-        if not active.any():
-            break
-        scaled = rest * inverse
-        new_size = (rest * scaled).sum(-1)
-        along = torch.addcmul(scaled, torch.where(active, new_size / size, 0.0)[..., None], along)
-        size = new_size
-    return step

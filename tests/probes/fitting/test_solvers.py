@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from extract.errors import InputError
-from probes.fitting import solvers
+from probes.fitting import newton, solvers
 
 PENALTIES = [0.001, 0.01, 0.1, 1.0, 10.0]
 
@@ -167,6 +167,6 @@ def test_unsolvable_problems_give_a_one_line_error(monkeypatch):
             solvers.logistic(x, one, [0.1])
         with pytest.raises(InputError, match=f"all 60 values are {answer:g}"):
             solvers.difference_of_means(x, one)
-    monkeypatch.setattr(solvers, "MOST_STEPS", 1)
-    with pytest.raises(InputError, match=r"`l2` to be large enough .* 2 of 2 fits did not converge within 1 steps"):
+    monkeypatch.setattr(newton, "MOST_STEPS", 1)
+    with pytest.raises(InputError, match=r"`l2` to be large enough .* 6 of 6 fits did not converge within 1 steps"):
         solvers.logistic(x, target, [0.001, 0.01])

@@ -1,0 +1,247 @@
+"""Newton's method for logistic regression with an L2 penalty, for several features and penalties at once.
+
+The weights and the bias are linear functions of a vector of coordinates. With at least as many rows as weights, the
+coordinates are the weights and the bias themselves (`_Primal`). Otherwise, they are coefficients of the rows (`_Dual`).
+
+Losses and gradients are computed in float64. Newton steps are computed in float32, because later steps correct their
+errors. With tiny penalties, the steps are also computed in float64.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, softplus
+
+from extract.errors import InputError
+
+#: Maximum number of Newton steps. Most problems take six steps. Separable classes with λ = 10⁻⁶ take 20.
+MOST_STEPS = 100
+#: Maximum number of conjugate-gradient iterations per Newton step. Later Newton steps correct the remaining error.
+MOST_INNER = 250
+#: Factor by which the iterations of a Newton step reduce the squared norm of the residual.
+INNER_FACTOR = 1e-3
+#: Smallest penalty, relative to the trace of the unpenalised Hessian, for which steps are computed in float32.
+SMALLEST_PENALTY = 4e-6
+
+
+def minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
+    """Fit logistic regression and return weights [feature, penalty, d] and biases [feature, penalty].
+
+    The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
+    weights. A fit has converged if the norm of its gradient is at most 10⁻⁵ times the penalty. Each weight is then
+    within 10⁻⁵ of its optimal value.
+
+    Args:
+        rows: [feature, row, d] float64 rows. Each coordinate has mean 0.
+        target: [row] float64 labels in [0, 1], not all 0 and not all 1.
+        share: [row] float64 weights of the rows, all equal, with sum 1.
+        l2: [penalty] float64 penalties λ > 0.
+
+    Raises:
+        InputError: If a penalty is too small for convergence.
+    """
+    mean_target = share @ target
+    problem = (_Dual if rows.shape[-2] < rows.shape[-1] else _Primal)(rows, mean_target * (1 - mean_target), l2)
+    enough = (1e-5 * l2.clamp_max(0.1)).clamp_min(1e-12)
+
+    def loss(point: Tensor, logits: Tensor) -> Tensor:
+        return (softplus(logits) - target * logits) @ share + l2 / 2 * problem.squared_norm(point, logits)
+
+    point = problem.constant(torch.logit(mean_target))
+    logits = problem.logits(point)
+    value = loss(point, logits)
+    for _ in range(MOST_STEPS):
+        confidence = torch.sigmoid(logits)
+        gradient = problem.gradient(share * (confidence - target), point)
+        active = problem.norm(gradient) > enough
+        if not active.any():
+            return problem.weights(point)
+        step = _newton_step(problem, share * confidence * (1 - confidence), gradient, active).to(rows.dtype)
+        change = problem.logits(step)
+        slope = problem.slope(gradient, step, change)
+        length = active.to(rows.dtype)
+        while True:  # halve the step until the loss decreases sufficiently
+            moved = point + length[..., None] * step, logits + length[..., None] * change
+            new = loss(*moved)
+            worse = new > value + 1e-4 * length * slope + 1e-12 * value.abs()
+            if not worse.any():
+                break
+            length = torch.where(worse, length / 2, length)
+            length = torch.where(length < 1e-9, 0.0, length)
+        (point, logits), value = moved, new
+    raise InputError(
+        f"Expected `l2` to be large enough for logistic regression to converge, but {int(active.sum())} of "
+        f"{active.numel()} fits did not converge within {MOST_STEPS} steps. The smallest penalty is "
+        f"{float(l2.min()):g}. Use larger penalties."
+    )
+
+
+def gram(rows: Tensor, size: int = 96) -> Tensor:
+    """Return the Gram matrix [..., row, row] of rows [..., row, d], computed in blocks of `size` rows and columns.
+
+    The matrix is symmetric, so that only the blocks on and below the diagonal are computed.
+    """
+    n_rows = rows.shape[-2]
+    found = rows.new_empty(*rows.shape[:-1], n_rows)
+    for start in range(0, n_rows, size):
+        end = start + size
+        block = rows[..., start:, :] @ rows[..., start:end, :].mT
+        found[..., start:, start:end] = block
+        found[..., start:end, start:] = block.mT
+    return found
+
+
+class _Primal:
+    """Coordinates [feature, penalty, d + 1]: the weights and the bias. The image of a vector is the vector itself.
+
+    Args:
+        rows, l2: Arguments of `minimise`.
+        spread: Derivative of the confidence with respect to the logit at zero weights.
+    """
+
+    def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:
+        self.rows, self.l2 = pad(rows, (0, 1), value=1.0), pad(l2[:, None].expand(-1, rows.shape[-1]), (0, 1))
+        _, inverse = _inverse_at_zero(gram(rows.mT), spread / rows.shape[-2], l2)
+        self.inverse = pad(inverse, (0, 1, 0, 1))
+        self.inverse[..., -1, -1] = 1 / spread
+        self.step_rows, self.step_l2 = self.rows.to(inverse.dtype), self.l2.to(inverse.dtype)
+
+    def constant(self, logit: Tensor) -> Tensor:
+        """Return the coordinates of zero weights with the bias `logit`."""
+        point = torch.zeros_like(self.l2)
+        point[:, -1] = logit
+        return point.expand(len(self.rows), -1, -1)
+
+    def weights(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights [feature, penalty, d] and biases [feature, penalty]."""
+        return point[..., :-1], point[..., -1]
+
+    def logits(self, point: Tensor) -> Tensor:
+        """Return logits [feature, penalty, row]."""
+        return point @ self.rows.mT
+
+    def squared_norm(self, point: Tensor, logits: Tensor) -> Tensor:
+        """Return the squared norms [feature, penalty] of the weights, given a point and its logits."""
+        return point[..., :-1].square().sum(-1)
+
+    def gradient(self, pull: Tensor, point: Tensor) -> Tensor:
+        """Return the gradient at a point, given the derivative of the mean loss with respect to the logits."""
+        return pull @ self.rows + self.l2 * point
+
+    def norm(self, gradient: Tensor) -> Tensor:
+        """Return the norm [feature, penalty] of a gradient."""
+        return gradient.norm(dim=-1)
+
+    def slope(self, gradient: Tensor, step: Tensor, change: Tensor) -> Tensor:
+        """Return the derivative [feature, penalty] of the loss along a step, given the change of the logits."""
+        return (gradient * step).sum(-1)
+
+    def hessian(self, vector: Tensor, image: Tensor, curvature: Tensor) -> Tensor:
+        """Multiply the Hessian by a vector, given its image and the second derivative of the mean loss."""
+        return torch.addcmul((curvature * (vector @ self.step_rows.mT)) @ self.step_rows, self.step_l2, vector)
+
+    def precondition(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Multiply the inverse of the Hessian at zero weights by a vector. Return the result and its image."""
+        found = vector @ self.inverse
+        return found, found
+
+
+class _Dual:
+    """Coordinates [feature, penalty, row]: coefficients α of the rows. The methods are those of `_Primal`.
+
+    The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. The mean determines
+    the bias instead, which is b = r Σ αᵢ for a constant r. The logits are therefore Kα, where K is the Gram matrix plus
+    r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. The inverse of the Hessian at zero
+    weights is a function of K, so that one matrix product gives both its product with a vector and the image.
+
+    In Newton steps, the bias also has a small penalty, and a little is added to the diagonal of K. This saves
+    operations and limits the coefficients if K is singular. Later steps correct the error.
+    """
+
+    def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:
+        self.rows, self.l2, scale = rows, l2[:, None], spread / rows.shape[-2]
+        products = gram(rows)
+        mean_square = products.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None]
+        self.bias_per_sum = torch.maximum(mean_square, 100 * l2.max() / spread)  # r
+        self.kernel = products.add_(self.bias_per_sum[..., None])
+        shift, self.inverse = _inverse_at_zero(self.kernel, scale, l2)
+        dtype, eps = self.inverse.dtype, torch.finfo(self.inverse.dtype).eps
+        shift = shift - torch.maximum(l2.min() / 100, 100 * eps * shift)
+        self.step_l2, self.of_vector, self.of_found = (one.to(dtype) for one in (self.l2, 1 / scale, -shift / scale))
+
+    def constant(self, logit: Tensor) -> Tensor:
+        n_rows = self.rows.shape[-2]
+        return (logit / n_rows / self.bias_per_sum)[..., None].expand(-1, len(self.l2), n_rows)
+
+    def weights(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        return _centred(point) @ self.rows, self.bias_per_sum * point.sum(-1)
+
+    def logits(self, point: Tensor) -> Tensor:
+        return point @ self.kernel
+
+    def squared_norm(self, point: Tensor, logits: Tensor) -> Tensor:
+        return (_centred(point) * logits).sum(-1)
+
+    def gradient(self, pull: Tensor, point: Tensor) -> Tensor:
+        return pull + self.l2 * _centred(point)
+
+    def norm(self, gradient: Tensor) -> Tensor:
+        return self.slope(gradient, gradient, self.logits(gradient)).clamp_min(0).sqrt()
+
+    def slope(self, gradient: Tensor, step: Tensor, change: Tensor) -> Tensor:
+        return (gradient * change).sum(-1)
+
+    def hessian(self, vector: Tensor, image: Tensor, curvature: Tensor) -> Tensor:
+        return torch.addcmul(curvature * image, self.step_l2, vector)
+
+    def precondition(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        found = vector @ self.inverse
+        return found, torch.addcmul(self.of_vector * vector, self.of_found, found)
+
+
+def _centred(point: Tensor) -> Tensor:
+    return point - point.mean(-1, keepdim=True)
+
+
+def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a penalty [feature, 1, 1] and the inverse of the Hessian at zero weights, `scale` · `products` + penalty.
+
+    All penalties share this inverse as a preconditioner, so its penalty is the geometric mean of the smallest and the
+    largest one, but larger than the rounding errors of `products`. The inverse has the dtype of the steps, which is
+    float32 unless a penalty is extreme. In float32, `_Dual.precondition` would lose all digits with large penalties.
+    """
+    traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
+    penalty = (l2.min() * l2.max()).sqrt()
+    extreme = (l2.min() < SMALLEST_PENALTY * traces) | (penalty > traces)
+    dtype = torch.float64 if bool(extreme.any()) else torch.float32
+    penalty = penalty.clamp_min(16 * torch.finfo(dtype).eps * traces)
+    hessian = products.to(dtype) * scale.to(dtype)
+    hessian.diagonal(dim1=-2, dim2=-1).add_(penalty[..., 0])
+    return penalty, torch.cholesky_inverse(torch.linalg.cholesky(hessian))
+
+
+def _newton_step(problem: _Primal | _Dual, curvature: Tensor, gradient: Tensor, active: Tensor) -> Tensor:
+    """Approximate the Newton step −H⁻¹g by conjugate gradients, preconditioned with the Hessian at zero weights.
+
+    Fits that are not `active` get a step of 0.
+    """
+    dtype = problem.inverse.dtype
+    curvature, rest = curvature.to(dtype), -gradient.to(dtype)
+    step = torch.zeros_like(rest)
+    along, image = problem.precondition(rest)
+    size = (rest * image).sum(-1)
+    active = active & (size > 0)
+    enough = INNER_FACTOR * size
+    for _ in range(MOST_INNER):
+        product = problem.hessian(along, image, curvature)
+        far = torch.where(active, size / (product * image).sum(-1), 0.0)[..., None]
+        step.addcmul_(far, along)
+        rest.addcmul_(far, product, value=-1)
+        found, found_image = problem.precondition(rest)
+        new_size = (rest * found_image).sum(-1)
+        active = active & (new_size > enough)
+        if not active.any():
+            break
+        ratio = torch.where(active, new_size / size, 0.0)[..., None]
+        along, image = torch.addcmul(found, ratio, along), torch.addcmul(found_image, ratio, image)
+        size = new_size
+    return step

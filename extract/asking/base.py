@@ -38,7 +38,7 @@ class AskContext:
         grader: Name of the grader that normalises answers for the baseline `entailment`. By default, the store's only
             grader.
         max_new_tokens: Maximum number of tokens in a reply for the baseline `verbalized`.
-        continuations: Whether the baseline `likelihood` scores the letters or the texts of options.
+        continuations: Whether the baseline `likelihood` scores the letters or the texts of the options.
     """
 
     load: Lazy[tuple[Any, Any]]
@@ -113,7 +113,7 @@ class AskedBaseline(ABC):
     def questions(self, shard: Shard) -> dict[str, str]:
         """Return the text of each question in a shard, by question id.
 
-        The text of a chat has one line ``role: content`` per message.
+        For a chat, the text has one line ``role: content`` per message.
         """
         texts = {}
         for question in self.store.questions.block(shard):

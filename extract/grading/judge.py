@@ -93,7 +93,7 @@ def judge_grader(judge: Judge) -> Grader:
 
 
 def parse_for_judge(question: Question, text: str) -> str | None:
-    """Normalise the whitespace of an answer. If the question is not case-sensitive, also convert to lower case."""
+    """Normalise an answer's whitespace. If the question is not case-sensitive, also convert the answer to lower case."""
     text = " ".join(_both_ends(text).split())
     return (text if question.meta.get("case_sensitive") else text.casefold()) or None
 

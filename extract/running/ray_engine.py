@@ -266,7 +266,7 @@ class _Actor:
 def _call(function: Callable[[], Any], folder: str) -> Any:
     """Call a function in the working directory of the driver, and return its result.
 
-    An expected error is returned, not raised.
+    An `InputError` or `OSError` is returned instead of raised.
     """
     try:
         os.chdir(folder)

@@ -52,7 +52,8 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
         queries: [..., query, d_head].
         keys: [..., token, d_head]. `values` has the same shape.
         scaling: Factor by which the scores are multiplied.
-        bias: [..., query, token] float32, added to the scores. −inf hides a token. Each query needs a visible token.
+        bias: [..., query, token] float32, added to the scores. −inf hides a token. At least one token must be
+            visible to each query.
     """
     if queries.device.type == "cpu" and queries.shape[-2] >= _FUSED_QUERIES:
         mask = None if bias is None else bias.to(queries.dtype).expand(*bias.shape[:2], queries.shape[-2], -1)

@@ -93,7 +93,7 @@ def judge_grader(judge: Judge) -> Grader:
 
 
 def parse_for_judge(question: Question, text: str) -> str | None:
-    """Normalise an answer's whitespace. If the question is not case-sensitive, also convert the answer to lower case."""
+    """Normalise an answer's whitespace. Also convert the answer to lower case unless the question is case-sensitive."""
     text = " ".join(_both_ends(text).split())
     return (text if question.meta.get("case_sensitive") else text.casefold()) or None
 

@@ -36,8 +36,9 @@ class Latent(Descent):
     the likelihood of the answer embeddings (`answer_loss`) and does not use grades.
 
     Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from its best epoch. This is
-    the epoch in which its validation scores have the highest rank correlation with the agreement of the answers
-    (1 − SEU). The candidate with the lowest validation loss is then chosen and calibrated.
+    the epoch in which its validation scores have the highest rank correlation with the mean cosine similarity between
+    the embeddings of the answers (1 − SEU). Then the candidate with the lowest validation loss is chosen and
+    calibrated.
 
     Args:
         hidden: Number of hidden units.

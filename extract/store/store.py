@@ -107,7 +107,7 @@ class Store:
 
     @property
     def reader(self) -> dict[str, Any] | None:
-        """Identity of the local copy of a served model. None before signals are read, and for a local model.
+        """Identity of the local copy of a served model. None if the model is local or no copy has been used yet.
 
         Raises:
             InputError: If reader.json is damaged.

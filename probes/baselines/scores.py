@@ -149,7 +149,7 @@ def semantic_entropy_nli(data: FeatureDataModule) -> JointUncertainty:
 
 
 def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes the mean cosine distance between answer embeddings (SEU)."""
+    """Return a function that computes SEU (semantic embedding uncertainty), a mean cosine distance between answers."""
     embeddings = _embeddings(data)
     return lambda rows: seu(embeddings[rows])
 
@@ -182,7 +182,7 @@ def dispersed(
 ) -> Mapping[Scope, Score]:
     """Return a score function for questions. A score is the negated dispersion of half of the answers.
 
-    It is NaN if this half contains fewer than two answers.
+    The score is NaN if this half contains fewer than two answers.
     """
 
     def uncertainty(data: FeatureDataModule) -> JointUncertainty:

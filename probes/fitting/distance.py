@@ -23,7 +23,7 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
         fold: [row] int64 fold of each row. The quantiles are computed from the distance between each row and the
             rows of the other folds.
         groups: [row] int64 fold of each row in a second partition, which keeps question groups together. The attribute
-            `full` is computed from the distance between each row and the rows of the other folds in this division. If
+            `full` is computed from the distance between each row and the rows of the other folds in this partition. If
             `groups` is None, `full` is the highest quantile.
         rows: [row] bool mask of the rows used for the quantiles. If None, all rows are used.
     """

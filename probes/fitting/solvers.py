@@ -172,8 +172,8 @@ def _minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor) -> tuple[
     has converged.
 
     A step is computed in principal coordinates. An additional coordinate is 1 in every row, and its weight is the bias.
-    In the dual problem, the weight vector is a linear combination of the rows. The coefficients of the rows are fitted.
-    The `rows` [..., row, d] are centred, and `share` [row] are the row weights.
+    In the dual problem, the weight vector is a linear combination of the rows, and the coefficients of this combination
+    are fitted. The `rows` [..., row, d] are centred, and `share` [row] are the row weights.
     """
     n, d = rows.shape[-2:]
     dual = n < d

@@ -149,7 +149,7 @@ def semantic_entropy_nli(data: FeatureDataModule) -> JointUncertainty:
 
 
 def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes SEU (semantic embedding uncertainty), a mean cosine distance between answers."""
+    """Return a function that computes SEU (semantic embedding uncertainty): the mean cosine distance of answers."""
     embeddings = _embeddings(data)
     return lambda rows: seu(embeddings[rows])
 

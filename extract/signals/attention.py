@@ -3,7 +3,8 @@
 Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of the
 tokens. Ã is the attention averaged over heads, a is the share of attention in the residual stream, and I is the
 identity. The rollout matrix of L layers is R = Â_L … Â_1. All these matrices are lower triangular. The columns of R for
-the answer tokens therefore require only the attention among these tokens and the normalisers of the attention rows.
+the answer tokens therefore require only the attention among these tokens, and the sum that normalises each row of
+attention (see `normalisers`).
 """
 
 import math

@@ -242,7 +242,7 @@ def element_field(query: Tensor, key: Tensor) -> Tensor:
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """Sum the attention over keys. Each field has its own sum, weighted by the field.
+    """Sum the attention over keys, weighted by each receptive field in turn.
 
     Args:
         mean: Mean attention over heads, [row, query, key].

@@ -169,7 +169,7 @@ PEAKS = (
 
 
 def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | None = None) -> dict[str, Tensor]:
-    """Compute features that describe the shape of each row's entropy curve. A logistic regression can use them.
+    """Compute features that describe the shape of each row's entropy curve, for use in a logistic regression.
 
     A peak is a token whose entropy exceeds `threshold`. A critical token is a peak whose weight exceeds the mean weight
     of the row. Counts are returned as log(1 + count). They grow with the number of tokens n, so log n is a feature too.
@@ -219,7 +219,7 @@ WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax"
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Return the signal that contains token weights, and the last part of their key.
+    """Return the name of the signal that provides token weights, and the last part of the weights' key.
 
     Args:
         name: One of `WEIGHTS`, or ``signal/position`` for a signal that measures influence, such as `rollout`. The

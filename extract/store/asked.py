@@ -1,4 +1,7 @@
-"""Results of the baselines that `ask` adds to a store. There is one Parquet file per baseline and shard."""
+"""Results of the baselines that `python -m extract ask` adds to a store.
+
+There is one Parquet file per baseline and shard.
+"""
 
 from typing import Any
 

@@ -136,9 +136,9 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Find the index [row, 1] of the first sum in `ends` above the target.
+    """Find the index [row, 1] of the first cumulative sum in `ends` that is above the target.
 
-    If no sum is above the target, return the index at which the sums increase for the last time.
+    If no sum is above the target, return the last index at which the sum increases.
     """
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

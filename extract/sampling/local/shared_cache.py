@@ -1,4 +1,7 @@
-"""Key/value cache of answers that share their prompts. Each row is an answer. Rows join and leave between passes."""
+"""Key/value cache in which all answers to a question share one copy of its prompt.
+
+Each row is an answer. Rows join and leave between passes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

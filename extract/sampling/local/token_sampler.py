@@ -88,7 +88,7 @@ class TokenSampler:
             question_ids: Question ids. Random numbers depend on them, but not on the temperature.
             prompts: Prompt token ids of each question.
             samples: Indices of the answers to draw, for example ``range(0, 10)``.
-            temperatures: Distinct temperatures. They replace the temperature of the policy.
+            temperatures: Distinct temperatures, which override those in `decoding`.
             progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
             block: All prompts of a block. Pass the block if several calls draw answers to its prompts. If the block
                 fits into one batch, the prompts are read only in the first call. Otherwise, only their common prefix is

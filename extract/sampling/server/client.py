@@ -113,7 +113,8 @@ class Client(AbstractAsyncContextManager["Client"]):
     Args:
         model: Name of the model on the server.
         spending: Counts requests and tokens, and enforces the budgets.
-        known_as: Model names in the preflight replies. If not empty, replies from other models are rejected.
+        known_as: Model names in the replies to the preflight (see `run_preflight`). If not empty, replies from
+            other models are rejected.
 
     Attributes:
         endpoints: One endpoint per address.

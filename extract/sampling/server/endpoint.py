@@ -58,7 +58,7 @@ class Failure(Exception):
 
 
 class Endpoint:
-    """One server address with several connection pools. After repeated failures, it rests for increasingly long times.
+    """One server address with several connection pools. After repeated failures, it rests for ever longer periods.
 
     Error messages never contain the API key, because `line` removes the key from the server's texts.
 

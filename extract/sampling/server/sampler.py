@@ -114,7 +114,7 @@ class ServerSampler(Sampler):
             check_variation(answers.values(), store.path, preflight.varies)
 
     def _preflight(self, temperature: float, asks: Sequence[Ask]) -> Preflight:
-        """Return the results of the preflight at a temperature. The preflight runs in the first call."""
+        """Return the results of the preflight at a temperature. It runs in the first call for this temperature."""
         if temperature not in self._preflights:
             asks = asks[: TRIES * len(self.server.urls)]
             decoding = self.decoding.at(temperature)

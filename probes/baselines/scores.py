@@ -149,7 +149,10 @@ def semantic_entropy_nli(data: FeatureDataModule) -> JointUncertainty:
 
 
 def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes SEU (semantic embedding uncertainty): the mean cosine distance of answers."""
+    """Return a function that computes SEU (semantic embedding uncertainty).
+
+    SEU is the mean cosine distance between the embeddings of the answers.
+    """
     embeddings = _embeddings(data)
     return lambda rows: seu(embeddings[rows])
 

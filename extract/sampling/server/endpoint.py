@@ -40,7 +40,7 @@ class Failure(Exception):
 
     Args:
         reached: Whether the server was reached.
-        wait: Wait requested by the server, in seconds.
+        wait: Number of seconds to wait, as requested by the server.
         brief: Shorter reason without the server's text, which may quote a question. By default, the same as `reason`.
         crashed: Whether the server may have crashed: the connection failed or broke, or the status is 500.
     """

@@ -25,7 +25,7 @@ class Decisions:
         confidence: [question] float32 confidence of the model (for `route`, of the cheap model). NaN for an empty
             answer, which is withheld.
         novelty: [question] float32 novelty. See `Confidences`.
-        is_novel: [question] bool. Whether the question or answer is more novel than 99 % of the training rows.
+        is_novel: [question] bool. Whether the question or answer is more novel than 99 % of the training data.
         answered_by: Source of each answer: ``model``, ``strong`` (only for `route`), or None for a withheld answer.
         threshold: Minimum confidence for using the model's answer; None for `best_of`.
     """
@@ -99,7 +99,7 @@ def route(
     backoff: bool = False,
     **options: Any,
 ) -> Decisions:
-    """Answer with the cheap model if its confidence is at or above a threshold, or else with the strong model.
+    """Answer with the cheap model if its confidence is at or above a threshold, and otherwise with the strong model.
 
     Args:
         cheap: Model with an attached probe.

@@ -224,7 +224,10 @@ class Endpoints:
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call `work`, which tokenises texts of the given lengths. If they are many or long, call it in another thread."""
+    """Call `work`, which tokenises texts of the given lengths.
+
+    If there are many texts or if they are long, `work` is called in another thread.
+    """
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 

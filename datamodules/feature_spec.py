@@ -28,8 +28,8 @@ class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
     - A vector signal such as `hidden` gives one feature per layer and position.
-    - The values of all token signals form one vector. It is appended to each of these features. If there is no vector
-      signal, it is the only feature.
+    - The values of all token signals form one vector, which is appended to each of these features. If there is no
+      vector signal, this vector is the only feature.
     - `hidden_tokens` gives one feature per layer. In each row, it has one vector per token.
 
     Args:
@@ -209,7 +209,7 @@ def choose_keys(
 ) -> list[str]:
     """Return the keys ``layer/position`` of a signal at the given positions and layers. None stands for all.
 
-    Error messages refer to `positions` by the name in `option`.
+    `option` is the name that error messages use for `positions`.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

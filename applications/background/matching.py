@@ -1,6 +1,7 @@
 """Find the temperature at which a reference varies as much as the tested system.
 
-The resampling weights [resample, prompt] sum to 1 and are the same for both systems.
+Some functions take resampling weights [resample, prompt]. Each row sums to 1, and the same weights are used for the
+reference and the tested system.
 """
 
 import numpy as np
@@ -91,8 +92,8 @@ def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
 
     All of the system's outputs for a prompt must be equal.
 
-    The limit for the mean over M prompts is 1 − 0.05^(1 / (M (N − 1))), where N is the smallest of the numbers of
-    outputs `n_outputs` [prompt]. It is also valid if the prompts have different mismatch rates.
+    The limit for the mean over M prompts is 1 − 0.05^(1 / (M (N − 1))), where N is the smallest number of outputs
+    in `n_outputs` [prompt]. It is also valid if the prompts have different mismatch rates.
     """
     return float(1 - 0.05 ** (1 / (len(n_outputs) * (n_outputs.min() - 1))))
 

@@ -14,7 +14,7 @@ _COLOURS = [colour for colour in METHOD_COLOURS if colour not in (RED, GREY)]
 
 
 def background_pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return the pictures by name. The picture of the recovery test is left out if there are too few outputs."""
+    """Return the pictures by name. If there are too few outputs, the picture `recovery` is left out."""
     tested = any(reference["recovery"] for reference in record["references"].values())
     return {"curves": curves_picture(record)} | ({"recovery": recovery_picture(record)} if tested else {})
 

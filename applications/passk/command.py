@@ -31,7 +31,7 @@ def passk(
             up to this limit.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and pictures. The default is runs/passk-STORE.
-        seed: Seed for the resampling and for the splits of the questions.
+        seed: Seed for the resampling, and for dividing the questions into folds and halves.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

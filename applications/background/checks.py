@@ -88,5 +88,5 @@ def check_full_distribution(store: Store) -> None:
         raise InputError(
             f"Expected the reference '{store.path}' to be sampled with top_p 1 and top_k 0, but got top_p "
             f"{decoding['top_p']} and top_k {decoding['top_k']}. With truncation, the outputs vary less at the "
-            "same temperature. Sample the grid again without truncation."
+            "same temperature. Sample the reference again without truncation."
         )

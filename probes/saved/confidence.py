@@ -111,8 +111,8 @@ class ConfidentModel:
 
         If the probe reads hidden states of the question (with or without the signal `tokens`) or of all answer tokens,
         its features are captured during generation. Other probes require one more forward pass. Generation stops at
-        the stop strings of the probe's training data, unless `stop_strings` is passed. `text` always ends before the
-        first stop string of the training data.
+        the stop strings of the probe's training data, unless `stop_strings` is passed. In either case, `text` ends
+        before the first occurrence of any stop string of the training data.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids

@@ -63,7 +63,7 @@ def abstain(
         threshold: Threshold to use instead of a stored one.
         backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
             broader probe (see `Confidences`). Use False with stored thresholds, because they were certified without
-            this shift. The shift could move a low confidence above the threshold.
+            this shift, which could move a low confidence above the threshold.
         **options: Options of transformers' `generate`.
 
     Returns:

@@ -62,7 +62,7 @@ class Distance(nn.Module):
         return (above - 1 + step) / (N_QUANTILES - 1)
 
     def remoteness(self, distance: Tensor) -> Tensor:
-        """Map distances [row] to [0, 1]. It is 0 up to the 99th percentile and rises linearly to 1 at `full`."""
+        """Map distances [row] to [0, 1]: 0 up to the 99th percentile, then rising linearly to 1 at `full`."""
         start = self.quantiles[START]
         return ((distance - start) / (self.full - start).clamp_min(TINY)).clamp(0, 1)
 

@@ -7,9 +7,9 @@ linearly with the distance, up to a maximum weight. `probes.fitting.backoff` fit
 questions.
 
 A broader probe can be trained on the questions of other stores in addition to the training rows. The confidence of a
-novel row that is close to these questions is then mixed with the confidence of the broader probe. As the row's
-distance from the broader probe's training rows increases from one percentile of the distances of held-out groups to a
-higher one, the weight of the broader probe decreases to 0.
+novel row that is close to these questions is then mixed with the confidence of the broader probe. The weight of
+the broader probe decreases linearly to 0 as the row's distance from the broader probe's training rows increases from
+the 90th to the 95th percentile of the distances of held-out groups.
 """
 
 from typing import Any, NamedTuple

@@ -83,7 +83,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
         rows: Answers with the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
         wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously. The
-            copy is complete once a token that is later drawn on the same device has reached the CPU.
+            copy is complete when the CPU has received a token that was drawn later on the same device.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers

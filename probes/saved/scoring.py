@@ -96,7 +96,7 @@ def score(
     if errors:
         raise InputError(
             f"Expected all {n_asked} questions to be valid, but {len(errors)} could not be scored. Their output lines "
-            f"have an `error`. The first one is: {errors[0]}"
+            f"have an `error`. The first error is: {errors[0]}"
         )
 
 

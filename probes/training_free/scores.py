@@ -1,4 +1,4 @@
-"""Scores of answers. There is one for every combination of a token signal, a pooling and a weighting of the tokens."""
+"""Scores of answers, one for every combination of a token signal, a pooling and a weighting of the tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -121,7 +121,7 @@ class Store:
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the model from which signals are read, as the dict of a `ModelIdentity`.
+        """Identity of the model from which signals are read, as a dict with the fields of `ModelIdentity`.
 
         If a served model answered the questions, signals are read from a local copy of it.
 

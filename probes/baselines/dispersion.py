@@ -10,7 +10,10 @@ from scipy.special import entr
 
 
 def mean_distance(similarity: NDArray[np.float64]) -> float:
-    """Compute the mean of 1 − S_ij over all pairs i ≠ j. For ROUGE-L scores, it is 1 minus the lexical similarity."""
+    """Compute the mean of 1 − S_ij over all pairs i ≠ j.
+
+    If the similarities are ROUGE-L scores, the result is 1 minus the lexical similarity, which is the mean score.
+    """
     n = len(similarity)
     return float(1 - (similarity.sum() - n) / (n * (n - 1)))
 

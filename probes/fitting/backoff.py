@@ -137,8 +137,8 @@ def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, sh
 
     .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
 
-    where row i has the confidence f_i, the measured accuracy p̂_i and the share s_i, and r_i is the base rate of the
-    other folds. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
+    where row i has the confidence f_i, the measured accuracy p̂_i and the share s_i of the total row weight, and r_i is
+    the base rate of the other folds. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
 
     Args:
         confidence, base_rate, accuracy, share: [row] float64. The shares sum to 1.

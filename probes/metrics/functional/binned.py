@@ -64,7 +64,7 @@ def squared_calibration_error(
 
 
 def _merged(sums: Tensor) -> Tensor:
-    """Merge each bin with fewer than two questions into a neighbouring bin. Sums have shape [3, ..., bin]."""
+    """Merge each bin with fewer than two questions into a neighbouring bin. `sums` has shape [3, ..., bin]."""
     bins = list(sums.unbind(-1))
     order = list(range(len(bins)))
     for path in (order, order[::-1]):  # merge upwards, then downwards if the top bin is still too small

@@ -113,9 +113,9 @@ def recall_at_fpr(
 
 
 def _by_score(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weight of wrong answers at each score, and that of right answers.
+    """Return the weights of wrong answers and of right answers at each score.
 
-    Both have shape [..., distinct score] and are ordered from the lowest score to the highest.
+    Both tensors have shape [..., distinct score] and are ordered from the lowest score to the highest.
     """
     group, of_group = ties(preds)
     accuracy = right / known

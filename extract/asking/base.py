@@ -33,7 +33,8 @@ class AskContext:
     Attributes:
         load: Function that returns the store's model and tokenizer. The first call in a process loads them.
         device: Device of the sentence encoder and the entailment classifier: auto, cpu, cuda or cuda:N.
-        embedding_model: Name of the embedded sentence encoder, or the Hub id or folder of another encoder.
+        embedding_model: Name of the embedded sentence encoder (`EMBEDDED_ENCODER`), or the Hub id or folder of another
+            encoder.
         nli_model: Hub id or folder of an entailment classifier. None if no baseline uses it.
         grader: Name of the grader that normalises answers for the baseline `entailment`. By default, the store's only
             grader.

@@ -117,8 +117,8 @@ class Classifier(TextReader):
 class Entailment(AskedTable):
     """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
-    Answers with the same normalised form are in the same cluster and are never compared. Each range of samples extends
-    the clusters of earlier ranges, so the result does not depend on the division into ranges.
+    Answers with the same normalised form are in the same cluster and are never compared. New samples are
+    added to the clusters of earlier samples, so the result does not depend on how the samples are divided into ranges.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:

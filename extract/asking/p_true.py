@@ -150,7 +150,7 @@ class PTrueAnswer(PTrue):
     """Shows each answer to the store's model and asks whether the answer is right.
 
     If several answers to a question are identical, the model reads only one of them. Every answer still has its own
-    row, with the full token count.
+    row, with the token count of its whole prompt.
     """
 
     template = "Is the proposed answer to the question correct? Reply with one word, Yes or No.\n\nQuestion: {question}"

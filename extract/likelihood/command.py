@@ -116,7 +116,10 @@ def score_store(
     device_map: str | None = None,
     worker: Worker | None = None,
 ) -> Store:
-    """Score the options of a store's questions, and print the accuracy of the best option. See `likelihood`."""
+    """Score the options of a store's questions, and print how often the most likely option is right.
+
+    See `likelihood` for the arguments.
+    """
     with extended(store, worker) as (opened, worker):
         for question in opened.questions:  # raises an InputError before the model is loaded
             continuations_of(question, continuations)

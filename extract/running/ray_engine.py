@@ -36,7 +36,7 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
         engine: ``"local"`` or ``"ray"``.
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
         per_process: Options that the Ray engine does not support, because its actors do not see each other's answers.
-            Maps the name of each option to its value, or to None if the option is unset.
+            This is a dict from the name of each option to its value, or to None if the option is unset.
 
     Raises:
         InputError: If an option in `per_process` is set, if `actors` is not positive or is passed without the Ray

@@ -1,6 +1,7 @@
-"""Attention from the newest token of each answer to the common prefix, to the prompt and to the answer itself.
+"""Attention from the newest token of each answer to its context, parts of which several answers share.
 
-The three parts are computed separately and merged exactly (Juravsky et al. 2024, "Hydragen", section 3).
+Attention to the common prefix of all prompts, to the rest of the prompt, and to the answer itself is computed
+separately. The three parts are then merged exactly (Juravsky et al. 2024, "Hydragen", section 3).
 """
 
 import threading
@@ -88,8 +89,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers.
 
-    If answers share the cache of a prompt, it merges the attention to the prefix, the prompt and the answer. Otherwise,
-    it calls SDPA.
+    If answers share the cache of a prompt, it merges the attention to the common prefix of all prompts, to the rest of
+    the prompt, and to the answer. Otherwise, it calls SDPA.
 
     Args:
         query: [row, head, token, d_head].

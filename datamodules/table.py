@@ -45,7 +45,7 @@ class AnswerTable:
             answer.
         store: Store of the answers.
         grader: Name of the grader.
-        ranges: Ranges of samples in the table.
+        ranges: Ranges of samples that the table contains.
     """
 
     question: NDArray[np.int64]

@@ -44,7 +44,7 @@ def curves_picture(record: Mapping[str, Any]) -> Figure:
 
 @styled
 def recovery_picture(record: Mapping[str, Any]) -> Figure:
-    """Plot the estimated temperatures of held-out outputs of the references against the true ones."""
+    """Plot the temperatures estimated from held-out outputs of the references against the true temperatures."""
     figure, axes = new_figure(4.4, 4.2)
     found = [reference for reference in record["references"].values() if reference["recovery"]]
     for reference, colour in zip(found, _COLOURS * len(found), strict=False):

@@ -108,7 +108,7 @@ def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, se
 
 
 def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
-    """Return a function that computes the gain in accuracy over random routing, with resampling weights.
+    """Return a function that maps resampling weights to the gain in accuracy over random routing.
 
     Random routing sends the same number of questions to the strong store.
     """
@@ -144,8 +144,9 @@ def routing_record(
         - `curve`: Points at several fractions.
         - `oracle`: Points of an oracle, which first routes the questions with the largest gain in accuracy.
         - `gains`: Results of `random_gain` at `FRACTIONS`.
-        - `thresholds`: One dict per risk. `threshold` is the certified threshold; None if there is none, or if it is
-          infinite (all questions are routed). `certified` is the point at this threshold; None if there is none.
+        - `thresholds`: One dict per risk. `threshold` is the certified threshold. It is None if no threshold is
+          certified, or if the certified threshold is infinite (all questions are routed). `certified` is the point at
+          the certified threshold; None if no threshold is certified.
     """
     n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
 

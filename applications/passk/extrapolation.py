@@ -34,7 +34,7 @@ class Extrapolation(NamedTuple):
 
     Attributes:
         models: The fitted models, by their names in `MODELS`.
-        record: Dict with the entries that `extrapolate` lists.
+        record: Dict with the results. See `extrapolate` for its entries.
     """
 
     models: dict[str, BetaBinomial]

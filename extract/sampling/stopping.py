@@ -2,8 +2,8 @@
 
 Two answers are in the same class if they are equal. An answer that cannot be parsed is in a class of its own. After
 each answer, a rule computes evidence from the classes of the answers so far, and compares it with a threshold. The
-decision is the leading (most frequent) answer. The same functions are used when
-sampling and when replaying stored answers.
+decision is the leading (most frequent) answer. The same functions are used when sampling and when replaying
+stored answers.
 """
 
 from collections.abc import Callable

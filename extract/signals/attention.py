@@ -35,7 +35,8 @@ COLUMNS_AT_ONCE = 128  #: Number of columns of R that are computed at a time.
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
     """Return the attention entropies at the positions that predict the answer's tokens.
 
-    The result is a dict from ``layer/name`` to tensors [row, token] in [0, 1]. Layers start at 1. The names are:
+    The result is a dict from ``layer/name`` to tensors [row, token] in [0, 1], with layers numbered from 1. The names
+    are:
 
     - ``normalised``: entropy divided by the logarithm of the number of visible keys, averaged over heads.
     - ``sink_free``: the same average, but without the first token, which many heads use as an attention sink.

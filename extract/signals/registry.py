@@ -61,7 +61,7 @@ class Signal(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that a store records with the values."""
+        """Settings that a store records together with the signal's values."""
         return {"version": self.version}
 
     def default_layers(self, n_layers: int) -> list[int]:

@@ -1,7 +1,7 @@
 """Draw tokens by inverting the cumulative softmax at uniform random numbers.
 
 Each random number is a hash of (seed, question, sample, step). A draw depends only on this number and on the row of
-logits, not on the batch or the order of work.
+logits, not on the batch or on the order in which questions are processed.
 """
 
 import hashlib

@@ -143,7 +143,7 @@ class SharedCache(DynamicCache):
         self._regroup(range(len(self._lengths)), len(questions))
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with the given indices and their prompts. The indices must be in ascending order."""
+        """Keep only the rows with the given indices (in ascending order), and the prompts of these rows."""
         kept, self._questions = self._questions[rows].unique(return_inverse=True)
         if len(kept) < len(self._mask):
             for layer in self.layers:

@@ -80,9 +80,9 @@ class TokenSampler:
     ) -> dict[float, list[Sample]]:
         """Draw answers to each question at every temperature, reading each prompt only once.
 
-        Answers that have ended are replaced by answers to the next questions, shortest prompts first. If the answers
-        of this model can't share the cache of a prompt, answers that have ended are replaced only when the whole batch
-        has ended.
+        Answers that have ended are replaced by answers to the next questions, shortest prompts first. With some models,
+        the answers to a question can't share one copy of its prompt. In this case, new answers are started only when
+        the whole batch has ended.
 
         Args:
             question_ids: Question ids. Random numbers depend on them, but not on the temperature.

@@ -140,7 +140,7 @@ def _asking(
 
 
 def n_missing(store: Store, samples: SampleRange) -> int:
-    """Return the number of answers in an unfinished range that have not been logged."""
+    """Return how many answers of an unfinished range are not in its log yet."""
     logged = len(read_log(store, samples)) if store.samples.log_file(samples).is_file() else 0
     return store.questions.n_rows(samples) - logged
 

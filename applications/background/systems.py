@@ -97,8 +97,8 @@ def _read_references(path: str) -> Iterator[tuple[str, dict[float, Source]]]:
             yield name, dict(sorted(read.items()))
     except (AttributeError, ValueError) as error:
         raise InputError(
-            f"Expected {path!r} to contain outputs by model, temperature and prompt, but it has another format, or "
-            "repeats a temperature. Pass the folder of a temperature grid."
+            f"Expected {path!r} to contain outputs grouped by model, temperature and prompt, but it has a different "
+            "format or repeats a temperature. Pass the folder of a temperature grid."
         ) from error
 
 

@@ -81,7 +81,7 @@ def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
 
 
 def read_confidences(sources: Sequence[str], poll: Poll) -> dict[str, NDArray[np.float64]]:
-    """Read the confidences [question] of the questions in a poll, by name.
+    """Read the confidences for the questions in a poll. Return an array [question] for the name of each source.
 
     Raises:
         InputError: If a source is invalid, or a question has no confidence.

@@ -1,7 +1,8 @@
 """Rewordings of questions.
 
-A probe reads hidden states, which depend on the wording of a question. Answers to reworded questions show how
-much the accuracy of the model and the confidences of the probe depend on the wording, and a probe can learn from them.
+A probe reads hidden states, which depend on the wording of a question. Answers to reworded questions show how much
+the accuracy of the model and the confidences of the probe depend on the wording. A probe can also be trained on these
+answers.
 To add a rewording, add an entry to `REWORDINGS`.
 """
 

@@ -56,8 +56,8 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
         for option, value in per_process.items():
             if value is not None:
                 raise InputError(
-                    f"Expected `{option}` to be unset with --engine ray, because actors do not see each other's "
-                    f"answers, but got {value!r}. Pass --engine local, or remove --{option}."
+                    f"Expected `{option}` to be unset with --engine ray, but got {value!r}. Actors do not see each "
+                    f"other's answers. Pass --engine local, or remove --{option}."
                 )
         return RayWorker(actors)
     if actors is not None:

@@ -101,7 +101,7 @@ def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
 def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapping[Scope, Score]:
     """Return a score function for questions.
 
-    The score of a question is the negated uncertainty that is computed from half of its answers together.
+    The score of a question is its negated uncertainty, which is computed jointly from half of its answers.
     """
 
     def score(data: FeatureDataModule, rows: Rows) -> Tensor:

@@ -88,8 +88,8 @@ def score(
             progress(len(batch), 0)
     if len(finished) > n_asked:
         raise InputError(
-            f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but it has only "
-            f"{n_asked}. Pass another --out."
+            f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but got only "
+            f"{n_asked} questions. Pass another --out."
         )
     if not n_asked:
         raise InputError("Expected `questions` to contain at least one question, but it is empty. Pass another source.")

@@ -100,8 +100,8 @@ class TrainCLI(LightningCLI):
         at_least_one("n_resamples", n_resamples, default=2000)
         if str(devices) != "1" and not (isinstance(devices, list) and len(devices) == 1):
             raise InputError(
-                f"Expected `trainer.devices` to be 1, but got {devices!r}. The probes are fitted on one device. "
-                "Omit the option. Only `python -m extract` supports several devices."
+                f"Expected `trainer.devices` to be 1, but got {devices!r}. Omit this option, because probes are "
+                "fitted on one device. Only `python -m extract` supports several devices."
             )
         recipes = [Path(str(path)).stem for path in self.config.config or []]
         module, _, probe_class = self.config.model.class_path.rpartition(".")

@@ -18,8 +18,8 @@ def paired_picture(
 
     Args:
         accuracies: Estimates of the accuracies by name.
-        differences: Results of `paired_record`. Each also needs the names `a` and `b` of the two systems, and the
-            Holm-adjusted p-value `p_holm`.
+        differences: Results of `paired_record`. Each must also contain the names `a` and `b` of the two systems,
+            and the Holm-adjusted p-value `p_holm`.
         label: Axis label of the accuracies.
     """
     rows = len(accuracies), len(differences)

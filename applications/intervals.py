@@ -27,13 +27,14 @@ def estimate(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: i
 
 
 def mean_of(values: NDArray[np.float64]) -> WeightedMetric:
-    """Return a function that computes the mean of values [question] with resampling weights."""
+    """Return a function that maps resampling weights to the mean of `values` [question]."""
     return lambda weights: mean(torch.from_numpy(values), weights)
 
 
 def mean_over_groups(values: NDArray[np.float64], group: Tensor) -> WeightedMetric:
-    """Return a function that computes the mean of the group means of values [question] with resampling weights.
+    """Return a function that maps resampling weights to the mean of group means.
 
+    The group means are computed from `values` [question], and all groups have the same weight in their mean.
     `group` [question] int64 is the index of each question's group. Groups without questions in a resample are left out.
     """
     n_groups = int(group.max()) + 1

@@ -91,8 +91,8 @@ def mcnemar(differences: Values) -> dict[str, float]:
         differences: [unit] differences, each −1, 0 or 1.
 
     Returns:
-        A dict with the exact two-sided p-value `p`, and the mid-p value `p_mid` (Fagerland et al. 2013). `p_mid` gives
-        the test more power, but its error rate can slightly exceed the level.
+        A dict with the exact two-sided p-value `p`, and the mid-p value `p_mid` (Fagerland et al. 2013). With
+        `p_mid`, the test has more power, but its error rate can slightly exceed the significance level.
 
     >>> {name: round(p, 5) for name, p in mcnemar(np.array([1.0, 1, 1, 1, 1, 0, -1])).items()}
     {'p': 0.21875, 'p_mid': 0.125}

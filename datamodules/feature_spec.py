@@ -28,9 +28,9 @@ class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
     - A vector signal such as `hidden` gives one feature per layer and position.
-    - The values of all token signals form one vector. It is appended to each of these features. If there is no vector
-      signal, it is the only feature.
-    - `hidden_tokens` gives one feature per layer. In each row, it has one vector per token.
+    - The values of all token signals form one vector, which is appended to each of these features. If there is no
+      vector signal, this vector is the only feature.
+    - `hidden_tokens` gives one feature per layer. Such a feature has one vector per token in each row.
 
     Args:
         scope: Whether a row is a question or an answer.
@@ -40,9 +40,9 @@ class FeatureSpec:
         n_tokens: [row] int64 number of content tokens of each answer. `read` sets it if `prefixes` is true.
 
     Raises:
-        InputError: If a signal cannot be joined or pooled. If `pooling` or `weights` is passed without a token signal.
-            If `prefixes` is true but the features are not hidden states of answers. If `in_memory` is false but the
-            features are not one vector per row.
+        InputError: If a signal cannot be joined or pooled, if `pooling` or `weights` is passed without a token signal,
+            if `prefixes` is true but the features are not hidden states of answers, or if `in_memory` is false but
+            the features are not one vector per row.
     """
 
     scope: Scope
@@ -68,8 +68,8 @@ class FeatureSpec:
         self._of_tokens = self._of_vectors and signal in SIGNALS and SIGNALS[signal].per_token
         if self._of_tokens and self.join:
             raise InputError(
-                f"Expected `join` to be omitted for the signal {signal!r}, but got {list(self.join)}. Signals "
-                "with numbers per token cannot be joined to vectors per token. Omit `join`."
+                f"Expected `join` to be omitted for the signal {signal!r}, but got {list(self.join)}. Token "
+                "signals cannot be joined to a signal with one vector per token. Omit `join`."
             )
         if self.prefixes and (self.scope == "question" or self.signal not in ("hidden", TOKENS) or self.join):
             raise InputError(
@@ -209,7 +209,7 @@ def choose_keys(
 ) -> list[str]:
     """Return the keys ``layer/position`` of a signal at the given positions and layers. None stands for all.
 
-    Error messages refer to `positions` by the name in `option`.
+    `option` is the name that error messages use for `positions`.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

@@ -57,8 +57,8 @@ class FeatureDataModule(L.LightningDataModule):
         split_seed: Seed of the split.
         batch_size: Number of questions per batch. For the target `response`, number of answers and prefixes per batch.
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
-            questions of all stores. The confidences of novel questions are shifted towards those of the second probe,
-            or towards the base rate if `broader` is null.
+            questions of all stores. If a question is unlike the training questions, its confidence is shifted
+            towards that of the second probe, or towards the base rate if `broader` is null.
         in_memory: Whether the features are held in memory. If false, they are read from the store in chunks whenever
             they are needed. The features of `broader` stores are always held in memory.
         num_workers: Number of threads that read chunks if `in_memory` is false. The results do not depend on it.
@@ -131,7 +131,7 @@ class FeatureDataModule(L.LightningDataModule):
 
         Raises:
             InputError: If `load` fails, if there are fewer than 10 validation questions, if all test answers have the
-                same grade, or if all other answers have the same grade.
+                same grade, or if all training and validation answers have the same grade.
         """
         if self._batches:
             return
@@ -279,7 +279,7 @@ class FeatureDataModule(L.LightningDataModule):
         return Batches(self.batch(split, prefixes=split != "test").to(device), self.batch_size, shuffle, read)
 
     def train_dataloader(self) -> Batches:
-        """Return the shuffled training batches. Streamed features are read only for probes with gradient descent."""
+        """Return the shuffled training batches. Streamed features are read only if training uses gradient descent."""
         module = None if self.trainer is None else self.trainer.lightning_module
         return self._loader("train", shuffle=True, read=module is None or module.automatic_optimization)
 

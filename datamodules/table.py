@@ -35,7 +35,7 @@ class AnswerTable:
         right: [row] 1 if the answer is right, else 0.
         known: [row] 1 if the answer has a known grade (right or wrong), 0 if its grade is unknown.
         answer_class: [row] class of the normalised answer. Answers to the same question are equal if they have the same
-            positive class. The class is 0 if the grader found no answer or an empty answer.
+            class above 0. The class is 0 if the grader found no answer or an empty answer.
         n_tokens: [row] number of generated tokens, including the end token; NaN if a server did not report it.
         truncated: [row] whether the answer was truncated at the token limit.
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
@@ -45,7 +45,7 @@ class AnswerTable:
             answer.
         store: Store of the answers.
         grader: Name of the grader.
-        ranges: Ranges of samples in the table.
+        ranges: Ranges of samples that the table contains.
     """
 
     question: NDArray[np.int64]

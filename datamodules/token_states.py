@@ -63,7 +63,7 @@ class TokenStates:
         return Ragged(self.values[index[1]][self._places()].float(), self.offsets)
 
     def prefixes(self, fractions: Sequence[float]) -> Self:
-        """Return prefixes of all rows. For a fraction q, a row with n tokens gives its first ⌈q n⌉ tokens.
+        """Return prefixes of all rows. For a fraction q, the prefix of a row with n tokens is its first ⌈q n⌉ tokens.
 
         The prefixes are ordered by fraction, then by row. No states are copied.
         """

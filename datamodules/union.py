@@ -31,8 +31,8 @@ class UnionDataModule(FeatureDataModule):
         first = parts[0]
         if first.target == "seu":
             raise InputError(
-                "Expected `target` to be computed from grades or answers if there are several stores, but got 'seu'. "
-                "Pass a single store, or choose another target."
+                "Expected `target` to be computed from grades or answers if there are several stores, but got 'seu', "
+                "which reads embeddings from a single store. Pass a single store, or choose another target."
             )
         super().__init__(first.store_path, grader=first.grader, target=first.target, signal=first.signal)
         self.feature_spec, self.feature_names, self.pooled = first.feature_spec, first.feature_names, first.pooled
@@ -50,8 +50,8 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
 
     Group names contain the path of the store. A reworded question gets the id of the original question.
 
-    Test questions of `data` and their rewordings are left out. The grades are from the grader of `data`. If a store has
-    no such grades, they are from the store's only grader.
+    Test questions of `data` and their rewordings are left out. The grades are from the grader of `data`, or from a
+    store's only grader if the store has no grades from the grader of `data`.
 
     Raises:
         InputError: If a store differs from the store of `data` in the model or the features, or if no rows remain.
@@ -94,8 +94,8 @@ def check_features(first: FeatureDataModule, other: FeatureDataModule, option: s
     if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
         raise InputError(
             f"Expected the stores in `{option}` to have the same layers and positions, but {pair} have different "
-            f"features ({len(other.feature_names)} and {len(first.feature_names)}). Run `extract read` on both stores "
-            "with the same --layers."
+            f"sets of {len(other.feature_names)} and {len(first.feature_names)} features. Run `extract read` on both "
+            "stores with the same --layers."
         )
 
 

@@ -19,8 +19,8 @@ class Decoding:
     """Prompt template and options for sampling answers from a model.
 
     Attributes:
-        temperature: Divisor of the logits. 0 means greedy decoding. A grid START:STOP:STEP, such as 0:1.2:0.1, makes
-            one store per temperature, including STOP.
+        temperature: Divisor of the logits. 0 means greedy decoding. A grid START:STOP:STEP, such as 0:1.2:0.1, includes
+            STOP and makes one store per temperature.
         top_p: Sample from the smallest set of tokens with at least this total probability (1 keeps all tokens).
         top_k: Sample from the top_k most likely tokens (0 keeps all tokens).
         max_new_tokens: Maximum length of an answer in tokens.
@@ -115,7 +115,8 @@ class ModelIdentity:
     """Identity of a model and its tokenizer. For a served model, only `id` is known.
 
     Attributes:
-        id: Name of the embedded model, Hub id, name of a folder (never its path), or name of the model on a server.
+        id: One of: the name of the embedded model, a Hub id, the name of a folder (never its path), or the name of the
+            model on a server.
         revision: Commit of a Hub model, otherwise None.
         fingerprint: Checksum of the loaded weights (`extract.models.loading.weight_fingerprint`).
         dtype: Dtype of the loaded weights, for example "float32".

@@ -21,7 +21,7 @@ class Declaration:
             signals requires a local copy of the model.
         end_token: Whether the tokens of an answer include the end token, or the token that completed a stop string.
         nullable: Columns of the samples table that can be null, a subset of `reasoning`, `token_ids`, `logprobs`,
-            `n_tokens` and `prompt_tokens`. If no column can be null, samples are stored in the compact schema.
+            `n_tokens` and `prompt_tokens`. If no column can be null, `reasoning` and `n_tokens` are not stored.
         complete_policy: Whether all decoding options are known. If not, unknown options are null in a store's identity.
     """
 

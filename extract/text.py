@@ -68,7 +68,7 @@ def valid_text(text: str) -> str:
 
 
 def normalize(text: str, case_sensitive: bool = False) -> str:
-    """Return a text without accents and punctuation. By default, it is converted to lower case.
+    """Return a text without accents or punctuation. By default, it is converted to lower case.
 
     >>> normalize("It's São Paulo, in the U.S. of -3.5!")
     'it sao paulo in the us of -3.5'

@@ -86,8 +86,8 @@ def transfer(
     accuracy of the training questions.
 
     Args:
-        stores: Folders of the stores, one per question set. All stores must be from the same model. If there is only
-            one store, each of its question groups is a question set.
+        stores: Folders of the stores, one per question set. All stores must contain answers of the same model. If
+            there is only one store, each of its question groups is a question set.
         out: Folder to create for the page, record and pictures. The default is runs/transfer-STORE. With
             several stores, STORE consists of their names, joined with hyphens.
         probe: Name of the probe. Choose from {probes}.

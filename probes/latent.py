@@ -32,12 +32,13 @@ _PARAMETERS = ("weight_in", "bias_in", "weight", "bias", "log_shared")
 class Latent(Descent):
     """Encoder that predicts the distribution of a question's answer embeddings.
 
-    The score is 1 − ASEU, the similarity of answers drawn from this distribution (`sampled_score`). Training maximises
-    the likelihood of the answer embeddings (`answer_loss`) and does not use grades.
+    The score is 1 − ASEU (amortised semantic embedding uncertainty), the similarity of embeddings drawn from this
+    distribution (see `sampled_score`). Training maximises the likelihood of the answer embeddings (see `answer_loss`)
+    and does not use grades.
 
-    Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from its best epoch. This is
-    the epoch in which its validation scores have the highest rank correlation with the agreement of the answers
-    (1 − SEU). The candidate with the lowest validation loss is then chosen and calibrated.
+    Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from its best epoch, in
+    which its validation scores have the highest rank correlation with the mean cosine similarity between the embeddings
+    of the answers (1 − SEU). After training, the candidate with the lowest validation loss is chosen and calibrated.
 
     Args:
         hidden: Number of hidden units.

@@ -21,8 +21,8 @@ class LayerAverage(Ridge):
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
         """Return the indices of the features in each input.
 
-        Each feature is an input that is scored but cannot be chosen. For each position, another input contains the
-        features of the upper half of the layers.
+        Each single feature is an input that is scored but cannot be chosen. These inputs are followed by one input for
+        each position, which contains the features of the upper half of the layers.
         """
         of_position: dict[str, list[int]] = {}
         for feature, name in enumerate(names):

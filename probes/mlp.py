@@ -11,8 +11,8 @@ from probes.saved.head import Head, MLPHead
 class MLP(Descent):
     """Network with one hidden ReLU layer, trained with cross-entropy to predict the expected accuracy p̂.
 
-    The probe follows SAPLMA (Azaria and Mitchell, arXiv 2304.13734), which has three hidden layers of 256, 128 and 64
-    units and reads statements instead of questions.
+    The probe is a smaller version of SAPLMA (Azaria and Mitchell, arXiv 2304.13734). SAPLMA has three hidden layers of
+    256, 128 and 64 units, and reads statements instead of questions.
 
     Args:
         hidden: Number of hidden units.

@@ -23,7 +23,7 @@ class ProbeMethod:
         target: Training target. See `FeatureDataModule`.
         signal: Signal that the probe reads.
         positions: Token positions at which the probe reads the signal.
-        join: Token signals that are appended to every feature.
+        join: Token signals whose values are appended to every feature.
         epochs: Number of training epochs in a comparison.
         compared: Whether the probe can be selected as the best probe of a comparison.
     """

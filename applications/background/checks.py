@@ -87,6 +87,6 @@ def check_full_distribution(store: Store) -> None:
     if decoding["top_p"] != 1 or decoding["top_k"] != 0:
         raise InputError(
             f"Expected the reference '{store.path}' to be sampled with top_p 1 and top_k 0, but got top_p "
-            f"{decoding['top_p']} and top_k {decoding['top_k']}. A truncated distribution varies less at the same "
-            "temperature. Sample the grid again without truncation."
+            f"{decoding['top_p']} and top_k {decoding['top_k']}. With truncation, the outputs vary less at the "
+            "same temperature. Sample the reference again without truncation."
         )

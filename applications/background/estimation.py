@@ -69,8 +69,8 @@ class Estimate:
         cells: Comparison for each reference and metric.
         tested: Dict from each metric to its values [prompt] for the tested system.
         references: Values [prompt] for the references, by name, temperature and metric.
-        mismatch_rate: 95 % upper limit of the tested system's mismatch rate. None if the system has different outputs
-            for the same prompt.
+        mismatch_rate: 95 % upper limit of the tested system's mismatch rate (see `highest_mismatch_rate`). None if the
+            system has different outputs for the same prompt.
         limits: Dict from each reference to the highest temperature at which its mismatch rate is at most
             `mismatch_rate`. See `temperature_limit`. Empty if `mismatch_rate` is None.
         recovery: Dict from each reference to the estimated temperatures [resample, temperature] of its held-out
@@ -152,7 +152,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Treat half of a reference's outputs as the tested system, and estimate its temperatures from the other half.
+    """Treat half of a reference's outputs as the tested system, and estimate their temperatures with the other half.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.

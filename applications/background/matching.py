@@ -1,6 +1,7 @@
 """Find the temperature at which a reference varies as much as the tested system.
 
-The resampling weights [resample, prompt] sum to 1 and are the same for both systems.
+Some functions take resampling weights [resample, prompt]. Each row sums to 1, and the same weights are used for the
+reference and the tested system.
 """
 
 import numpy as np
@@ -68,8 +69,9 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
     """Return the temperatures at which `curves` reach `values`.
 
     Each flat part of a curve is treated as one point at its mean temperature, and the points are joined by straight
-    lines. This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). A value outside the
-    range of the curve gives the temperature of the nearest point. The value 0 always gives the lowest temperature.
+    lines. This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). For a value
+    outside the range of the curve, the result is the temperature of the nearest point. For the value 0, it is always
+    the lowest temperature.
 
     Args:
         curves: [resample, temperature] non-decreasing curves.
@@ -87,12 +89,12 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 
 
 def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
-    """Return the 95 % upper limit of a system's mean mismatch rate, 1 − maximum exact match fraction (MEMF).
+    """Return the 95 % upper limit of a system's mean mismatch rate, if its outputs for each prompt are all identical.
 
-    All of the system's outputs for a prompt must be equal.
+    The mismatch rate of a prompt is 1 minus its maximum exact match fraction (MEMF).
 
-    The limit for the mean over M prompts is 1 − 0.05^(1 / (M (N − 1))), where N is the smallest of the numbers of
-    outputs `n_outputs` [prompt]. It is also valid if the prompts have different mismatch rates.
+    The limit for the mean over M prompts is 1 − 0.05^(1 / (M (N − 1))), where N is the smallest number of outputs
+    in `n_outputs` [prompt]. It is also valid if the prompts have different mismatch rates.
     """
     return float(1 - 0.05 ** (1 / (len(n_outputs) * (n_outputs.min() - 1))))
 

@@ -29,7 +29,7 @@ class Source:
 
     Attributes:
         name: Name in messages and tables.
-        units: Units in which the outputs are available.
+        units: Units in which the outputs can be read: tokens, words or both.
         read: Function that takes a unit and returns a dict from each prompt to its outputs, without end tokens.
         store: The store; None if the source is a file.
     """

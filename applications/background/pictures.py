@@ -14,7 +14,7 @@ _COLOURS = [colour for colour in METHOD_COLOURS if colour not in (RED, GREY)]
 
 
 def background_pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return the pictures by name. The picture of the recovery test is left out if there are too few outputs."""
+    """Return the pictures by name. If there are too few outputs, the picture `recovery` is left out."""
     tested = any(reference["recovery"] for reference in record["references"].values())
     return {"curves": curves_picture(record)} | ({"recovery": recovery_picture(record)} if tested else {})
 
@@ -44,7 +44,7 @@ def curves_picture(record: Mapping[str, Any]) -> Figure:
 
 @styled
 def recovery_picture(record: Mapping[str, Any]) -> Figure:
-    """Plot the estimated temperatures of held-out outputs of the references against the true ones."""
+    """Plot the temperatures estimated from held-out outputs of the references against the true temperatures."""
     figure, axes = new_figure(4.4, 4.2)
     found = [reference for reference in record["references"].values() if reference["recovery"]]
     for reference, colour in zip(found, _COLOURS * len(found), strict=False):

@@ -70,12 +70,16 @@ def background_record(
 
 
 def _source(source: Source) -> dict[str, Any]:
-    """Describe a source of outputs. For a file, the policy is None."""
+    """Describe a source of outputs. The entry `policy` is None for a file."""
     return {"name": Path(source.name).name, "policy": source.store and source.store.identity["policy"]}
 
 
 def _facts(outputs: Sequence[Counted]) -> dict[str, Any]:
-    """Count the outputs of the tested system. `first_divergence` is the median over prompts whose outputs differ."""
+    """Count the outputs of the tested system.
+
+    `first_divergence` is the median index of the first token or word that differs. Prompts whose outputs are all
+    identical are left out of this median.
+    """
     varying = [one.first_divergence for one in outputs if one.first_divergence is not None]
     return {
         "n_outputs": sum(one.n for one in outputs),

@@ -60,8 +60,8 @@ def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
             by model, temperature and prompt.
 
     Raises:
-        InputError: If a reference has fewer than two temperatures, two references have the same name, or a store
-            was sampled from a truncated distribution.
+        InputError: If a reference has fewer than two temperatures, two references have the same name, or the
+            outputs in a store were sampled from a truncated distribution.
     """
     named: list[tuple[str, dict[float, Source]]] = []
     for path in paths:
@@ -97,8 +97,8 @@ def _read_references(path: str) -> Iterator[tuple[str, dict[float, Source]]]:
             yield name, dict(sorted(read.items()))
     except (AttributeError, ValueError) as error:
         raise InputError(
-            f"Expected {path!r} to contain outputs by model, temperature and prompt, but it has another format, or "
-            "repeats a temperature. Pass the folder of a temperature grid."
+            f"Expected {path!r} to contain outputs grouped by model, temperature and prompt, but it has a different "
+            "format or repeats a temperature. Pass the folder of a temperature grid."
         ) from error
 
 
@@ -114,7 +114,8 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
 
     Raises:
         InputError: If the systems have different prompts, prompt templates, tokenizers or token limits, if there are
-            too few prompts or outputs, or if the tested store and a reference share their random numbers.
+            too few prompts or outputs, or if the tested store and a reference were sampled with the same random
+            numbers.
     """
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
     stores = [source.store for source in sources if source.store]

@@ -67,7 +67,8 @@ def beta_gains(a: Array, b: Array, most: int) -> Array:
 def hazards(a: Array, b: Array, most: int) -> Array:
     """Return the probability a / (a + b + j) that answer j is right, given that all j earlier answers are wrong.
 
-    This is the posterior mean of p for the prior Beta(a, b). See `beta_gains` for the arguments and the shape.
+    This is the posterior mean of p for the prior Beta(a, b). See `beta_gains` for the arguments and the shape
+    of the result.
     """
     return a[:, None] / ((a + b)[:, None] + np.arange(most))
 

@@ -24,8 +24,8 @@ def budget(
     """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
     The allocations are uniform, or based on the base rates of the question groups, on confidences, or on half of the
-    grades (oracle). Some are also compared online: after the first right answer to a question, no more answers to it
-    are drawn.
+    grades (oracle). Some allocations are also compared online, where sampling for a question stops at its first
+    right answer.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

@@ -26,8 +26,8 @@ def success(
 ) -> Tensor:
     """Compute the expected success of drawing answers in the order of their gains, at several budgets.
 
-    The budget is allocated again in each resample. If it runs out within a tie, the tied answers share the rest
-    equally.
+    The budget is allocated again in each resample. If it runs out within a tie, the rest is shared equally
+    among the tied answers.
 
     The result is exact for the original questions. For resamples, success is interpolated between points of the
     ranking.

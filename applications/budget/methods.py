@@ -55,8 +55,9 @@ class Questions(NamedTuple):
 
     Attributes:
         rows: [question] rows of the question table.
-        fold: [question] fold, stratified by question group. Each fold has a separate budget.
-        settings: The settings `all` (all answers), `half` (answers with odd indices) and `online` (all answers).
+        fold: [question] fold of each question. Folds are stratified by question group and have separate budgets.
+        settings: The settings `all` (all answers), `half` (answers with odd indices) and `online` (all answers, but
+            sampling stops at the first right answer).
         concentration: Dict from the name of each confidence to the mean concentration of its beta priors, or to None if
             it cannot be estimated.
     """

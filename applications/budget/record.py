@@ -36,7 +36,7 @@ def budget_record(
         store: The store.
         table: Question table of the store.
         confidences: Confidences [row] of the questions in the table, by name; NaN if missing.
-        budgets: Mean numbers of answers per question. The default is all `BUDGETS` for which there are enough
+        budgets: Mean numbers of answers per question. The default is all values in `BUDGETS` for which there are enough
             answers.
         n_resamples: Number of resamples for each interval.
         seed: Seed of the folds and resamples.

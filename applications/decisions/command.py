@@ -57,7 +57,8 @@ def decide(
             have the same questions.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and pictures. The default is runs/decide-STORE.
-        seed: Seed for the resampling, for the random halves, and for the order in which the questions are tested.
+        seed: Seed for the resampling, for dividing the questions into random halves, and for the order in which the
+            questions are tested.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

@@ -48,8 +48,9 @@ class Certified(NamedTuple):
 def n_needed(risk: float, level: float) -> int:
     """Return the number of questions that the betting test needs to certify a risk if no answer is wrong.
 
-    Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions. Here, w is the largest fraction
-    of the error probability that a sequence in `STARTS` may spend. The betting test needs slightly more questions.
+    The error probability of the test is w (1 − level), where w is the largest fraction of 1 − level that `STARTS`
+    assigns to a sequence. Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions. The betting
+    test needs slightly more.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
     (14, 58)
@@ -63,9 +64,10 @@ def n_needed(risk: float, level: float) -> int:
 
 
 def necessary_abstention(base_risk: float, risk: float) -> float:
-    """Return the smallest fraction of questions that a rule with this risk must leave unanswered.
+    """Return the smallest fraction of questions that a rule must leave unanswered to reach the given risk.
 
-    It is (μ − α) / (1 − α), or 0 if this is negative. μ is the mean loss of all questions, `base_risk`. α is `risk`.
+    The fraction is (μ − α) / (1 − α), or 0 if this is negative, where μ is `base_risk`, the mean loss over all
+    questions, and α is `risk`.
     """
     return max(0.0, (base_risk - risk) / (1 - risk))
 

@@ -169,7 +169,7 @@ def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate
 
 
 def lowest_risk(confidence: Array, losses: Array, n_least: int) -> float:
-    """Compute the mean loss of the m most confident questions for each m ≥ `n_least`. Return the smallest mean."""
+    """Return the smallest mean loss of the m questions with the highest confidences, over all m ≥ `n_least`."""
     means = losses[np.argsort(-confidence, kind="stable")].cumsum() / np.arange(1, len(losses) + 1)
     return float(means[n_least - 1 :].min())
 
@@ -191,7 +191,7 @@ def risk_coverage(confidence: Array, losses: Array, n_resamples: int, seed: int)
 
 
 def _mean_of_kept(losses: Array, is_kept: NDArray[np.bool_]) -> Any:
-    """Return a function that computes the mean loss of the kept questions with resampling weights."""
+    """Return a function that maps resampling weights to the mean loss of the kept questions."""
     above, below = torch.from_numpy(losses * is_kept), torch.from_numpy(is_kept.astype(np.float64))
     return lambda weights: (weights @ above) / (weights @ below)
 

@@ -96,7 +96,7 @@ def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, se
     """Find the smallest threshold for routing that is certified at `level`. Returns None if no threshold is certified.
 
     Questions below the threshold are answered by the strong store, and all others by the cheap store. A threshold is
-    certified if a test rejects the hypothesis that the expected loss of this system exceeds `risk`. Thresholds are
+    certified if a test rejects the hypothesis that the expected loss of these answers exceeds `risk`. Thresholds are
     tested in descending order, starting at infinity (all questions are routed).
     """
     order = np.random.default_rng(seed).permutation(len(confidence))
@@ -108,7 +108,7 @@ def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, se
 
 
 def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
-    """Return a function that computes the gain in accuracy over random routing, with resampling weights.
+    """Return a function that maps resampling weights to the gain in accuracy over random routing.
 
     Random routing sends the same number of questions to the strong store.
     """
@@ -138,14 +138,15 @@ def routing_record(
     """Compute the cost–accuracy curve of one confidence, its gains over random routing, and certified thresholds.
 
     Returns:
-        A dict with the entries below. A point has the fraction of `routed` questions, and the mean `cost` and
-        `accuracy` over all questions.
+        A dict with the entries below. Each point contains the fraction of questions that are `routed`, and the mean
+        `cost` and `accuracy` over all questions.
 
         - `curve`: Points at several fractions.
         - `oracle`: Points of an oracle, which first routes the questions with the largest gain in accuracy.
         - `gains`: Results of `random_gain` at `FRACTIONS`.
-        - `thresholds`: One dict per risk. `certified` is the point at the certified threshold; None if there is none.
-          `threshold` is its value; None if there is none or if all questions are routed.
+        - `thresholds`: One dict per risk. `threshold` is the certified threshold. It is None if no threshold is
+          certified, or if the certified threshold is infinite (all questions are routed). `certified` is the point at
+          the certified threshold; None if no threshold is certified.
     """
     n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
 

@@ -18,7 +18,7 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
 
     Raises:
         InputError: If the folder is not a saved probe, if the probe reads answers, if its model or prompt differs from
-            the store's, or if `sources` is not a single source for the probe's method.
+            the store's, or if `sources` contains several sources, or a source other than the probe's method.
     """
     if not Path(folder).is_dir():
         raise InputError(

@@ -14,7 +14,7 @@ ALPHA = 0.05
 
 
 class Estimates(NamedTuple):
-    """Values of the clusters with simultaneous 95 % intervals, each [cluster] float64.
+    """Value of each cluster, with simultaneous 95 % intervals. All arrays are [cluster] float64.
 
     The bounds are NaN if there is no interval. The value is NaN if there are no questions.
     """

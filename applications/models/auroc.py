@@ -81,7 +81,7 @@ def covariance(a: Auroc, b: Auroc) -> float:
 
     where a and b are the `parts`, x and y each stand for "right" or "wrong", I_x is the number of questions with
     answers of kind x, and I is the number of all questions. If I_x differs between `a` and `b`, F_xx is the geometric
-    mean of the two factors.
+    mean of the factors for `a` and for `b`.
     """
     n = a.parts.shape[1]
     n_a, n_b = a.n_questions.double(), b.n_questions.double()
@@ -107,7 +107,7 @@ def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
 
 
 def auroc_difference(a: Auroc | None, b: Auroc | None) -> dict[str, Any] | None:
-    """Compute the difference a − b of two AUROCs on the same questions with its 95 % interval and p-value.
+    """Compute the difference a − b of two AUROCs on the same questions, its 95 % interval and its p-value.
 
     The interval and the p-value come from Student's t with N − 1 degrees of freedom for N questions. Returns
     None if an AUROC is undefined.

@@ -139,9 +139,10 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return a function that computes the mean over classes of Σ `above` / Σ `below`, with resampling weights.
+    """Return a function that maps resampling weights to the mean over classes of Σ `above` / Σ `below`.
 
-    Both have the shape [class, question]. The sums are over questions. Classes with Σ `below` = 0 are left out.
+    `above` and `below` have the shape [class, question], and the sums are over questions. Classes with
+    Σ `below` = 0 are left out.
     """
     numerators, denominators = torch.from_numpy(above), torch.from_numpy(below)
 

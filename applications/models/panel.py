@@ -85,7 +85,7 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
     Args:
         paths: Folders of stores or of temperature grids. Each temperature of a grid is treated as a store.
         shared: Whether to use the shared questions if the stores have different questions.
-        grader: Name of the grader; None for the only grader of the first store.
+        grader: Name of the grader. None means the only grader of the first store.
 
     Raises:
         InputError: If there are fewer than two different stores, if the questions differ and `shared` is False, if no

@@ -46,7 +46,7 @@ def models_record(
 
         - `stores`: Accuracy and counts of each store.
         - `pairs`: Result of `paired_record` for each pair of stores, with the Holm correction.
-        - `policy_differences`: Fields in which the policies differ.
+        - `policy_differences`: Fields in which the models or sampling settings of the stores differ.
         - `auroc`: AUROCs and their paired differences; None without confidences.
         - `classes`: Result of `class_record` for each store; None without classes.
     """
@@ -101,7 +101,7 @@ def accuracy_record(values: Values, clusters: Labels | None, n_resamples: int, s
 
 
 def policy_differences(panel: Panel) -> list[dict[str, Any]]:
-    """Return the fields in which the policies of the stores differ, with the value in each store."""
+    """Return the fields in which the models or sampling settings of the stores differ, with the value in each store."""
     policies = [{**store.identity["policy"], "sampler": store.identity["sampler"]} for store in panel.stores]
     lines = (line for policy in policies[1:] for line in differences(policy, policies[0]))
     fields = dict.fromkeys(line.partition(":")[0] for line in lines)

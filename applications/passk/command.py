@@ -21,17 +21,18 @@ def passk(
     """Estimate Pass@K, the probability that at least one of K answers is right.
 
     The command also measures how well confidences predict Pass@K, and extrapolates Pass@K beyond the number of sampled
-    answers. For a temperature grid, it compares splitting the answers over all temperatures with using one temperature.
+    answers. For a temperature grid, it also compares two ways to draw the same number of answers: split over all
+    temperatures, or all at one temperature.
 
     Args:
         store: Folder of a store, or of a temperature grid. It must contain samples and grades.
         confidences: Sources of confidences that predict Pass@K: folders of saved probes, or FILE:COLUMN for columns of
             Parquet or CSV files. The confidence of a question must not depend on the question's grades.
-        k: Values of K. They cannot exceed the number of graded answers to any question. The default is 1, 4, 16 and 64,
-            up to this limit.
+        k: Values of K, at most the smallest number of graded answers to a question. The default is 1, 4, 16 and 64, up
+            to this limit.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and pictures. The default is runs/passk-STORE.
-        seed: Seed for the resampling and for the splits of the questions.
+        seed: Seed for the resampling, and for dividing the questions into folds and halves.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

@@ -30,11 +30,11 @@ _PROFILE = 25
 
 
 class Extrapolation(NamedTuple):
-    """Fitted models and the content of their record.
+    """Fitted models, and a record of their results.
 
     Attributes:
         models: The fitted models, by their names in `MODELS`.
-        record: The record that `extrapolate` describes.
+        record: Dict with the results. See `extrapolate` for its entries.
     """
 
     models: dict[str, BetaBinomial]
@@ -58,10 +58,10 @@ def why_not(right: Counts, known: Counts) -> str | None:
 
 
 def extrapolate(right: Counts, known: Counts, k: Sequence[int], n_resamples: int, seed: int) -> Extrapolation:
-    """Fit both models to counts [question], and estimate Pass@K for each k.
+    """Fit the models in `MODELS` to counts [question], and estimate Pass@K for each k.
 
     `why_not` must return None for the counts. Intervals of the parameters and of Pass@K come from the profile
-    likelihood. Held-out log-likelihoods are computed with five folds.
+    likelihood. Held-out log-likelihoods come from five-fold cross-validation.
 
     Returns:
         The models and a record with these entries:

@@ -48,9 +48,9 @@ def error_records(
 
     Args:
         confidences: Confidences [question] by name.
-        counts: Numbers [question] of right answers and of graded answers: under False for all answers, and under True
-            only for answers with odd indices. Methods that use the answers with even indices are scored on those with
-            odd indices.
+        counts: Numbers [question] of right answers and of graded answers. The key False stands for all answers, and the
+            key True for the answers with odd indices. Methods that use the answers with even indices are scored on
+            those with odd indices.
         k: Numbers of answers, in ascending order.
         n_resamples: Number of resamples for each interval.
         seed: Seed of the resampling.

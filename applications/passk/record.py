@@ -155,7 +155,7 @@ class _Measured(NamedTuple):
 def _store_record(
     measured: _Measured, confidences: Mapping[str, Values], table: QuestionTable, graded: Graded, i: int
 ) -> tuple[dict[str, Any], Extrapolation | None]:
-    """Compute the results of the store with index `i`, and fit its models.
+    """Compute the results of the store with index `i`, and fit beta-binomial models to its counts.
 
     Returns:
         A record and the fitted models (None if they cannot be fitted). The record has counts and these entries:

@@ -19,8 +19,9 @@ from probes.metrics.intervals import WeightedMetric, minus
 def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
     """Count the only answer at temperature 0 several times, because further answers would be identical.
 
-    `right` and `known` are the counts [temperature, question] of a grid. Returns both, unchanged if there are several
-    answers at temperature 0.
+    It is counted as often as the largest number of answers to a question at another temperature. `right` and `known`
+    are the counts [temperature, question] of a grid. Both are returned, and they are unchanged if the grid has no
+    temperature 0, or several answers at temperature 0.
     """
     if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
         return right, known
@@ -42,10 +43,10 @@ def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
 
 
 def best_single(passed: Tensor, first: Tensor) -> WeightedMetric:
-    """Return a function that computes the pass rate at the best single temperature with resampling weights.
+    """Return a function that maps resampling weights to the pass rate at the best single temperature.
 
-    On each half of the questions, the temperature with the highest pass rate is chosen. It is evaluated on the other
-    half. The choice is repeated in each resample.
+    The temperature with the highest pass rate on each half of the questions is evaluated on the other half. It is
+    chosen again in each resample.
 
     Args:
         passed: [temperature, question] float64 Pass@K.
@@ -86,9 +87,9 @@ def temperature_record(
         - `solved`: [temperature] fraction of questions with a right answer at each temperature.
         - `n_answers`: Mean number of answers per question, over all temperatures.
         - `budgets`: One dict per budget; empty if there are fewer than two questions. `k` is the number of answers, and
-          `split` their number at each temperature. Pass rates are `of_split`, `of_single` [temperature] and `of_best`
-          (see `best_single`). `split_minus_best` is the difference `of_split` − `of_best`. `chosen` contains the best
-          temperature on each half of the questions.
+          `split` is the number of answers at each temperature. The pass rates are `of_split`, `of_single`
+          [temperature] and `of_best` (see `best_single`). `split_minus_best` is the difference `of_split` − `of_best`.
+          `chosen` contains the best temperature on each half of the questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

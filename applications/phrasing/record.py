@@ -19,7 +19,7 @@ ACCURACY = "accuracy"
 
 
 def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compare the accuracies and likelihoods of every two forms of questions.
+    """Compare the accuracies and likelihoods of each form of questions with those of every other form.
 
     Args:
         store: The store.
@@ -32,9 +32,9 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
         The content of phrasing.json, with these entries among others:
 
         - `forms`: Counts, mean accuracy and mean likelihood of each form.
-        - `tests`: Results of `paired_record` for the accuracies and the likelihoods of every two forms. The p-values
+        - `tests`: Results of `paired_record` for the accuracies and the likelihoods of any two forms. The p-values
           are corrected by Holm's method over all tests.
-        - `joint`: For every two forms `a` and `b`, the probabilities of the outcomes `both`, `only_a`, `only_b` and
+        - `joint`: For any two forms `a` and `b`, the probabilities of the outcomes `both`, `only_a`, `only_b` and
           `neither`. An outcome is named after the forms that are answered correctly. The answers to the two forms are
           assumed to be independent.
     """

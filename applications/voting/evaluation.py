@@ -26,10 +26,13 @@ Choose = Callable[[Outcome, NDArray[np.bool_]], int]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Evaluation of a vote or a stopping rule. The settings for a question are chosen on other questions.
+    """Evaluation of a vote or a stopping rule.
+
+    If there is a setting (a threshold or a temperature), each half of the questions is evaluated with the setting that
+    is chosen on the other half.
 
     Attributes:
-        outcome: Outcome of the chosen settings, [question].
+        outcome: Outcome with the chosen settings, [question].
         chosen: For each half of the questions, the threshold (or temperature) chosen on it. Empty if nothing is chosen.
         priors: For each half, the concentration κ and diversity θ of the prior fitted on it. Empty without a prior.
         frontier: Outcome of each threshold, [threshold, question]. None without thresholds.
@@ -212,7 +215,7 @@ def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
 
 
 def _best_temperature(ballots: list[Ballots], half: NDArray[np.int64], orders: int, seed: int) -> Evaluated:
-    """Evaluate the majority vote at the best temperature. It is chosen on the other half of the questions."""
+    """Evaluate the majority vote on each half of the questions, at the temperature that is best on the other half."""
     temperatures = np.unique(ballots[0].temperatures)
     outcomes = [
         Outcome.stack(

@@ -81,7 +81,7 @@ def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
 
 
 def read_confidences(sources: Sequence[str], poll: Poll) -> dict[str, NDArray[np.float64]]:
-    """Read the confidences [question] of the questions in a poll, by name.
+    """Read the confidences for the questions in a poll. Return an array [question] for the name of each source.
 
     Raises:
         InputError: If a source is invalid, or a question has no confidence.
@@ -164,12 +164,12 @@ def _pairs(confidences: Collection[str]) -> list[tuple[str, str]]:
 
 
 def _mean(values: NDArray[np.float64]) -> WeightedMetric:
-    """Return a function that computes the mean of values [question] with resampling weights."""
+    """Return a function that maps resampling weights to the mean of `values` [question]."""
     return _ratio(values, np.ones(len(values)))
 
 
 def _ratio(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> WeightedMetric:
-    """Return a function that computes the ratio of the sums of two arrays [question] with resampling weights."""
+    """Return a function that maps resampling weights to the ratio of the weighted sums of two arrays [question]."""
     above, below = torch.from_numpy(numerator), torch.from_numpy(denominator)
     return lambda weights: (weights @ above) / (weights @ below)
 

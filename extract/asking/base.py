@@ -33,12 +33,13 @@ class AskContext:
     Attributes:
         load: Function that returns the store's model and tokenizer. The first call in a process loads them.
         device: Device of the sentence encoder and the entailment classifier: auto, cpu, cuda or cuda:N.
-        embedding_model: Name of the embedded sentence encoder, or the Hub id or folder of another encoder.
+        embedding_model: Name of the embedded sentence encoder (`EMBEDDED_ENCODER`), or the Hub id or folder of another
+            encoder.
         nli_model: Hub id or folder of an entailment classifier. None if no baseline uses it.
         grader: Name of the grader that normalises answers for the baseline `entailment`. By default, the store's only
             grader.
         max_new_tokens: Maximum number of tokens in a reply for the baseline `verbalized`.
-        continuations: Whether the baseline `likelihood` scores the letters or the texts of options.
+        continuations: Whether the baseline `likelihood` scores the letters or the texts of the options.
     """
 
     load: Lazy[tuple[Any, Any]]
@@ -113,7 +114,7 @@ class AskedBaseline(ABC):
     def questions(self, shard: Shard) -> dict[str, str]:
         """Return the text of each question in a shard, by question id.
 
-        The text of a chat has one line ``role: content`` per message.
+        For a chat, the text has one line ``role: content`` per message.
         """
         texts = {}
         for question in self.store.questions.block(shard):

@@ -47,7 +47,7 @@ class Encoder(TextReader):
             raise self.refusal("its tokens attend only to earlier tokens, as in a generative model")
 
     def embed(self, texts: Sequence[str], progress: Done = lambda items, tokens: None) -> Tensor:
-        """Compute unit-length embeddings of shape [text, d_model] on the CPU. Identical texts are encoded only once."""
+        """Return unit-length embeddings [text, d_model] as a CPU tensor. Identical texts are encoded only once."""
         distinct = list(dict.fromkeys(texts))
         encoded = self.encode(distinct)
         embedded = self.read(encoded, lambda output, mask: mean_pooled(output.last_hidden_state, mask), progress)

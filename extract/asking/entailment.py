@@ -35,7 +35,7 @@ class Clusters:
     Attributes:
         of: Dict from normalised answer to cluster id. A cluster's id is the sample index of its first member.
         firsts: First member of each cluster, in order of creation.
-        tokens: Dict from normalised answer to the number of tokens read by the classifier.
+        tokens: Dict from normalised answer to the number of tokens that the classifier read to find its cluster.
     """
 
     of: dict[str, int] = field(default_factory=dict)
@@ -117,8 +117,8 @@ class Classifier(TextReader):
 class Entailment(AskedTable):
     """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
-    Answers with the same normalised form are in the same cluster and are never compared. Each range of samples extends
-    the clusters of earlier ranges, so the result does not depend on the division into ranges.
+    Answers with the same normalised form are in the same cluster and are never compared. New samples are
+    added to the clusters of earlier samples, so the result does not depend on how the samples are divided into ranges.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
@@ -143,14 +143,14 @@ class Entailment(AskedTable):
         return Classifier(self.context.nli_model, self.context.device)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the classifier's settings, the name of the grader, and the kind of input text."""
+        """Return the classifier's settings, the name of the grader, and a description of the input text."""
         text = "the question and the first line of the answer"
         return {**self.classifier.settings, "grader": self._grader, "entailment": "strict", "text": text}
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per answer. Its value identifies the answer's cluster.
+        """Return one row per answer.
 
-        The value is the sample index of the cluster's first member.
+        The value of a row is the id of the answer's cluster, which is the sample index of the cluster's first member.
         """
         assert isinstance(shard, SampleRange)
         clusters: dict[str, Clusters] = defaultdict(Clusters)

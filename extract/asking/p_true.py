@@ -135,7 +135,7 @@ class PTrue(AskedTable):
         self._reader = YesNoReader(*self.context.load())
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per question. Each row counts one completion token."""
+        """Return one row per question. The number of completion tokens is 1 in each row."""
         tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = [self.prompt.encode(tokenizer, text) for text in questions.values()]
         values = self._reader.read(prompts, progress)
@@ -150,7 +150,7 @@ class PTrueAnswer(PTrue):
     """Shows each answer to the store's model and asks whether the answer is right.
 
     If several answers to a question are identical, the model reads only one of them. Every answer still has its own
-    row, with the full token count.
+    row, with the token count of its whole prompt.
     """
 
     template = "Is the proposed answer to the question correct? Reply with one word, Yes or No.\n\nQuestion: {question}"

@@ -25,7 +25,7 @@ class TextReader:
     """Text model and its tokenizer, loaded from safetensors in float32. Remote code is never run.
 
     Args:
-        name: Name of the embedded encoder, or the Hub id or folder of another model.
+        name: Name of the embedded encoder (`EMBEDDED_ENCODER`), or the Hub id or folder of another model.
         device: auto, cpu, cuda or cuda:N.
 
     Attributes:

@@ -15,9 +15,9 @@ class AskedEntry(NamedTuple):
         implementation: Import path ``module:class``. The class is imported on first use.
         scopes: Scopes that the baseline supports: question, sample or both.
         summary: Description for the help text.
-        confidences: Dict from the name of each baseline in `probes` that uses the values to the calibrator of that
-            baseline: ``"platt"``, ``"isotonic"``, or None if the values are probabilities. Empty if the values are not
-            scores. Otherwise, the model-based baseline must have a single scope and one value per row.
+        confidences: Names of the baselines in `probes` that use the stored values as scores, as a dict from name to
+            calibrator. The calibrator is ``"platt"``, ``"isotonic"``, or None if the values are already probabilities.
+            If the dict is not empty, the model-based baseline must have a single scope and one value per row.
         options: Additional options that `ask` requires, as typed on the command line.
     """
 

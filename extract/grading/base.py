@@ -45,8 +45,8 @@ class Grader:
     Attributes:
         name: Name of the grader, and of the folder that contains its grades.
         rule: Description of the rule. It is stored with the grades.
-        running: Function that returns a context manager. The context manager sets up the grader's resources and yields
-            a function that grades answers.
+        running: Function that returns a context manager, which sets up the grader's resources and yields a function
+            that grades answers.
         kinds: Kinds of questions for which this grader is the default.
         may_decide_later: Whether later runs should retry undecided answers.
     """
@@ -102,8 +102,7 @@ def from_decisions(
     Args:
         parse: Function that takes a question and an answer without its reasoning, and returns the parsed answer or
             None.
-        start: Function that returns a context manager. The context manager yields a function that grades a list of
-            cases.
+        start: Function that returns a context manager, which yields a function that grades a list of cases.
         name, rule, kinds: See `Grader`.
     """
 

@@ -90,7 +90,7 @@ def _grade(question: Question, text: str) -> Grade:
 
 
 def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
-    """Apply the rules in order of reliability, and yield the option letters that each rule finds."""
+    """Yield the option letters found by each of the grader's rules, from the most to the least reliable rule."""
     yield _match_exact(text, options)
     text = _plain(text)
     if (boxed := last_boxed(text)) is not None:
@@ -132,7 +132,7 @@ def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """Return the span after a cue such as "the answer is", which ends at `start`.
+    """Return the span of the statement after a cue such as "the answer is". The cue ends at `start`.
 
     The span is the rest of the line. If that is blank and only one more line follows, the span includes that line.
     """
@@ -159,7 +159,7 @@ def _plain(text: str) -> str:
 
 
 def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: int | None = None) -> list[_Letters]:
-    """Find the option letters in `text[start:end]`, except denied ones. `text` is the output of `_plain`."""
+    """Find the option letters in `text[start:end]`, except denied ones ("not B"). `text` is the output of `_plain`."""
     end = len(text) if end is None else end
     if small := _SMALL.match(text, start, end):
         text = f"{text[: small.start(2)]}{small[2].upper()}{text[small.end(2) :]}"
@@ -209,7 +209,7 @@ def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
-    """Find the options whose text occurs in an answer as whole words or numbers. Denied options are ignored."""
+    """Find the options whose text occurs in an answer as whole words or numbers, except denied ones ("not Lima")."""
     words, values = f" {_form(text)} ", set(numbers(text))
     found, forms = set(), {letter: _form(choice) for letter, choice in options.items()}
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):

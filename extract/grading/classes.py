@@ -51,7 +51,7 @@ class AnswerClasses:
 
 @contextmanager
 def equality(grader: str) -> Iterator[Equal | None]:
-    """Context manager that yields the argument `equal` of `AnswerClasses` for answers that a grader parsed.
+    """Context manager that yields the argument `equal` of `AnswerClasses`: a function for the grader `math`, else None.
 
     Raises:
         InputError: If the grader is `math`, and math-verify is not installed.

@@ -93,7 +93,7 @@ def judge_grader(judge: Judge) -> Grader:
 
 
 def parse_for_judge(question: Question, text: str) -> str | None:
-    """Normalise the whitespace of an answer. If the question is not case-sensitive, also convert to lower case."""
+    """Normalise an answer's whitespace. Also convert the answer to lower case unless the question is case-sensitive."""
     text = " ".join(_both_ends(text).split())
     return (text if question.meta.get("case_sensitive") else text.casefold()) or None
 
@@ -124,7 +124,7 @@ def _both_ends(text: str) -> str:
 
 
 class _Asking:
-    """Sends many answers to a judge concurrently, and remembers the error that stopped the judge."""
+    """Sends many answers to a judge concurrently. After a fatal error, such as a spent budget, it sends no more."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
@@ -136,7 +136,7 @@ class _Asking:
         """Grade each case as right, wrong or unknown.
 
         Raises:
-            InputError: If an error has stopped the judge before any of these cases was graded.
+            InputError: If a fatal error occurs before any of these cases is graded, or has occurred in an earlier call.
         """
         self.refuse_to_go_on()
         verdicts: list[bool | None] = [None] * len(cases)
@@ -166,6 +166,6 @@ class _Asking:
         return [Grade(verdict, case.answer) for verdict, case in zip(verdicts, cases, strict=True)]
 
     def refuse_to_go_on(self) -> None:
-        """Raise the error that stopped the judge, if any."""
+        """Raise an error if a fatal error has occurred."""
         if self._stopped is not None:
             raise InputError(str(self._stopped)) from None

@@ -101,9 +101,9 @@ def stated_answer(text: str) -> str | None:
     r"""Extract the final answer from a text and normalise it with `spelled`. Returns None if there is no answer.
 
     In order of preference, the answer is the content of the last \boxed{}, the text after the last "answer is", the
-    last formula, or the last line. If this text is prose with a single number, the answer is the number. If it is prose
-    without numbers, the answer is all of its words. A number or formula is not an answer if it is denied ("not 20") or
-    incomplete ("10 or 20", "20 times x").
+    last formula, or the last line. If the chosen text is prose with a single number, the answer is the number. If it is
+    prose without numbers, the answer is all of its words. A number or formula is not an answer if it is denied
+    ("not 20") or incomplete ("10 or 20", "20 times x").
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')

@@ -5,8 +5,8 @@ verdicts. This worker therefore disables these limits and lets SIGALRM end the w
 standard input ends.
 
 Each input line is JSON: ``{"golds": [...], "answer": "...", "seconds": 10}``. Each output line is JSON: true, false,
-null if undecided, or "unread" if the answer is not an expression. The first output line is null. It shows that the
-worker is ready.
+null if undecided, or "unread" if the answer is not an expression. The first output line is null and shows that
+the worker is ready.
 """
 
 import json

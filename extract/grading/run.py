@@ -130,7 +130,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, block: int) -> Known:
-    """Load a grader's decisions about the answers in a block. Empty for a grader that never retries answers."""
+    """Load a grader's decisions about the answers in a block, or nothing if the grader never retries answers."""
     known: Known = {}
     for samples in store.samples.ranges() if grader.may_decide_later else ():
         if samples.block == block:

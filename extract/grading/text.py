@@ -42,7 +42,7 @@ def _grade_short(question: Question, text: str) -> Grade:
 
 
 def _squad_words(text: str) -> str:
-    """Normalise a text to words with single spaces. Articles are removed unless the text has no other words."""
+    """Reduce a text to words separated by single spaces. Articles are removed unless the text has no other words."""
     punctuation = ("P", "Cf")  # Cf: invisible characters, such as the byte order mark
     kept = (c for c in text.lower() if not (c in string.punctuation or unicodedata.category(c).startswith(punctuation)))
     words = "".join(kept)

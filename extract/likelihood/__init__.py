@@ -1,1 +1,1 @@
-"""Log-probabilities of given texts: the options of a question, the next token after a prompt, or whole documents."""
+"""Log-probabilities of answer options, of the next token after a prompt, or of whole texts."""

@@ -38,14 +38,14 @@ def likelihood(
 ) -> None:
     """Compute the log-probabilities of answer options, of the next token after a prompt, or of whole texts.
 
-    Pass one of `store`, `prompt` and `texts`. The log-probabilities of the options are added to the store.
+    Pass one of `store`, `prompt` and `texts`. With `store`, the results are added to the store.
 
     Args:
         store: Folder of a store, or of a temperature grid. Options are scored after the store's prompt.
         prompt: Plain text. The most likely next tokens are listed.
         texts: File of texts whose perplexity is computed. A .txt file is one text. A .jsonl, .json, .csv or .parquet
-            file has the column `text`.
-        continuations: Whether to score the letters or the texts of options. Only with --store. By default, letters.
+            file must have a column `text`.
+        continuations: Whether to score the letters or the texts of the options. Only with --store. By default, letters.
         top_k: Number of next tokens to list. Only with --prompt. By default, 10.
         window: Number of tokens per forward pass. Only with --texts. By default, the context length of the model.
         stride: Number of tokens by which the window moves in a long text. Only with --texts. By default, half of the
@@ -116,7 +116,10 @@ def score_store(
     device_map: str | None = None,
     worker: Worker | None = None,
 ) -> Store:
-    """Score the options of a store's questions, and print the accuracy of the best option. See `likelihood`."""
+    """Score the options of a store's questions, and print how often the most likely option is right.
+
+    See `likelihood` for the arguments.
+    """
     with extended(store, worker) as (opened, worker):
         for question in opened.questions:  # raises an InputError before the model is loaded
             continuations_of(question, continuations)

@@ -1,4 +1,4 @@
-"""Continuations of questions, their normalised scores, and the accuracy of the best continuation."""
+"""Continuations of questions, their normalised scores, and whether the one with the largest score is right."""
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase

@@ -187,7 +187,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
 
 @torch.inference_mode()
 def supports_trees(model: Any) -> bool:
-    """Whether a model applies tree masks and position ids. The test reads a short prompt with two branches."""
+    """Whether a model applies tree masks and position ids, as tested on a short prompt with two branches."""
     if not can_share(model):
         return False
     branch = torch.tensor([[0, 0, 1, 1, 1, 2, 2]], device=model.device)

@@ -1,4 +1,4 @@
-"""Models that are installed as PyPI packages and work offline: SmolLM2-135M-Instruct and a sentence encoder."""
+"""Embedded models, which are PyPI packages and work offline: SmolLM2-135M-Instruct and a sentence encoder."""
 
 import importlib.util
 import os

@@ -32,7 +32,7 @@ def load_model(
     """Load a causal language model and its tokenizer, ready for inference.
 
     Args:
-        model: Name of the embedded model, a Hub id, or a folder.
+        model: Name of the embedded model (`EMBEDDED_MODEL`), a Hub id, or a folder.
         revision: Commit, branch or tag of a Hub model.
         dtype: "auto" (the dtype of the checkpoint), "float32", "bfloat16" or "float16".
         device: A torch device such as "cuda:1", or "auto". "auto" selects the CUDA device with index LOCAL_RANK, or the
@@ -121,9 +121,9 @@ def weight_fingerprint(model: Any) -> str:
     """Return a checksum of a model's weights and of the config entries that affect the computation.
 
     The checksum covers the name, shape and dtype of each saved parameter and buffer, the sum of its bit patterns as
-    integers, and a sample of its values. The integer sum does not depend on the device. It does not detect reordered
-    values, so the sample is included, too. Config entries are included if they differ from the defaults of the model
-    family.
+    integers, and a sample of its values. The integer sum does not depend on the device, but it does not detect
+    reordered values, so the sample is included, too. Config entries are included if they differ from the defaults of
+    the model family.
 
     Raises:
         InputError: If weights are offloaded to disk.

@@ -1,4 +1,4 @@
-"""Question set `facts`: short questions that are moderately difficult for a small model, built without a download.
+"""Question set `facts`: short questions that are moderately difficult for a small model. No download is needed.
 
 Countries come from the `countryinfo` package (MIT). ``facts.json`` contains elements, alternative names and exclusions.
 Questions with disputed, outdated or ambiguous answers were excluded after a review of every entry in countryinfo 1.0.1.

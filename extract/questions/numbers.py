@@ -161,7 +161,7 @@ def _spelled(text: str) -> str:
 
 
 def _is_step(match: re.Match[str]) -> bool:
-    """Whether a match is a division whose result is a whole number, such as "21/3", or undefined, such as "1/0"."""
+    """Whether a match is a division with a whole-number result, such as "21/3", or a division by zero."""
     over, under = match["over"], match["under"]
     return bool(under) and (int(under) == 0 or int(over) % int(under) == 0)
 

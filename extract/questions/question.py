@@ -28,7 +28,7 @@ class Question:
         group: Group of the question, such as "capital". Used to stratify splits and to compute base rates.
         meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An
             answer is graded as wrong if it states a rival before it states a reference. ``worked`` is a solution that
-            ends with the answer. It is used in worked examples. If ``private`` is true, the texts are never displayed.
+            ends with the answer, for use in worked examples. If ``private`` is true, the texts are never displayed.
         row: Position in the source, starting at 0; None if it is unknown. It is not part of a store's identity.
     """
 

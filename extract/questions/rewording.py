@@ -1,8 +1,9 @@
 """Rewordings of questions.
 
-A probe reads hidden states, which depend on the wording of a question. With reworded training questions, you can
-measure how much the accuracy and the confidences depend on the wording. To add a rewording, add an entry to
-`REWORDINGS`.
+A probe reads hidden states, which depend on the wording of a question. Answers to reworded questions show how much
+the accuracy of the model and the confidences of the probe depend on the wording. A probe can also be trained on these
+answers.
+To add a rewording, add an entry to `REWORDINGS`.
 """
 
 import random

@@ -182,7 +182,10 @@ def _with_options(
 
 
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
-    """Convert drafts, each with its location, to questions. Drafts of the same question are merged."""
+    """Convert the fields of each row to a question, and merge rows that repeat a question.
+
+    `drafts` contains the fields and the location of each row.
+    """
     # `short` and `cloze` questions with the same prompt are merged and accept the answers of all drafts
     questions: dict[str, Question] = {}
     left_out: list[str] = []
@@ -197,7 +200,7 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
         try:
             id_ = draft.get("id") or sha256_json(asked if is_fact else [*asked, references])[:16]
         except (TypeError, ValueError) as error:
-            raise InputError(f"Expected {where} to contain text, but it does not: {error}. Correct it.") from None
+            raise InputError(f"Expected {where} to contain valid text, but it does not: {error}. Correct it.") from None
         question = Question(**{**draft, "id": id_, "dataset": dataset, "references": references})
         earlier = questions.get(id_)
         if earlier is not None:
@@ -238,7 +241,7 @@ def check_questions(questions: Iterable[Question], source: str, need_references:
 
 
 def _problems(question: Question, where: str, need_references: bool) -> Iterator[str]:
-    """Yield a text for each rule that a question breaks. It states the expected and the actual value."""
+    """Yield a message for each rule that a question breaks, with the expected and the actual value."""
     kind, references, choices = question.kind, question.references, question.choices
 
     def got(value: object) -> str:

@@ -104,5 +104,5 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
 
 
 def _words(prompt: object) -> str:
-    """Convert a prompt to lower case with single spaces. Copies of a question then have the same text."""
+    """Convert a prompt to lower case with single spaces, so that copies of a question have the same text."""
     return " ".join(str(prompt).casefold().split())

@@ -36,7 +36,7 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
         engine: ``"local"`` or ``"ray"``.
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
         per_process: Options that the Ray engine does not support, because its actors do not see each other's answers.
-            Maps the name of each option to its value, or to None if the option is unset.
+            This is a dict from the name of each option to its value, or to None if the option is unset.
 
     Raises:
         InputError: If an option in `per_process` is set, if `actors` is not positive or is passed without the Ray
@@ -56,8 +56,8 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
         for option, value in per_process.items():
             if value is not None:
                 raise InputError(
-                    f"Expected `{option}` to be unset with --engine ray, because actors do not see each other's "
-                    f"answers, but got {value!r}. Pass --engine local, or remove --{option}."
+                    f"Expected `{option}` to be unset with --engine ray, but got {value!r}. Actors do not see each "
+                    f"other's answers. Pass --engine local, or remove --{option}."
                 )
         return RayWorker(actors)
     if actors is not None:
@@ -266,7 +266,7 @@ class _Actor:
 def _call(function: Callable[[], Any], folder: str) -> Any:
     """Call a function in the working directory of the driver, and return its result.
 
-    An expected error is returned, not raised.
+    An `InputError` or `OSError` is returned instead of raised.
     """
     try:
         os.chdir(folder)

@@ -72,7 +72,7 @@ class Worker:
         n_rows: Callable[[Item], int],
         bar: Callable[[], Progress],
     ) -> Iterator[Result]:
-        """Process all items together in this process.
+        """Process all items in this process, with a single call of the function that `start` yields.
 
         Args:
             start: Function that prepares a process and yields a function that processes items. The Ray engine
@@ -83,7 +83,7 @@ class Worker:
                 does not include the preparation.
 
         Yields:
-            The results of the function.
+            The result of that call. The Ray engine yields one result per block.
         """
         with start() as process, bar() as progress:
             yield process(items, progress)

@@ -92,7 +92,7 @@ class Sampler(Protocol):
     def draw(
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
-        """Draw samples for some questions of a block, and append them to answer logs.
+        """Draw samples for some questions of a block, and append them to the answer logs of the given ranges.
 
         Args:
             ranges: Dict from temperature to a store and a range of its samples. Each range contains `samples` and has

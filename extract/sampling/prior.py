@@ -168,7 +168,9 @@ def fit_prior(
 def fit_concentration(
     mean: NDArray[np.float64], right: NDArray[np.int64], n_answers: NDArray[np.int64], bounds: tuple[float, float]
 ) -> float:
-    """Fit the concentration κ of the priors Beta(κ f, κ (1 − f)) by maximum likelihood of the beta-binomial counts.
+    """Fit the concentration κ of the priors Beta(κ f, κ (1 − f)) by maximum likelihood.
+
+    Given the number of answers, the number of right answers has a beta-binomial distribution.
 
     Args:
         mean: [question] means f of the priors, between 0 and 1 exclusive.

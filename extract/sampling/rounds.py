@@ -34,11 +34,11 @@ Draw = Callable[
 
 
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
-    """Reopen finished ranges to which this run may add answers. Their answers are moved back to answer logs.
+    """Reopen finished ranges of samples to which this run may add answers. Their answers are moved back to answer logs.
 
     - If this run has no stopping rule, ranges with skipped samples are reopened.
-    - If this run has a stopping rule, ranges that earlier runs sampled with any stopping rule are reopened. The
-      exceptions are blocks that earlier runs finished at all temperatures with the same settings.
+    - If this run has a stopping rule, ranges that earlier runs sampled with any stopping rule are reopened, except in
+      blocks that earlier runs finished at all temperatures with the same settings.
 
     Damaged ranges and ranges that begin after the first k samples are not changed.
     """
@@ -147,7 +147,7 @@ class _Rounds:
     def run(self, draw: Draw, grade_all: GradeAll, progress: Progress) -> dict[str, dict[str, Any]]:
         """Draw answers until sampling has stopped for all questions, and write the tables.
 
-        Returns the outcome for each question.
+        Returns a dict from question id to outcome (`reason`, `n_answers`, `evidence` and `answer`).
         """
         self._decide(grade_all, progress)
         progress(sum(map(len, self._classes.values())), 0)
@@ -192,7 +192,7 @@ class _Rounds:
                     self._add(t, rows)
 
     def _decide(self, grade_all: GradeAll, progress: Progress) -> None:
-        """Parse new answers, and apply the rule to the questions that have not been decided yet."""
+        """Parse new answers, and apply the rule to the questions for which sampling has not stopped yet."""
         undecided = [id_ for id_ in self._questions if id_ not in self._outcomes]
         new = []
         for id_ in undecided:

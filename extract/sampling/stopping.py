@@ -2,7 +2,8 @@
 
 Two answers are in the same class if they are equal. An answer that cannot be parsed is in a class of its own. After
 each answer, a rule computes evidence from the classes of the answers so far, and compares it with a threshold. The
-decision is the leading (most frequent) answer. The same functions are used to sample and to replay stored answers.
+decision is the leading (most frequent) answer. The same functions are used when sampling and when replaying
+stored answers.
 """
 
 from collections.abc import Callable
@@ -176,7 +177,7 @@ def _beta_above_half(n: int) -> NDArray[np.float64]:
 def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
     """Compute the evidence of early-stopping self-consistency.
 
-    After each answer, this is the length of the run of equal answers that ends with this answer.
+    The evidence after each answer is the length of the run of equal answers that ends with it.
     """
     classes = answers.classes
     place = np.arange(classes.shape[1])

@@ -98,7 +98,8 @@ def load_stopping(
 def turns(temperatures: Collection[float], k: int) -> list[tuple[int, float]]:
     """List the sample index and the temperature of each answer to a question, in the order in which they are used.
 
-    Answers are ordered by sample index, and then by temperature. In a grid, only one answer is used at temperature 0.
+    Answers are ordered by sample index, and then by temperature. With several temperatures, only one answer is used at
+    temperature 0.
 
     >>> turns([0.0, 0.5], 3)
     [(0, 0.0), (0, 0.5), (1, 0.5), (2, 0.5)]

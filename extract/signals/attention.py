@@ -3,7 +3,8 @@
 Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of the
 tokens. Ã is the attention averaged over heads, a is the share of attention in the residual stream, and I is the
 identity. The rollout matrix of L layers is R = Â_L … Â_1. All these matrices are lower triangular. The columns of R for
-the answer tokens therefore require only the attention among these tokens and the normalisers of the attention rows.
+the answer tokens therefore require only the attention among these tokens, and the sum that normalises each row of
+attention (see `normalisers`).
 """
 
 import math
@@ -34,7 +35,8 @@ COLUMNS_AT_ONCE = 128  #: Number of columns of R that are computed at a time.
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
     """Return the attention entropies at the positions that predict the answer's tokens.
 
-    The result is a dict from ``layer/name`` to tensors [row, token] in [0, 1]. Layers start at 1. The names are:
+    The result is a dict from ``layer/name`` to tensors [row, token] in [0, 1], with layers numbered from 1. The names
+    are:
 
     - ``normalised``: entropy divided by the logarithm of the number of visible keys, averaged over heads.
     - ``sink_free``: the same average, but without the first token, which many heads use as an attention sink.

@@ -114,7 +114,7 @@ def _score_chunks(
     Yields:
         - The slice of queries.
         - The number of keys that each query sees, [row, query] int64.
-        - The number of keys with scores.
+        - The number of keys for which scores are computed.
         - An iterator over groups of heads, which yields scores [row, head, query, key] float32. Scores of keys that a
           query can't see are `HIDDEN`.
     """
@@ -242,7 +242,7 @@ def element_field(query: Tensor, key: Tensor) -> Tensor:
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """Sum the attention over keys. Each field has its own sum, weighted by the field.
+    """Sum the attention over keys, weighted by each receptive field in turn.
 
     Args:
         mean: Mean attention over heads, [row, query, key].

@@ -8,9 +8,10 @@ from transformers.cache_utils import DynamicLayer
 
 
 class OnePassLayer(DynamicLayer):
-    """Cache layer with the keys and values of a prefix. Those of new tokens are used in one pass and not stored.
+    """Cache layer with the keys and values of a prefix.
 
-    `keys` and `values` can be expanded views, whose rows share memory.
+    The keys and values of new tokens are used in one pass and not stored. `keys` and `values` can be expanded views,
+    whose rows share memory.
     """
 
     keys: Tensor

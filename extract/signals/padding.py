@@ -1,4 +1,4 @@
-"""Padding of ragged rows to float64 tensors. In float64, rounding does not affect quantiles."""
+"""Ragged rows as padded float64 tensors. In float64, rounding does not affect quantiles."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property

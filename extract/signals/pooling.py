@@ -169,7 +169,7 @@ PEAKS = (
 
 
 def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | None = None) -> dict[str, Tensor]:
-    """Compute features that describe the shape of each row's entropy curve. A logistic regression can use them.
+    """Compute features that describe the shape of each row's entropy curve, for use in a logistic regression.
 
     A peak is a token whose entropy exceeds `threshold`. A critical token is a peak whose weight exceeds the mean weight
     of the row. Counts are returned as log(1 + count). They grow with the number of tokens n, so log n is a feature too.
@@ -204,7 +204,8 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return four statistics of the tokens in the mask `chosen` [row, token], [row] each.
 
-    They are log(1 + count), the fraction of the row's tokens, and the mean and the maximum of their values.
+    They are log(1 + count), the fraction of the row's tokens that are chosen, and the mean and the maximum of the
+    chosen tokens' values.
     """
     count = chosen.sum(-1)
     high = rows.u.masked_fill(~chosen, 0.0)
@@ -219,11 +220,11 @@ WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax"
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Return the signal that contains token weights, and the last part of their key.
+    """Return the name of the signal that provides token weights, and the last part of the weights' key.
 
     Args:
-        name: One of `WEIGHTS`, or ``signal/position`` for a signal that measures influence, such as `rollout`. The
-            position is the last part of the key.
+        name: One of `WEIGHTS`, or the key of a signal that measures influence, without its layer. For example,
+            ``rollout/norm_element_mean_token`` is short for the key ``rollout/L/norm_element_mean_token``.
 
     Raises:
         InputError: If the name is unknown.

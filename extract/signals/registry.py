@@ -61,7 +61,7 @@ class Signal(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that a store records with the values."""
+        """Settings that a store records together with the signal's values."""
         return {"version": self.version}
 
     def default_layers(self, n_layers: int) -> list[int]:
@@ -80,7 +80,7 @@ SIGNALS: Registry[Signal] = Registry(
     {
         "hidden": Signal(
             "extract.signals.hidden:hidden",
-            "hidden states of every layer at named positions",
+            "hidden states at named token positions",
             ("hidden",),
             per_token=False,
             vectors=True,
@@ -88,7 +88,7 @@ SIGNALS: Registry[Signal] = Registry(
         ),
         "hidden_tokens": Signal(
             "extract.signals.hidden:hidden_tokens",
-            "hidden states of every answer token at a few layers",
+            "hidden states of every answer token",
             ("hidden_tokens",),
             scopes=("sample",),
             vectors=True,
@@ -102,11 +102,13 @@ SIGNALS: Registry[Signal] = Registry(
             rising=("margin",),
         ),
         "entropy_profile": Signal(
-            "extract.signals.lens_signals:entropy_profile", "entropy of every layer's distribution", ("lens",)
+            "extract.signals.lens_signals:entropy_profile",
+            "entropy of the next-token distribution of every layer",
+            ("lens",),
         ),
         "evolution": Signal(
             "extract.signals.lens_signals:evolution",
-            "divergence between the output distribution and the distributions of the preceding layers",
+            "divergence between the output distribution and the next-token distributions of the preceding layers",
             ("lens", "divergence"),
         ),
         "early_exit": Signal(

@@ -161,13 +161,14 @@ def finish_range(
     absent: Mapping[str, str],
     stopping: dict[str, Any] | None = None,
 ) -> bool:
-    """Convert the log of a range to a table and delete the log. If samples are missing, nothing is changed.
+    """Convert the log of a range to a table and delete the log.
+
+    Nothing is changed if a sample is missing and its question is not in `absent`.
 
     Args:
         store: The store.
         samples: The range of samples.
-        absent: Dict from question id to the finish reason of its missing samples, `REJECTED` or `SKIPPED`. Only these
-            questions may have missing samples.
+        absent: Dict from question id to the finish reason of its missing samples, `REJECTED` or `SKIPPED`.
         stopping: Record of early stopping (see `Samples.stopping`), to which the number of skipped samples is added.
 
     Returns:

@@ -1,4 +1,7 @@
-"""Results of the baselines that `ask` adds to a store. There is one Parquet file per baseline and shard."""
+"""Results of the baselines that `python -m extract ask` adds to a store.
+
+There is one Parquet file per baseline and shard.
+"""
 
 from typing import Any
 
@@ -14,7 +17,9 @@ from extract.text import shown
 
 
 class Asked(ShardFiles):
-    """Results of `ask` on disk. All tables of a baseline have the same settings (model, prompts, options).
+    """Results of ``python -m extract ask`` on disk.
+
+    All tables of a baseline have the same settings (model, prompts, options).
 
     Args:
         folder: Directory of the store.
@@ -57,8 +62,8 @@ class Asked(ShardFiles):
         """Read a baseline's table for a shard.
 
         Raises:
-            Damaged: If the file is damaged or was written for another shard, or if its settings differ from those
-                of this baseline for other shards.
+            Damaged: If the file is damaged or was written for another shard, or if its settings differ from those in
+                the baseline's other files.
         """
         table, settings = self._read(baseline, shard)
         if different := "; ".join(differences(settings, self._settings.setdefault((baseline, shard.scope), settings))):

@@ -35,9 +35,10 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder in a store, but not the folder of the store.
+    """Create a folder inside a store. The folder of the store itself must already exist.
 
-    If a file system is unmounted for a while, creating the store again would write files that are hidden later.
+    Otherwise, if the store's file system is temporarily unmounted, the folder would be created in the empty mount
+    point, and its files would be hidden once the file system is mounted again.
 
     Raises:
         InputError: If the store no longer exists.

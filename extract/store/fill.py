@@ -73,7 +73,7 @@ def _one_by_one(
 
 
 def is_written(check: Callable[[], object]) -> bool:
-    """Whether a file exists and is intact. Otherwise, `check` raises `Damaged`."""
+    """Whether a file exists and is intact. If not, `check` must raise `Damaged`."""
     with suppress(Damaged):
         check()
         return True

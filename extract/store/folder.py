@@ -145,7 +145,7 @@ class ShardFiles:
             available = ", ".join(other for other in self.names() if self.finished(other, scope)) or "none"
             raise InputError(
                 f"Expected the store {path!r} to contain the {self._noun} {name!r} for all {rows}, but {len(missing)} "
-                f"of {len(shards)} {unit} lack it ({self._noun}s of {rows}: {available}). Run "
+                f"of {len(shards)} {unit} lack it ({self._noun}s available for {rows}: {available}). Run "
                 f"`python -m extract {command}`."
             )
 

@@ -1,4 +1,8 @@
-"""JSON records of a store: identity.json (its own identity) and reader.json (the local copy of a served model)."""
+"""JSON records of a store: identity.json and reader.json.
+
+identity.json contains the identity of the store. If the answers come from a server or an import, reader.json contains
+the identity of the local copy of the model, with which signals are read.
+"""
 
 import json
 import os

@@ -104,10 +104,11 @@ class Samples:
 
         The keys for a question are:
 
-        - ``reason``: why sampling stopped: ``rule``, ``budget``, or ``rejected`` if a server rejected the request.
+        - ``reason``: ``rule`` if the rule stopped sampling, ``budget`` if all answers were drawn, or ``rejected`` if a
+          server rejected the request.
         - ``n_answers``: number of answers on which the decision is based.
         - ``evidence``: number that the rule compared with the threshold; null if it is not finite.
-        - ``answer``: leading answer; null if the grader could not parse it.
+        - ``answer``: leading (most frequent) answer; null if the grader could not parse it.
 
         Raises:
             Damaged: If the metadata of the file is invalid.
@@ -120,15 +121,15 @@ class Samples:
         return None if text is None else parse_metadata(file, text)
 
     def stopped(self) -> list[SampleRange]:
-        """Return the finished ranges in which samples were skipped, because sampling stopped early."""
+        """Return the finished ranges in which samples were skipped because sampling stopped early."""
         return [part for part in self.ranges() if (self.stopping(part) or {}).get("skipped")]
 
     def read(self, samples: SampleRange | None = None) -> pa.Table:
         """Read the samples of one range, or of all ranges by default, sorted by block, range and question.
 
         The columns are `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
-        `prompt_tokens`. If the sampler has nullable columns, there is also a column `reasoning`, and unknown values are
-        null.
+        `prompt_tokens`. If the sampler declares nullable columns, unknown values in them are null, and there is also a
+        column `reasoning`.
 
         Raises:
             Damaged: If a file is damaged.

@@ -90,7 +90,7 @@ def overlap(ranges: Iterable[SampleRange]) -> tuple[SampleRange, SampleRange] | 
 
 
 def missing_ranges(ranges: Iterable[SampleRange], n_blocks: int, k: int) -> list[SampleRange]:
-    """Return the ranges to add to the non-overlapping `ranges` so that every question has k samples."""
+    """Return the ranges that are missing if every question needs k samples. The given `ranges` must not overlap."""
     missing, before = [], SampleRange(0, 0, 0)
     for after in sorted([*ranges, *(SampleRange(block, k, k) for block in range(n_blocks))]):
         start = before.stop if before.block == after.block else 0

@@ -167,7 +167,9 @@ class Signals(ShardFiles):
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
     def read_rows(self, signal: str, key: str, shard: Shard, start: int, stop: int) -> Tensor:
-        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …]. To verify the file, call `keys` first.
+        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …], without verifying the file.
+
+        Call `keys` first to verify all files of the signal.
 
         Raises:
             Damaged: If the file no longer exists, can't be read or has too few rows.

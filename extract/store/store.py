@@ -107,7 +107,7 @@ class Store:
 
     @property
     def reader(self) -> dict[str, Any] | None:
-        """Identity of the local copy of a served model. None before signals are read, and for a local model.
+        """Identity of the local copy of a served model. None if the model is local or no copy has been used yet.
 
         Raises:
             InputError: If reader.json is damaged.
@@ -121,7 +121,7 @@ class Store:
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the model from which signals are read, as the dict of a `ModelIdentity`.
+        """Identity of the model from which signals are read, as a dict with the fields of `ModelIdentity`.
 
         If a served model answered the questions, signals are read from a local copy of it.
 

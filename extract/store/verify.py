@@ -89,7 +89,7 @@ def write_manifest(store: Store) -> dict[str, Any]:
     """Write manifest.json, an index of the finished files, and return its content.
 
     Raises:
-        Damaged: If a sidecar is damaged.
+        Damaged: If a file's sidecar (its recorded size and checksum) is damaged.
     """
     finished = filter(is_finished, data_files(store.path))
     files = {str(path.relative_to(store.path)): read_sidecar(path)._asdict() for path in finished}

@@ -92,7 +92,7 @@ def read_answers(
         samples: Sample indices to show for each question. If None, all answers to the given `questions`.
         grader: Grader whose grades are shown. By default, the store's only grader, if any.
         influence: Name of the token weights to show, with or without the signal's name, for example
-            ``rollout/norm_element_mean_token``. By default, ``norm_element_mean_token`` if it was read.
+            ``rollout/norm_element_mean_token``. By default, ``norm_element_mean_token`` if the store has it.
 
     Returns:
         The answers, and the name of the token weights that are shown as influence.

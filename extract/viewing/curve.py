@@ -85,7 +85,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
 
 def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> None:
-    """Draw one quantity of the tokens at `places`, as bars or a curve. The y-axis fits the values of all tokens."""
+    """Draw the values of the tokens at `places` as bars or a curve. The y-axis fits the values of all tokens."""
     values = values.nan_to_num(0.0)  # shares are NaN if all weights are 0
     own = values[places.start : places.stop].tolist()
     if bars:
@@ -106,7 +106,7 @@ def _shortened(text: str, longest: int) -> str:
 
 
 def drawable(text: str) -> str:
-    """Put `\ufffd` in place of each character that none of the available fonts contain."""
+    """Replace each character that is not in any available font with `\ufffd`."""
     return "".join(letter if letter == "\n" or ord(letter) in _letters() else "\ufffd" for letter in text)
 
 

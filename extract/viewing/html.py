@@ -67,7 +67,7 @@ def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
 
 
 def _numbers(answer: ShownAnswer) -> list[list[tuple[str, str]]]:
-    """Format the numbers of each token as pairs of a label and a text."""
+    """Format the values of each token as pairs (label, text)."""
     columns = {
         "entropy": [_number(value, " nats") for value in answer.entropy],
         "1 − p_max": [_number(value) for value in answer.one_minus_pmax],

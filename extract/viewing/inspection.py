@@ -1,4 +1,4 @@
-"""The report on a store that `python -m extract inspect` prints, and a table that compares the stores of a grid."""
+"""Text report on a store, printed by `python -m extract inspect`, and a table that compares the stores of a grid."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,8 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
         store: The store.
         grader: Grader for the detailed tables. If None, the default grader for the kind of question is used, or the
             first grader with grades if the default grader has none.
-        n_answers: Number of example answers, divided evenly among right, wrong and unknown answers if possible.
+        n_answers: Number of example answers, divided as evenly as possible among right answers, wrong answers and
+            answers with an unknown grade.
 
     Raises:
         InputError: If the store has no grades by this grader, or a file is damaged.
@@ -231,7 +232,8 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
         store: Folder of a store, or of a temperature grid. The stores of a grid are shown one by one and then compared.
         grader: Grader for the detailed tables. If omitted, the default grader for the kind of question is used, or the
             first grader with grades if the default grader has none.
-        answers: Number of example answers, divided among right, wrong and unknown answers.
+        answers: Number of example answers, divided among right answers, wrong answers and answers with an unknown
+            grade.
     """
     each_store(lambda store: print(describe(Store.open(store), grader, answers)))(store=store)
     if members := member_stores(Path(store)):

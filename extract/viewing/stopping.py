@@ -15,7 +15,8 @@ def describe_stopping(stores: Sequence[Store], grader: str | None) -> list[str]:
     """Describe the early-stopping decisions in a store, or in all stores of a temperature grid, as lines of text.
 
     The list is empty if no stopping rule was used. The accuracy of the decisions is the proportion of questions whose
-    leading answer is right. Questions that a server rejected are left out. An unparsed leading answer counts as wrong.
+    leading (most frequent) answer is right. Questions that a server rejected are left out. A leading answer that the
+    grader could not parse counts as wrong.
 
     Args:
         stores: One store, or all stores of a grid.

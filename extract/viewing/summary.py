@@ -31,7 +31,8 @@ class GradeCounts:
         right: Number of right answers, [question] int64.
         wrong: Number of wrong answers, [question] int64.
         unknown: Number of answers with an unknown grade, [question] int64.
-        no_answer: Number of texts without a readable answer, [question] int64. `right` and `wrong` include these texts.
+        no_answer: Number of texts in which the grader found no answer, [question] int64. Each of these texts is also
+            counted in `right` or `wrong`.
     """
 
     right: Counts

@@ -29,7 +29,7 @@ LEAST_QUESTIONS, LEAST_PER_FOLD = 20, 4
 def audit_record(
     store: Store, table: QuestionTable, n_folds: int = 5, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Measure how well each source in `SOURCES` predicts the accuracies of the questions.
+    """Measure how well each source of information in `SOURCES` predicts the accuracies of the questions.
 
     Args:
         store: The store.
@@ -52,8 +52,8 @@ def audit_record(
         raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. The default is 5.")
     if reason := _too_few(table.accuracy[questions.numpy()], n_folds):
         raise InputError(
-            f"Expected at least {_least(n_folds)} questions with different accuracies and at least two graded answers "
-            f"each, but {reason}. Use fewer folds, or sample and grade more answers."
+            f"Expected at least {_least(n_folds)} questions that have at least two graded answers each and do not all "
+            f"have the same accuracy, but {reason}. Use fewer folds, or sample and grade more answers."
         )
     fold = fold_of_questions(split_rows(table, questions, [1 / n_folds] * n_folds, seed), len(known))
     features, masked = read_sources(store)
@@ -124,7 +124,7 @@ def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
 
 
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:
-    r"""Predict accuracies from features, and compute the out-of-fold AUROC with a 95 % interval and one-sided p-value.
+    r"""Predict accuracies from features, and compute the out-of-fold AUROC, its 95 % interval and a one-sided p-value.
 
     The p-value comes from a permutation test. It is the fraction of permutations of the accuracies for which the AUROC
     is at least A, the observed AUROC. The observed order is included as one permutation.

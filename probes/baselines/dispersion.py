@@ -10,7 +10,10 @@ from scipy.special import entr
 
 
 def mean_distance(similarity: NDArray[np.float64]) -> float:
-    """Compute the mean of 1 − S_ij over all pairs i ≠ j. For ROUGE-L scores, it is 1 minus the lexical similarity."""
+    """Compute the mean of 1 − S_ij over all pairs i ≠ j.
+
+    If the similarities are ROUGE-L scores, the result is 1 minus the lexical similarity, which is the mean score.
+    """
     n = len(similarity)
     return float(1 - (similarity.sum() - n) / (n * (n - 1)))
 
@@ -52,8 +55,8 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
     """Compute the normalised kernel language entropy with a heat kernel (Nikitin et al., arXiv 2405.20003).
 
     The graph Laplacian is L = D − W, with the weights W = 2 S as in the paper. D is the diagonal matrix of the row sums
-    of W. The heat kernel exp(−t L) is scaled to a diagonal of 1/n. The result is the entropy of the eigenvalues of the
-    scaled kernel, divided by ln n.
+    of W. The heat kernel exp(−t L) is scaled so that all its diagonal entries are 1/n. The result is the entropy of
+    the eigenvalues of the scaled kernel, divided by ln n.
     """
     n, weights = len(similarity), 2 * similarity
     values, vectors = np.linalg.eigh(np.diag(weights.sum(1)) - weights)

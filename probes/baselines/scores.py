@@ -99,7 +99,10 @@ def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
 
 
 def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapping[Scope, Score]:
-    """Return a score function for questions. A score is the negated joint uncertainty of half of the answers."""
+    """Return a score function for questions.
+
+    The score of a question is its negated uncertainty, which is computed jointly from half of its answers.
+    """
 
     def score(data: FeatureDataModule, rows: Rows) -> Tensor:
         halves = data.table.answers.rows_by_question(len(data.table.ids), ~data.table.answers.held_out)
@@ -125,19 +128,25 @@ def first_token(data: FeatureDataModule, value: str) -> Tensor:
 
 
 def semantic_sets(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that counts clusters of answers. Equal normalised answers form a cluster."""
+    """Return a function that counts clusters of answers. Answers that are equal after normalisation form a cluster."""
     answer = data.table.answers.answer_class
     return lambda rows: len(set(clusters_of(answer[rows].tolist()))) or float("nan")
 
 
 def semantic_entropy(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes discrete semantic entropy. Equal normalised answers form a cluster."""
+    """Return a function that computes discrete semantic entropy.
+
+    Answers that are equal after normalisation form a cluster.
+    """
     answer = data.table.answers.answer_class
     return lambda rows: discrete_entropy(clusters_of(answer[rows].tolist()))
 
 
 def semantic_entropy_likelihood(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes likelihood-weighted semantic entropy. Equal answers form a cluster."""
+    """Return a function that computes likelihood-weighted semantic entropy.
+
+    Answers that are equal after normalisation form a cluster.
+    """
     answers = data.table.answers
     return lambda rows: likelihood_entropy(-answers.mean_nll[rows], clusters_of(answers.answer_class[rows].tolist()))
 
@@ -149,7 +158,10 @@ def semantic_entropy_nli(data: FeatureDataModule) -> JointUncertainty:
 
 
 def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes the mean cosine distance between answer embeddings (SEU)."""
+    """Return a function that computes SEU (semantic embedding uncertainty).
+
+    SEU is the mean cosine distance between the embeddings of the answers.
+    """
     embeddings = _embeddings(data)
     return lambda rows: seu(embeddings[rows])
 
@@ -182,7 +194,7 @@ def dispersed(
 ) -> Mapping[Scope, Score]:
     """Return a score function for questions. A score is the negated dispersion of half of the answers.
 
-    It is NaN if this half contains fewer than two answers.
+    The score is NaN if this half contains fewer than two answers.
     """
 
     def uncertainty(data: FeatureDataModule) -> JointUncertainty:

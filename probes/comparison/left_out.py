@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Evaluate the confidences for a left-out set, with back-off and without it, and summarise the set's novelty.
+    """Evaluate the confidences for a left-out set, with and without back-off, and the novelty of its questions.
 
     If `scores` contains several sets, the AUROC includes only pairs of questions from the same set.
     """

@@ -60,7 +60,7 @@ class Fit(NamedTuple):
     """Result of fitting a probe in a fold.
 
     Attributes:
-        chosen: Name of the probe, its chosen options, its validation loss in nats and its warning.
+        chosen: Name of the probe, its chosen options, its validation loss in nats, and its warning, if any.
         losses: [question] float64 validation losses in nats; NaN for questions outside the validation split.
     """
 

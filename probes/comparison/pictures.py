@@ -66,7 +66,7 @@ def forest(methods: dict[str, Any]) -> Figure:
 
 
 def _label(name: str, figures: dict[str, Any]) -> str:
-    """Return the name of a method. A note is added if it uses only part of the questions or half of the answers."""
+    """Return the name of a method, with a note if only part of the questions or half of the answers is used."""
     subset = [f"{figures['n_questions']} questions"] * bool(figures["n_masked"])
     subset += ["half of the answers"] * figures["half"]
     return f"{name} ({', '.join(subset)})" if subset else name

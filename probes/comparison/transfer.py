@@ -226,7 +226,10 @@ def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Score
 
 
 def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the names of the training sets and of the test sets in a record. `OTHERS` is the last training set."""
+    """Return the names of the training sets and of the test sets in a record.
+
+    If `OTHERS` (all sets except the test set) is one of the training sets, it comes last.
+    """
     trains, tests = (list(dict.fromkeys(cell[end] for cell in record["cells"])) for end in ("train", "test"))
     trains.sort(key=lambda name: name == OTHERS)
     return trains, sorted(tests, key=lambda name: trains.index(name) if name in trains else len(trains))

@@ -1,5 +1,7 @@
 """Fit the novelty of a probe and its back-off, which shifts the confidences of novel questions towards the base rate.
 
+The novelty of a question or answer increases with its distance from the training rows (see `probes.saved.novelty`).
+
 The back-off is fitted to the scores of held-out groups of questions. To save time, these scores are computed by a ridge
 regression on the features that the probe reads, not by the probe itself.
 """
@@ -79,7 +81,7 @@ def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confiden
 
 
 def chosen_features(features: Any, chosen: Sequence[int]) -> Tensor:
-    """Return the chosen features [row, layer, width]. States of tokens are averaged over the tokens of each answer."""
+    """Return the chosen features [row, layer, width]. Token states are averaged over the tokens of each answer."""
     if isinstance(features, TokenStates):
         return torch.stack([flat(features[:, feature]) for feature in chosen], 1)
     return features[:, list(chosen)]
@@ -135,8 +137,8 @@ def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, sh
 
     .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
 
-    where row i has the confidence f_i, the measured accuracy p̂_i and the share s_i, and r_i is the base rate of the
-    other folds. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
+    where row i has the confidence f_i, the measured accuracy p̂_i and the share s_i of the total row weight, and r_i is
+    the base rate of the other folds. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
 
     Args:
         confidence, base_rate, accuracy, share: [row] float64. The shares sum to 1.

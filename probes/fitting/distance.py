@@ -1,4 +1,4 @@
-"""Fit the distance from a set of questions or answers. See `probes.saved.distance`."""
+"""Fit a `Distance`, which measures how far a question or answer is from a given set of questions or answers."""
 
 import torch
 from torch import Tensor
@@ -22,9 +22,9 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
         hidden: [row, d_model] float32 hidden states.
         fold: [row] int64 fold of each row. The quantiles are computed from the distance between each row and the
             rows of the other folds.
-        groups: [row] int64 fold of each row in a second partition, which keeps question groups together. The attribute
-            `full` is computed from the distance between each row and the rows of the other folds in this division. If
-            `groups` is None, `full` is the highest quantile.
+        groups: [row] int64 fold of each row in a second partition, which keeps question groups together.
+            `Distance.full` is computed from the distance between each row and the rows of the other folds in this
+            partition. If `groups` is None, `Distance.full` is the highest quantile.
         rows: [row] bool mask of the rows used for the quantiles. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)

@@ -1,7 +1,8 @@
 r"""Model of the latent probe, which predicts the distribution of answer embeddings from a question's hidden state.
 
-The model is based on ASEU (arXiv 2410.22685). docs/methods.md lists the differences. An encoder maps a hidden state h
-to a mean μ(h) and standard deviations σ(h). The embedding e_m of answer m has norm 1. It is modelled as
+The model is based on ASEU (amortised semantic embedding uncertainty, arXiv 2410.22685). docs/methods.md lists the
+differences. An encoder maps a hidden state h to a mean μ(h) and standard deviations σ(h). The embedding e_m of answer m
+has norm 1. It is modelled as
 
 .. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
     \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),

@@ -108,7 +108,7 @@ class ProbeModule(L.LightningModule, ABC):
         return [(feature,) for feature in range(len(names))]
 
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
-        """Return the head, filled with the standardiser, one candidate's `parameters` and the `values`."""
+        """Fill a head with the standardiser, the `parameters` of one candidate and the `values`, and return it."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
 

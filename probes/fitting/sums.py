@@ -63,7 +63,7 @@ class Statistics(NamedTuple):
 
 @dataclass
 class Sums:
-    """Sums over rows with targets y and features x. A reference was subtracted from x.
+    """Sums over rows with targets y and features x, from which a reference vector was subtracted.
 
     Attributes:
         n: Number of rows.

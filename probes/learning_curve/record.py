@@ -103,10 +103,10 @@ class _Measured:
 def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
     """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
-    A split (n, k) consists of n questions with k graded answers each, and costs n · k. The cost of each split is a
-    budget. A split belongs to a budget if it costs more than half of the budget but no more than the budget. For each
-    k, only the split with the highest n is kept. A budget is left out if it has a single split, or if it is at most 5 %
-    below a larger budget.
+    A split (n, k) consists of n questions with k graded answers each, and costs n · k. Each of these costs is a budget.
+    A split belongs to a budget if it costs more than half of the budget but no more than the budget. For each k, only
+    the split with the highest n is kept. A budget is left out if it has a single split, or if it is at most 5 % below a
+    larger budget.
 
     >>> splits_of_budgets([(48, 1), (96, 1), (48, 2), (96, 2), (48, 5), (96, 5)])
     {96: [(96, 1), (48, 2)], 240: [(96, 2), (48, 5)]}

@@ -36,7 +36,7 @@ class Interval(TypedDict):
 def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
     """Draw bootstrap resamples, and return how often each resample contains each question, [resample, question] uint8.
 
-    A count above 255 is practically impossible. The result is cached, so do not modify it.
+    uint8 is sufficient, because a count above 255 is practically impossible. The result is cached, so do not modify it.
     """
     counts, generator = torch.zeros(n_resamples, n_questions, dtype=torch.uint8), torch.Generator().manual_seed(seed)
     for chunk in counts.split(_chunk(n_questions)):
@@ -54,7 +54,7 @@ def by_question(metric: WeightedMetric, question: Tensor, copies: Tensor | float
 
     Args:
         metric: The metric.
-        question: [row] int64 question of each row.
+        question: [row] int64 index of each row's question.
         copies: [row] number of identical rows that each row represents.
     """
     step = _chunk(len(question))
@@ -76,7 +76,7 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
 def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0) -> Interval | None:
     """Compute a metric and its 95 % BCa interval over resampled questions.
 
-    Returns None if the metric is NaN or `resampled` returns None. Metrics with the same seed use the same resamples.
+    Returns None if the metric is NaN or `resampled` returns None. Calls with the same seed use the same resamples.
     """
     weights = torch.ones(1, n_questions, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
@@ -99,7 +99,8 @@ def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
     where Φ is the standard normal distribution function, z₀ is the normal quantile of the fraction of resampled values
     below `value` (ties count as ½), U_i is the influence of question i, and a measures the skewness of the influences.
     For N questions, t is √(N/(N − 1)) times the 97.5 % quantile of Student's t distribution with N − 1 degrees of
-    freedom. The factor √(N/(N − 1)) corrects the standard deviation of the resampled values, which is too small.
+    freedom. The factor √(N/(N − 1)) is needed because the standard deviation of the resampled values underestimates the
+    standard error.
     """
     n = len(influence)
     below = (resampled < value).double().mean() + (resampled == value).double().mean() / 2

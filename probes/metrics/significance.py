@@ -76,8 +76,8 @@ def holm(p_values: Tensor) -> Tensor:
     """Adjust p-values for multiple tests with the Holm correction (Holm 1979).
 
     The smallest of m p-values is multiplied by m, the next by m − 1, and so on. If hypotheses with adjusted p-values
-    below α are rejected, the probability of any false rejection is at most α, even if the tests are dependent. NaN
-    means that there was no test. It stays NaN and is not counted in m.
+    below α are rejected, the probability of any false rejection is at most α, even if the tests are dependent. A
+    p-value of NaN means that there was no test. It stays NaN and is not counted in m.
 
     >>> holm(torch.tensor([0.01, 0.04, 0.03], dtype=torch.float64))
     tensor([0.0300, 0.0600, 0.0600], dtype=torch.float64)

@@ -44,9 +44,9 @@ def entropy_profile(
 
     Returns:
         A dict. `right` and `wrong` contain the mean entropy in nats at each layer, with a pointwise 95 % interval.
-        `difference` contains wrong − right. `n_answers` contains the numbers of right and wrong answers. `n_questions`
-        contains the numbers of questions that these answers belong to. `n_missing` is the number of graded answers
-        without entropies.
+        `difference` contains the differences wrong − right. `n_answers` contains the numbers of right and wrong
+        answers. `n_questions` contains the numbers of questions with right answers and with wrong answers. `n_missing`
+        is the number of graded answers without entropies.
 
     Raises:
         InputError: If no right answer or no wrong answer has entropies.

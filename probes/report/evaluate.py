@@ -49,7 +49,7 @@ class Scored(NamedTuple):
         confidence: [row] float64 confidence in [0, 1]; NaN if missing.
         right: [row] number of right answers.
         known: [row] number of graded answers.
-        question: [row] int64 question of each answer. None if rows are questions.
+        question: [row] int64 index of each answer's question. None if rows are questions.
         fold: [row] int64 test fold of each row. None if all confidences come from the same probe.
         copies: [row] int64 number of identical answers that each row stands for. None if rows are not merged.
     """

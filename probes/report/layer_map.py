@@ -61,10 +61,10 @@ def layer_map(
 
     Returns:
         A dict. `auroc` is a nested list [position][layer], in which missing cells are None. `best` describes the cell
-        with the highest AUROC. Its entry `of` is the number of cells. Its 95 % interval is not corrected for the choice
-        of the cell. `n_questions` is the number of tested questions, and `n_rows` is the number of tested rows
-        (questions or answers). `n_missing` is the number of graded rows that are left out because a hidden state is
-        missing.
+        with the highest AUROC, and its entry `of` is the number of cells that were compared. The 95 % interval of this
+        AUROC is not corrected for the choice of the cell. `n_questions` is the number of tested questions, and `n_rows`
+        is the number of tested rows (questions or answers). `n_missing` is the number of graded rows that are left out
+        because a hidden state is missing.
 
     Raises:
         InputError: If the probe is unknown, hidden states are missing, or there are too few questions.

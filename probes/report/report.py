@@ -42,7 +42,7 @@ class Report:
         target: `response` if the rows are answers, else `capability`. The metrics are computed for this target. The
             probe may have been trained on a different target.
         confidences: Maps each method to its confidences [row] for all questions or answers of the store. NaN means
-            missing. The confidences of the probe include the back-off.
+            missing. The confidences of the probe include the back-off (see `Novelty`).
         novelty: The fitted `Novelty` of the probe.
         novelties: [row] float64 novelties of all questions or answers of the store; NaN outside the splits.
         methods: Maps each method to its confidences and grades on the test split.

@@ -38,7 +38,9 @@ def result_folder(
     final = Path(out or f"runs/{command}-{'-'.join(Path(store).resolve().name for store in stores)}")
     path = str(final)
     if final.exists():
-        raise InputError(f"Expected `out` to be a new folder, but {path!r} exists. Delete it or pass another --out.")
+        raise InputError(
+            f"Expected `out` to be a new folder, but {path!r} already exists. Delete it or pass another --out."
+        )
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))

@@ -183,7 +183,7 @@ class ConfidenceProbe(ModelHubMixin):
         return ConfidentModel(self, hf_model, tokenizer)
 
     def save(self, folder: str | Path, card: str | None = None) -> Path:
-        """Write the probe to a folder, and return the folder. README.md contains `card`, or the probe's own card."""
+        """Write the probe and a model card (by default, the probe's own) to a folder, and return the folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = probe_tensors(self.head, self.calibrator, self.prefixes, self.novelty)

@@ -15,7 +15,8 @@ class Calibrator(nn.Module):
     """Base class of the calibrators. It stores named parameters as float64 buffers.
 
     Args:
-        *values: Numbers or lists of knots, in the order of the class attribute `values`.
+        *values: The parameters, in the order of their names in the class attribute `values`. Each is a number, or a
+            list of coordinates for `Isotonic`.
     """
 
     #: Name of the calibrator in config.json.

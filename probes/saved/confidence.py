@@ -36,7 +36,7 @@ class Answers:
         confidence: [answer] float32 probability that the model answers the question correctly. If the probe reads
             answers, it is the probability that this answer is right, or NaN for an empty answer.
         novelty: [answer] float32 novelty of the question or answer. See `Confidences`.
-        is_novel: [answer] bool. Whether the question or answer is more novel than 99 % of the training rows.
+        is_novel: [answer] bool. Whether the question or answer is more novel than 99 % of the training data.
         sequences: [answer, token] int64 token ids of the padded prompts and answers, as returned by transformers.
         question: Index of each answer's question.
     """
@@ -111,8 +111,8 @@ class ConfidentModel:
 
         If the probe reads hidden states of the question (with or without the signal `tokens`) or of all answer tokens,
         its features are captured during generation. Other probes require one more forward pass. Generation stops at
-        the stop strings of the probe's training data, unless `stop_strings` is passed. `text` always ends before the
-        first stop string of the training data.
+        the stop strings of the probe's training data, unless `stop_strings` is passed. In either case, `text` ends
+        before the first occurrence of any stop string of the training data.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
@@ -219,8 +219,8 @@ class ConfidentModel:
             ids = torch.atleast_2d(prompts)
             if mask is None and len(ids) > 1 and bool((ids[:, [0, -1]] == self._pad_token()).any()):
                 raise InputError(
-                    "Expected an `attention_mask` with the tensor of prompts, but got none. Some prompts begin or end "
-                    "with the padding token. Pass the mask that the tokenizer returned."
+                    "Expected an `attention_mask` with the tensor of prompts, but got none. It is needed, because some "
+                    "prompts begin or end with the padding token. Pass the mask that the tokenizer returned."
                 )
             masks = torch.ones_like(ids) if mask is None else torch.atleast_2d(mask)
             prompts = [row[present.bool()].tolist() for row, present in zip(ids, masks, strict=True)]
@@ -257,7 +257,7 @@ class ConfidentModel:
         if len(texts) != n_questions:
             raise InputError(
                 f"Expected `answers` to contain one answer per question, but got {len(texts)} answers to "
-                f"{n_questions} questions. This probe reads answers. For each question, pass an answer by the model."
+                f"{n_questions} questions. This probe reads answers. Pass one of the model's answers for each question."
             )
         return [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 

@@ -25,7 +25,7 @@ class Decisions:
         confidence: [question] float32 confidence of the model (for `route`, of the cheap model). NaN for an empty
             answer, which is withheld.
         novelty: [question] float32 novelty. See `Confidences`.
-        is_novel: [question] bool. Whether the question or answer is more novel than 99 % of the training rows.
+        is_novel: [question] bool. Whether the question or answer is more novel than 99 % of the training data.
         answered_by: Source of each answer: ``model``, ``strong`` (only for `route`), or None for a withheld answer.
         threshold: Minimum confidence for using the model's answer; None for `best_of`.
     """
@@ -63,7 +63,7 @@ def abstain(
         threshold: Threshold to use instead of a stored one.
         backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
             broader probe (see `Confidences`). Use False with stored thresholds, because they were certified without
-            this shift. The shift could move a low confidence above the threshold.
+            this shift, which could move a low confidence above the threshold.
         **options: Options of transformers' `generate`.
 
     Returns:
@@ -99,7 +99,7 @@ def route(
     backoff: bool = False,
     **options: Any,
 ) -> Decisions:
-    """Answer with the cheap model if its confidence is at or above a threshold, or else with the strong model.
+    """Answer with the cheap model if its confidence is at or above a threshold, and otherwise with the strong model.
 
     Args:
         cheap: Model with an attached probe.

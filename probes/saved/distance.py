@@ -5,8 +5,8 @@ The distance of a standardised hidden state x with d coordinates is its Mahalano
 
     D² = 1/d · [Σ_j (v_j · x)² / λ_j + (‖x‖² − Σ_j (v_j · x)²) / ρ]
 
-where v_j are the leading principal directions of the rows in the set, λ_j are their variances, and ρ is the mean
-variance in all other directions.
+where v_j are the leading principal directions of the hidden states in the set, λ_j are the variances in these
+directions, and ρ is the mean variance in all other directions.
 """
 
 import torch
@@ -23,7 +23,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 class Distance(nn.Module):
-    """Distance between a row and the rows of a set. See the module docstring for the definition.
+    """Distance between a row (a question or an answer) and the rows of a set, as defined in the module docstring.
 
     Args:
         n_hidden: Width d of the hidden state, which is read from the first `n_hidden` features of a row.
@@ -35,8 +35,8 @@ class Distance(nn.Module):
         directions: [rank, n_hidden] principal directions v.
         variances: [rank] variances λ in these directions.
         rest: Mean variance ρ in all other directions.
-        quantiles: [101] percentiles 0 to 100 of the distances of the rows in the set. For this purpose, the distance of
-            each row is computed from a fit to the rows in the other folds.
+        quantiles: [101] percentiles 0 to 100 of the distances of the rows in the set. For this purpose, the set is
+            divided into folds, and the distance of each row is computed from a fit to the rows in the other folds.
         full: Distance at which the method `remoteness` reaches 1. It is at least the 99th percentile.
     """
 
@@ -62,7 +62,7 @@ class Distance(nn.Module):
         return (above - 1 + step) / (N_QUANTILES - 1)
 
     def remoteness(self, distance: Tensor) -> Tensor:
-        """Map distances [row] to [0, 1]. It is 0 up to the 99th percentile and rises linearly to 1 at `full`."""
+        """Map distances [row] to [0, 1]: 0 up to the 99th percentile, then rising linearly to 1 at `full`."""
         start = self.quantiles[START]
         return ((distance - start) / (self.full - start).clamp_min(TINY)).clamp(0, 1)
 

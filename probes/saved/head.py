@@ -228,9 +228,9 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
     """Average the labels of the nearest points, weighted by inverse distance, for each number of neighbours.
 
     The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, unless several points tie for
-    the last neighbour. In this case, scikit-learn picks some of the tied points arbitrarily, whereas this function
-    splits the remaining weight equally among all of them. A row at distance 0 from some points gets the mean label of
-    those points.
+    the last place among the neighbours. In this case, scikit-learn picks some of the tied points arbitrarily, whereas
+    this function splits the remaining weight equally among all of them. A row at distance 0 from some points gets the
+    mean label of those points.
 
     Args:
         queries: [row, d] features. The result for a row with NaN is NaN.

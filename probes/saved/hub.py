@@ -128,7 +128,7 @@ def failure(error: Exception) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, then its cause, then the cause of this cause, and so on."""
+    """Yield an error, then its cause, then the cause of that cause, and so on."""
     while error is not None:
         yield error
         error = error.__cause__

@@ -7,8 +7,9 @@ linearly with the distance, up to a maximum weight. `probes.fitting.backoff` fit
 questions.
 
 A broader probe can be trained on the questions of other stores in addition to the training rows. The confidence of a
-novel row that is close to these questions is then mixed with the confidence of the broader probe. The weight of the
-broader probe decreases to 0 between two percentiles of the distances of held-out groups.
+novel row that is close to these questions is then mixed with the confidence of the broader probe. The weight of
+the broader probe decreases linearly to 0 as the row's distance from the broader probe's training rows increases from
+the 90th to the 95th percentile of the distances of held-out groups.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ class Confidences(NamedTuple):
     Attributes:
         confidence: [row] float32 probability of being right. The confidence of a novel row is shifted towards the base
             rate of the training rows, or towards the confidence of a broader probe. See `Novelty`.
-        novelty: [row] float32 fraction of the training rows that are less novel. It is NaN if the probe has no novelty.
+        novelty: [row] float32 fraction of the training rows that are less novel; NaN if the probe has no `Novelty`.
         is_novel: [row] bool. Whether a row is novel enough for the back-off.
     """
 

@@ -16,7 +16,7 @@ N_LENGTHS = 101
 
 
 class PrefixCalibrator(nn.ModuleDict):
-    """Calibrators for prefixes of answers. There is one for each of several fractions of the answer.
+    """Calibrators for prefixes of answers, one for each of several fractions of the answer.
 
     Confidences are interpolated linearly between fractions. At every fraction, the confidence is a monotone
     function of the score, because each calibrator is monotone.

@@ -20,7 +20,7 @@ class PromptStarts:
     """Key/value caches of prompt starts.
 
     A start consists of the tokens before the question, either in the probe's prompt template or in the chat template.
-    It is read when it is first needed. If the model's cache can't be shared between prompts, there are no starts.
+    It is read when it is first needed. If the model's cache can't be shared between prompts, no starts are used.
 
     Args:
         model: The transformers model.
@@ -46,7 +46,7 @@ class PromptStarts:
         self._caches = {start: None for start in sorted(starts, key=len, reverse=True) if len(start) >= _MIN_TOKENS}
 
     def of(self, prompts: Sequence[Sequence[int]]) -> SharedPrompt | None:
-        """Return the cache of the longest start that all prompts share, or None.
+        """Return the cache of the longest start that all prompts share, or None if they share none.
 
         The start is shorter than every prompt.
         """

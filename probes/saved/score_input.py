@@ -114,7 +114,10 @@ def _available_lines(stream: Any) -> Iterator[list[bytes]]:
 
 
 def _from_row(row: Mapping[str, Any], i: int, where: str) -> Asked:
-    """Convert a row with `question` (or `text` or `messages`), and optionally `answer`, `id`, `kind` and `choices`."""
+    """Convert a row of the input to a question to score.
+
+    The row has the field `question` (or `text` or `messages`), and optionally `answer`, `id`, `kind` and `choices`.
+    """
     given = row.get("id")
     id_ = i if given is None else given if isinstance(given, str | int) else str(given)
     try:

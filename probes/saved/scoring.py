@@ -47,9 +47,9 @@ def score(
 
     Args:
         probe: Folder or Hub id of a saved probe.
-        questions: File, set or Hub id (see docs/questions.md). A .txt file has one question per line. Pass - for
-            standard input, with one question or JSON object per line. Each JSON object or row of a table has the field
-            `question` (text or chat messages), and optionally `id` and `answer`.
+        questions: File, name of a question set, or Hub id (see docs/questions.md). A .txt file has one question per
+            line. Pass - for standard input, with one question or JSON object per line. Each JSON object or row of a
+            table has the field `question` (text or chat messages), and optionally `id` and `answer`.
         out: JSON Lines file to write. The default is standard output. If the file contains results of the same
             questions, the command continues after them.
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
@@ -88,15 +88,15 @@ def score(
             progress(len(batch), 0)
     if len(finished) > n_asked:
         raise InputError(
-            f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but it has only "
-            f"{n_asked}. Pass another --out."
+            f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but got only "
+            f"{n_asked} questions. Pass another --out."
         )
     if not n_asked:
         raise InputError("Expected `questions` to contain at least one question, but it is empty. Pass another source.")
     if errors:
         raise InputError(
             f"Expected all {n_asked} questions to be valid, but {len(errors)} could not be scored. Their output lines "
-            f"have an `error`. The first one is: {errors[0]}"
+            f"have an `error`. The first error is: {errors[0]}"
         )
 
 

@@ -38,7 +38,7 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
 
 
 def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
-    r"""Take the maximum over the tokens for each even index h and the minimum for each odd h, and sum them.
+    r"""Pool each number v_h over the tokens, by maximum for even h and by minimum for odd h, and sum the results.
 
     .. math:: \sum_h \pm \max_t (\pm v_{ht})
 

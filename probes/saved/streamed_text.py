@@ -32,8 +32,8 @@ class StreamedText:
     def add(self, token: int) -> str:
         """Add a token and return the new part of `shown`.
 
-        Only the last few tokens are decoded. They include the tokens of the previous piece, because some tokens are
-        decoded differently at the beginning of a text.
+        Only the last few tokens are decoded. They include the tokens of the previously added text, because some
+        tokens are decoded differently at the beginning of a text.
         """
         self._recent.append(token)
         before, now = (

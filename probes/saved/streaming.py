@@ -130,7 +130,7 @@ class _Reader(RunningConfidence):
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Capture the last token's state in each pass within this context, from the end of the prompt on."""
+        """In each pass within this context, capture the state of the last token, starting at the end of the prompt."""
         from extract.signals.hidden import HiddenCapture
         from extract.signals.model_parts import decoder_of
 

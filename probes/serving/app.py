@@ -195,7 +195,7 @@ class Endpoints:
             raise RequestError(400, message, param, "invalid_value") from None
 
     def _check_answers(self, questions: Sequence[object], answers: Sequence[str] | None) -> None:
-        """Check that there is one answer per question if the probe reads answers. Otherwise, there must be none."""
+        """Check that there is one answer per question if the probe reads answers, and no answer otherwise."""
         if not self._probe.reads_answers and answers is not None:
             message = "Expected no `answers`, because the probe reads only questions, but got answers. Remove them."
         elif self._probe.reads_answers and len(answers or ()) != len(questions):
@@ -224,7 +224,10 @@ class Endpoints:
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call `work`, which tokenises texts of the given lengths. If they are many or long, call it in another thread."""
+    """Call `work`, which tokenises texts of the given lengths.
+
+    If there are many texts or if they are long, `work` is called in another thread.
+    """
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 

@@ -35,7 +35,7 @@ class Defaults:
 
     Attributes:
         is_chat: Whether the probe's prompts use the chat template.
-        max_tokens, temperature, top_p, top_k: Settings of an answer.
+        max_tokens, temperature, top_p, top_k: See `Settings`.
     """
 
     is_chat: bool

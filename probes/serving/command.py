@@ -100,7 +100,7 @@ def serve(
 
 
 def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
-    """Create a server that prints the line `started`, and stops unfinished answers when it receives a signal."""
+    """Create a server that prints the line `started` when it is ready, and stops unfinished answers on a signal."""
     import uvicorn
 
     class Server(uvicorn.Server):

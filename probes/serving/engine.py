@@ -39,8 +39,9 @@ class Engine:
     alternate with passes that read new prompts and passes that score questions. If a pass fails, its requests end with
     the exception, and the engine continues.
 
-    Generated answers depend only on their `Settings`. Other options in the model's generation config, such as a
-    repetition penalty, are ignored. The training data of probes is also generated without these options.
+    The only generation options that affect an answer are its `Settings`. Other options in the model's generation
+    config, such as a repetition penalty, are ignored. The training data of probes is also generated without these
+    options.
 
     Args:
         probe: Trained probe.

@@ -53,7 +53,7 @@ class Batch:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all answers and free the cache. The jobs are not ended."""
+        """Remove all answers and free the cache, without ending the jobs."""
         self.rows, self._cache = list[Row](), self._cache_class(self._hf_model)
 
     def fail(self, error: BaseException) -> None:
@@ -149,7 +149,10 @@ class Batch:
         layers: Sequence[int] | None,
         last: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Run the model. Return logits [row, vocab] and states [row, d_model] at the tokens with index `last`."""
+        """Run the model. Return logits [row, vocab] and states [row, d_model] at the last token of each row.
+
+        `last` contains the index of this token in each row of `ids`.
+        """
         from extract.signals.hidden import HiddenCapture
 
         kept = sorted(set(last))

@@ -1,6 +1,6 @@
 """Requests of the server, and errors for refused requests.
 
-Unsupported options are not ignored. A request that contains one is refused, unless the option's value has no effect.
+Unsupported options are not ignored: a request that contains one is refused, unless the option's value has no effect.
 """
 
 import json

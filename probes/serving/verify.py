@@ -22,7 +22,7 @@ class VerifyRequest(Body):
         question: The question that the user asked.
         answer: The answer to verify. Probes that read only questions do not use it.
         context: Text that precedes the question in the prompt, separated by a line break.
-        threshold: The router should ask a larger model if the confidence is below this number.
+        threshold: Confidence below which the router should ask a larger model.
     """
 
     question: str = Field(min_length=1)

@@ -129,7 +129,8 @@ def max_t(
     a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of
     draws in which the largest statistic of all scores is at least as large as the observed statistic.
 
-    If all questions have the same number of answers, the familywise error rate is controlled in samples of any size.
+    If all questions have the same number of answers, the familywise error rate is controlled for any number of
+    questions.
 
     Args:
         scores: [score, answer] scores; NaN means missing.

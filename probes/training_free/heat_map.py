@@ -1,4 +1,4 @@
-"""Heat maps of validation AUROCs by signal and pooling. A second heat map shows the effect of token weights."""
+"""Two heat maps: validation AUROCs by signal and pooling, and the effect of token weights on the AUROC."""
 
 from collections.abc import Sequence
 from itertools import groupby

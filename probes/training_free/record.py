@@ -37,7 +37,7 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
         ``tests`` compares the chosen score with other scores. ``groups`` contains the metrics of the chosen score for
         each group of questions. ``grid`` contains the numbers of scores, of tested scores and of significant scores.
         ``parts`` contains the numbers of questions and answers in each part. ``masked`` maps each signal or family
-        without a reported score to the reason.
+        without a reported score to the reason why it has none.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc
@@ -79,7 +79,8 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
 def length_stratum(n_tokens: Tensor) -> Tensor:
     """Return each answer's length class [answer] as an integer.
 
-    Within a class, lengths above 5 differ by less than 25 %.
+    Each length from 1 to 5 tokens has its own class, and 0 counts as 1. Longer answers in the same class differ in
+    length by less than 25 %.
     """
     return (n_tokens.clamp_min(1).double().log() / math.log(1.25) + 1e-9).floor().long()
 

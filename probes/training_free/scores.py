@@ -1,4 +1,4 @@
-"""Scores of answers. There is one for every combination of a token signal, a pooling and a weighting of the tokens."""
+"""Scores of answers, one for every combination of a token signal, a pooling and a weighting of the tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -118,7 +118,10 @@ class Scores:
         self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
 
     def key_of(self, position: str) -> str | None:
-        """Return the key for a position in the signal `tokens`, such as ``30/entropy`` for ``entropy``, or None."""
+        """Return the key for a position in the signal `tokens`, such as ``30/entropy`` for ``entropy``.
+
+        Returns None if there is no such key.
+        """
         return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == position), None)
 
     def batches(self) -> Iterator[Tensor]:

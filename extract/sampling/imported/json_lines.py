@@ -76,7 +76,7 @@ def _values(record: Record, where: str) -> dict[str, Any]:
 
 
 def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> None:
-    """Check that a line has the same policy as the first line, and that both or neither of them have a `sample`."""
+    """Check that a line has the same policy as the first line, and that both or neither have the column `sample`."""
     for name in _POLICY:
         if values[name] != first[name]:
             raise InputError(
@@ -101,5 +101,5 @@ def _question(record: Record, dataset: str, where: str) -> Question:
     try:
         id_ = draft["id"] or sha256_json([draft.get("text"), draft.get("messages"), draft["choices"]])[:16]
     except ValueError as error:
-        raise InputError(f"Expected {where} to contain text, but it does not: {error}. Correct it.") from None
+        raise InputError(f"Expected {where} to contain valid text, but it does not: {error}. Correct it.") from None
     return Question(**{**draft, "id": id_, "dataset": dataset})

@@ -136,7 +136,7 @@ def _question(row: Record, prompt: str, task: str, has_choices: bool) -> Questio
 
 
 def _literal(parse: Callable[[str], Any], text: str) -> Any:
-    """Parse a text that contains a list. Return None for other texts."""
+    """Parse the text of a list. Return None for any other text."""
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
         return parse(text) if text.startswith("[") else None
 

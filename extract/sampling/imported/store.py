@@ -26,8 +26,8 @@ from extract.store.verify import write_manifest
 def write_log(log: Log, folder: Path) -> Store:
     """Create the store of a log. If it already exists, only its missing and damaged files are written.
 
-    A new store is written to a hidden folder, which is then renamed. If a run is killed, the hidden folder remains. The
-    next import of the same log completes it.
+    A new store is written to a hidden folder, which is then renamed. If a run is killed, the hidden folder remains, and
+    the next import of the same log completes it.
 
     Raises:
         InputError: If the folder contains other files, or the store of another log.

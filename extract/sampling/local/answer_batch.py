@@ -105,7 +105,10 @@ class AnswerBatch:
         self._rows, self._logits = rows, logits
 
     def draw(self) -> tuple[int, int]:
-        """Draw the next token of each answer. Returns the numbers of drawn tokens and of answers that have just ended.
+        """Draw the next token of each answer.
+
+        Returns:
+            The number of tokens drawn, and the number of answers that have just ended.
 
         Raises:
             InputError: If a logit is NaN.

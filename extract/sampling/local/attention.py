@@ -1,6 +1,7 @@
-"""Attention from the newest token of each answer to the common prefix, to the prompt and to the answer itself.
+"""Attention from the newest token of each answer to its context, parts of which several answers share.
 
-The three parts are computed separately and merged exactly (Juravsky et al. 2024, "Hydragen", section 3).
+Attention to the common prefix of all prompts, to the rest of the prompt, and to the answer itself is computed
+separately. The three parts are then merged exactly (Juravsky et al. 2024, "Hydragen", section 3).
 """
 
 import threading
@@ -52,7 +53,8 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
         queries: [..., query, d_head].
         keys: [..., token, d_head]. `values` has the same shape.
         scaling: Factor by which the scores are multiplied.
-        bias: [..., query, token] float32, added to the scores. −inf hides a token. Each query needs a visible token.
+        bias: [..., query, token] float32, added to the scores. −inf hides a token. At least one token must be
+            visible to each query.
     """
     if queries.device.type == "cpu" and queries.shape[-2] >= _FUSED_QUERIES:
         mask = None if bias is None else bias.to(queries.dtype).expand(*bias.shape[:2], queries.shape[-2], -1)
@@ -87,8 +89,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers.
 
-    If answers share the cache of a prompt, it merges the attention to the prefix, the prompt and the answer. Otherwise,
-    it calls SDPA.
+    If answers share the cache of a prompt, it merges the attention to the common prefix of all prompts, to the rest of
+    the prompt, and to the answer. Otherwise, it calls SDPA.
 
     Args:
         query: [row, head, token, d_head].

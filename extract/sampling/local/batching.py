@@ -40,7 +40,7 @@ class Row(NamedTuple):
 def rows_of(temperatures: Sequence[float], samples: range) -> list[Row]:
     """List the answers to draw for each question.
 
-    In a grid, only one answer is drawn at temperature 0, because all answers would be identical.
+    With several temperatures, only one answer is drawn at temperature 0, because all answers would be identical.
     """
     once = len(temperatures) > 1
     return [Row(t, j) for t in temperatures for j in (samples[:1] if once and t == 0 else samples)]

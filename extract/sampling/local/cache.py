@@ -1,4 +1,4 @@
-"""Key/value cache for reading prompts, and for drawing answers that can't share the cache of a prompt."""
+"""Key/value cache for reading prompts. With some models, it is also used for drawing answers (see `AnswerCache`)."""
 
 import math
 from copy import copy, deepcopy
@@ -80,10 +80,12 @@ class AnswerLayer(DynamicLayer):
 
 
 class AnswerCache(DynamicCache):
-    """Key/value cache for reading a batch of prompts, and for drawing answers that can't share the cache of a prompt.
+    """Key/value cache for reading a batch of prompts.
+
+    It is also used for drawing answers if the answers to a question can't share one copy of its prompt.
 
     Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window keep the class that
-    transformers gives them. If a model has such layers, answers can't share the cache of a prompt.
+    transformers gives them. If a model has such layers, its answers can't share a prompt.
 
     Args:
         mask: [question, token] int64 mask of the prompts, including the common prefix. Padding is 0.

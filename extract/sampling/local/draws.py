@@ -1,7 +1,7 @@
 """Draw tokens by inverting the cumulative softmax at uniform random numbers.
 
 Each random number is a hash of (seed, question, sample, step). A draw depends only on this number and on the row of
-logits, not on the batch or the order of work.
+logits, not on the batch or on the order in which questions are processed.
 """
 
 import hashlib
@@ -136,9 +136,9 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Find the index [row, 1] of the first sum in `ends` above the target.
+    """Find the index [row, 1] of the first cumulative sum in `ends` that is above the target.
 
-    If no sum is above the target, return the index at which the sums increase for the last time.
+    If no sum is above the target, return the last index at which the sum increases.
     """
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

@@ -29,7 +29,7 @@ def forward(
 
 
 class PromptReader:
-    """Reads prompts with a model whose attention is shared (see `shared_attention`).
+    """Reads prompts with a model. Call its methods inside the with block of `shared_attention`.
 
     Args:
         model: Causal language model in evaluation mode.

@@ -64,7 +64,7 @@ class _RowLayer(DynamicLayer):
 class RowCache(DynamicCache):
     """Cache of rows that join and leave between passes. The rows end at the same column and may differ in length.
 
-    Sliding windows are applied by the model's attention mask, so all layers keep the tokens of the whole row.
+    Sliding windows are applied by the model's attention mask, so every layer keeps all tokens of a row.
 
     Args:
         model: Model for which `can_merge` is true.

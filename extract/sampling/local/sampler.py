@@ -37,12 +37,12 @@ class GridRange(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of the block."""
+        """Number of the block that contains the range."""
         return self.samples.block
 
 
 class LocalSampler(Sampler):
-    """Draws answers with a model in this process or in actors. See `Sampler` for the interface."""
+    """Draws answers with a model in this process or in Ray actors. See `Sampler` for the interface."""
 
     _model: ModelIdentity
 

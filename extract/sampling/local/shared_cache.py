@@ -1,4 +1,7 @@
-"""Key/value cache of answers that share their prompts. Each row is an answer. Rows join and leave between passes."""
+"""Key/value cache in which all answers to a question share one copy of its prompt.
+
+Each row is an answer. Rows join and leave between passes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -140,7 +143,7 @@ class SharedCache(DynamicCache):
         self._regroup(range(len(self._lengths)), len(questions))
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with the given indices and their prompts. The indices must be in ascending order."""
+        """Keep only the rows with the given indices (in ascending order), and the prompts of these rows."""
         kept, self._questions = self._questions[rows].unique(return_inverse=True)
         if len(kept) < len(self._mask):
             for layer in self.layers:

@@ -80,15 +80,15 @@ class TokenSampler:
     ) -> dict[float, list[Sample]]:
         """Draw answers to each question at every temperature, reading each prompt only once.
 
-        Answers that have ended are replaced by answers to the next questions, shortest prompts first. If the answers
-        of this model can't share the cache of a prompt, answers that have ended are replaced only when the whole batch
-        has ended.
+        Answers that have ended are replaced by answers to the next questions, shortest prompts first. With some models,
+        the answers to a question can't share one copy of its prompt. In this case, new answers are started only when
+        the whole batch has ended.
 
         Args:
             question_ids: Question ids. Random numbers depend on them, but not on the temperature.
             prompts: Prompt token ids of each question.
             samples: Indices of the answers to draw, for example ``range(0, 10)``.
-            temperatures: Distinct temperatures. They replace the temperature of the policy.
+            temperatures: Distinct temperatures, which override those in `decoding`.
             progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
             block: All prompts of a block. Pass the block if several calls draw answers to its prompts. If the block
                 fits into one batch, the prompts are read only in the first call. Otherwise, only their common prefix is

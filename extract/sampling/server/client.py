@@ -67,7 +67,7 @@ class Spending:
 
     @asynccontextmanager
     async def reserved(self, request: Request) -> AsyncIterator[None]:
-        """Reserve the maximum number of tokens for an attempt. Call `count` with the reply inside the with block.
+        """Reserve the maximum number of tokens for an attempt. Inside the with block, call `count` with the reply.
 
         If the attempts in flight have reserved too much of the budget, this method waits until some of them end. Most
         attempts use fewer tokens than they reserve.
@@ -113,7 +113,8 @@ class Client(AbstractAsyncContextManager["Client"]):
     Args:
         model: Name of the model on the server.
         spending: Counts requests and tokens, and enforces the budgets.
-        known_as: Model names in the preflight replies. If not empty, replies from other models are rejected.
+        known_as: Model names in the replies to the preflight (see `run_preflight`). If not empty, replies from
+            other models are rejected.
 
     Attributes:
         endpoints: One endpoint per address.

@@ -39,8 +39,9 @@ class Failure(Exception):
     """Raised if an attempt failed and can be repeated.
 
     Args:
+        reason: Why the attempt failed.
         reached: Whether the server was reached.
-        wait: Wait requested by the server, in seconds.
+        wait: Number of seconds to wait, as requested by the server.
         brief: Shorter reason without the server's text, which may quote a question. By default, the same as `reason`.
         crashed: Whether the server may have crashed: the connection failed or broke, or the status is 500.
     """
@@ -58,8 +59,9 @@ class Failure(Exception):
 
 
 class Endpoint:
-    """One server address with several connection pools. After repeated failures, it rests for increasingly long times.
+    """One server address with several connection pools.
 
+    After repeated failures, an endpoint rests. The rest period doubles with each further failure, up to a limit.
     Error messages never contain the API key, because `line` removes the key from the server's texts.
 
     Args:

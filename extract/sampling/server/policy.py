@@ -125,8 +125,9 @@ def _check_url(url: str) -> None:
         )
     if parts.username or parts.password or parts.query:
         raise InputError(
-            "Expected `server.url` to contain no user name, password or query, but it does. These parts may be "
-            "secret. Put the API key into the environment variable named by `server.api_key_env`."
+            "Expected `server.url` to contain no user name, password or query, but it contains at least one. "
+            "These parts may be secret. Remove them, and put the API key into the environment variable named by "
+            "`server.api_key_env`."
         )
 
 

@@ -147,8 +147,8 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
         except (Unanswered, InputError) as error:
             if (what := await _fails_on_seeds(client, request, was_up)) is not None:
                 raise InputError(
-                    f"Expected {url} to answer requests with a seed, but it {what}: {client.given_up}. Restart the "
-                    "server if it has stopped, and pass --server.seeds=false."
+                    f"Expected {url} to answer requests that contain a seed, but it {what}: {client.given_up}. Restart "
+                    "the server if it has stopped, and pass --server.seeds=false."
                 ) from None
             if isinstance(error, InputError):
                 raise

@@ -119,7 +119,7 @@ class Reply:
 
     @property
     def tokens_of_only_choice(self) -> int | None:
-        """Server's token count of the answer. None if there are several answers, or if an answer was cut or dropped."""
+        """Server's token count for the answer. None if there are several answers, or if one was cut or dropped."""
         alone = len(self.choices) == 1 and not self.n_left_out and not self.choices[0].cut
         return self.completion_tokens if alone else None
 

@@ -85,7 +85,7 @@ class OpenRange:
 
 
 def first_asks(store: Store, ranges: Sequence[SampleRange], n: int, n_questions: int) -> list[Ask]:
-    """Return the first missing request for each question in `ranges`, up to `n_questions` questions."""
+    """Return the first request to send for each question in `ranges`, up to `n_questions` questions."""
     asks: dict[str, Ask] = {}
     for samples in ranges:
         opened = OpenRange(store, samples, n)

@@ -57,6 +57,6 @@ def public(error: Exception, question: Question) -> str:
 
 
 def _words(text: str) -> str:
-    """Lower-case words of a text, without punctuation or escapes."""
+    """Lower-case words of a text, without punctuation or escape sequences."""
     text = _ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), text)
     return _BETWEEN_WORDS.sub(" ", text.casefold()).strip()

@@ -114,7 +114,7 @@ class ServerSampler(Sampler):
             check_variation(answers.values(), store.path, preflight.varies)
 
     def _preflight(self, temperature: float, asks: Sequence[Ask]) -> Preflight:
-        """Return the results of the preflight at a temperature. The preflight runs in the first call."""
+        """Return the results of the preflight at a temperature. It runs in the first call for this temperature."""
         if temperature not in self._preflights:
             asks = asks[: TRIES * len(self.server.urls)]
             decoding = self.decoding.at(temperature)
@@ -140,7 +140,7 @@ def _asking(
 
 
 def n_missing(store: Store, samples: SampleRange) -> int:
-    """Return the number of answers in an unfinished range that have not been logged."""
+    """Return how many answers of an unfinished range are not in its log yet."""
     logged = len(read_log(store, samples)) if store.samples.log_file(samples).is_file() else 0
     return store.questions.n_rows(samples) - logged
 

@@ -45,8 +45,8 @@ def squared_calibration_error(
     .. math:: \sum_b w_b \Big[\bar d_b^2 - \frac{s_b^2}{n_b}\Big], \qquad d_i = f_i - \hat p_i
 
     where question i has confidence f_i and measured accuracy p̂_i. Bin b contains n_b questions, which is a fraction w_b
-    of all questions. d̄_b and s_b² are the mean and sample variance of d in the bin. The estimate refers to the
-    population of questions, because s_b² includes the spread of their true accuracies.
+    of all questions. d̄_b and s_b² are the mean and sample variance of d in the bin. The error is estimated
+    for the population from which the questions were drawn, because s_b² includes the spread of their true accuracies.
 
     A bin with a single question is merged with a neighbouring bin. The result can be negative, and is 0 on average for
     calibrated confidences. It is NaN if there is only one question, and too large if a question has several rows.
@@ -64,7 +64,7 @@ def squared_calibration_error(
 
 
 def _merged(sums: Tensor) -> Tensor:
-    """Merge each bin with fewer than two questions into a neighbouring bin. Sums have shape [3, ..., bin]."""
+    """Merge each bin with fewer than two questions into a neighbouring bin. `sums` has shape [3, ..., bin]."""
     bins = list(sums.unbind(-1))
     order = list(range(len(bins)))
     for path in (order, order[::-1]):  # merge upwards, then downwards if the top bin is still too small

@@ -52,7 +52,8 @@ def prediction_rejection_ratio(
     The definition follows LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
     Language Models with LM-Polygraph, 2025), with one difference. If `max_rejection` · N is not an integer,
     LM-Polygraph rounds it, whereas this function interpolates the area. Malinin and Gales (2021) divide the number of
-    remaining errors by the total number of questions. For individual answers, their ratio equals 2 · AUROC − 1.
+    remaining errors by the total number of questions, not by the number of remaining questions. For individual answers,
+    their ratio equals 2 · AUROC − 1.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     risk = 1 - right / known
@@ -112,9 +113,9 @@ def recall_at_fpr(
 
 
 def _by_score(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weight of wrong answers at each score, and that of right answers.
+    """Return the weights of wrong answers and of right answers at each score.
 
-    Both have shape [..., distinct score] and are ordered from the lowest score to the highest.
+    Both tensors have shape [..., distinct score] and are ordered from the lowest score to the highest.
     """
     group, of_group = ties(preds)
     accuracy = right / known

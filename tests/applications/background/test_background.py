@@ -368,11 +368,11 @@ def test_token_ids_of_an_unknown_tokenizer_require_the_option_unit(
         ("missing.json", None, "reading it failed"),
         ("bad.json", "{", "to be a JSON file"),
         ("bad.csv", "question,output\na,b\n", "to have a column 'prompt'"),
-        ("references.json", '{"a": {"hot": {}}}', "outputs by model, temperature and prompt"),
+        ("references.json", '{"a": {"hot": {}}}', "outputs grouped by model, temperature and prompt"),
         ("repeated.json", '{"a": ["x"], "a": ["y"]}', "a key occurs twice"),
-        ("references.json", '{"a": {"nan": {"p": ["x"]}}}', "outputs by model, temperature and prompt"),
+        ("references.json", '{"a": {"nan": {"p": ["x"]}}}', "outputs grouped by model, temperature and prompt"),
         ("references.json", '{"a": {"0.6": {"p": ["x"]}, "0.60": {"p": ["x"]}}}', "repeats a temperature"),
-        ("references.json", "[1]", "outputs by model, temperature and prompt"),
+        ("references.json", "[1]", "outputs grouped by model, temperature and prompt"),
     ],
 )
 def test_unreadable_files_are_refused(

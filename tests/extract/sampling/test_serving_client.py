@@ -679,7 +679,10 @@ def test_the_preflight_refuses_replies_that_ignore_options(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"on_seed": "exit"}, r"requests with a seed, but it stopped after such a request: .*--server\.seeds=false\.$"),
+        (
+            {"on_seed": "exit"},
+            r"requests that contain a seed, but it stopped after such a request: .*--server\.seeds=false\.$",
+        ),
         ({"on_seed": "exit", "n_seeds": 1}, r"it stopped after such a request: .*--server\.seeds=false\.$"),
         ({"on_seed": "500"}, r"it answers only requests without one: status 500: .*--server\.seeds=false\.$"),
         (

@@ -86,7 +86,7 @@ def test_a_file_without_scores_has_no_grades(tmp_path: Path, capsys: pytest.Capt
         ),
         ({**LINE, "references": 2}, "`references` in line 2"),
         ({**LINE, "refrences": ["2"]}, "fields of line 2 .* but got 'refrences'. Did you mean `references`\\? Rename"),
-        ({"text": "a\ud800", "answer": "x"}, "line 2 of 'answers.jsonl' to contain text, but it does not"),
+        ({"text": "a\ud800", "answer": "x"}, "line 2 of 'answers.jsonl' to contain valid text, but it does not"),
         ({**LINE, "text": "1 + 2?"}, "answers to question 'a' .* but line 2 .* differs from an earlier answer in text"),
         ({"id": "b", "answer": "2"}, "question 'b' .* exactly one of `text` and `messages`"),
         ({**LINE, "id": "b", "kind": "poem"}, "`kind` of question 'b'"),

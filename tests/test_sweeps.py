@@ -141,7 +141,7 @@ def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path
     def start(sweep: dict[str, Any], values: dict[str, Any], in_process: bool) -> Path:
         (tmp_path / "drawn.yaml").write_text(yaml.safe_dump({"wandb_version": 1, **as_sent(values)}))
         data = {"store": str(whole_store), "recipe": None, "grader": "made"}
-        small = {"data": data, "runs": str(tmp_path / "runs"), "n_resamples": 100}
+        small = {"data": data, "runs": str(tmp_path / "runs"), "n_resamples": 20, "trainer": {"max_epochs": 2}}
         (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
         monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         monkeypatch.setenv("WANDB_RUN_ID", "drawn1")

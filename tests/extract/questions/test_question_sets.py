@@ -409,7 +409,7 @@ def test_a_reference_number_is_exact_or_refused(given: str, plain: str | None) -
 def test_text_that_cannot_be_encoded_is_refused_with_its_row(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"q": "x\\ud800?", "a": "y"}')
-    with pytest.raises(InputError, match="row 1 of 'mine' to contain text") as info:
+    with pytest.raises(InputError, match="row 1 of 'mine' to contain valid text") as info:
         load_questions(str(path), fields=MAPPED)
     assert str(info.value).isprintable()
 

@@ -57,8 +57,13 @@ def test_coefficients_equal_those_of_scikit_learn(solve, reference, rows, d):
             assert abs(float(b[place, feature]) - intercept) < 1e-4
 
 
-def test_logistic_regression_ends_where_the_gradient_is_0():
+@pytest.mark.parametrize("change", ["none", "equal rows", "two dimensions"])
+def test_logistic_regression_ends_where_the_gradient_is_0(change):
     x, target = problem()
+    if change == "equal rows":  # with different targets, and a singular Gram matrix
+        x[:, 30:] = x[:, :30].clone()
+    elif change == "two dimensions":
+        x = x[..., :2] @ x[:, :2]
     x = x.double()
     w, b = solvers.logistic(x, target, PENALTIES)
     logits = torch.einsum("frd,pfd->pfr", x, w) + b[..., None]
@@ -103,6 +108,25 @@ def test_layers_are_solved_independently(solve):
     assert torch.allclose(permuted[0], w[:, order], atol=1e-5)
     assert torch.allclose(permuted[1], b[:, order], atol=1e-5)
     assert torch.allclose(torch.cat([one[0] for one in alone], 1), w[:, order], atol=1e-5)
+
+
+@every_solver
+def test_the_size_of_chunks_does_not_matter(solve, monkeypatch):
+    x, target = problem(features=5)
+    found = []
+    for n_features in (1, 2, 5):
+        monkeypatch.setattr(solvers, "CPU_CHUNK_BYTES", n_features * 8 * x[0].numel())
+        found.append(solve(x, target))
+    for w, b in found[1:]:
+        assert torch.allclose(w, found[0][0], atol=1e-6)
+        assert torch.allclose(b, found[0][1], atol=1e-6)
+
+
+def test_a_gram_matrix_equals_the_product_for_any_number_of_blocks():
+    rows = torch.randn(2, 25, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for size in (1, 8, 25, 100):
+        assert torch.allclose(newton.gram(rows, size), rows @ rows.mT, rtol=0, atol=1e-12)
+        assert torch.allclose(newton.gram(rows.mT, size), rows.mT @ rows, rtol=0, atol=1e-12)
 
 
 @every_solver

@@ -7,7 +7,7 @@ in [0, 1]. `penalties` contains one or more L2 penalties λ > 0. The results are
 Solutions are computed in float64, because ridge regression in float32 had errors of up to 10⁻³ with a penalty of 0.001
 (31 layers, 288 rows). If there are fewer rows than coordinates, the dual problem is solved. On a CPU, each layer is
 fitted by a single thread, and the layers are divided among torch's threads. The results therefore do not depend on the
-number of threads.
+number of threads. `newton` contains the method that `logistic` uses.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from torch import Tensor
 from extract.errors import InputError
 from probes.fitting.newton import gram, minimise
 
-#: Maximum size in bytes of a chunk of float64 features that are fitted together on a CPU.
+#: Maximum size in bytes of a chunk of float64 features that `logistic` fits together on a CPU.
 CPU_CHUNK_BYTES = 2**23
 #: Maximum size in bytes of a chunk of float64 features that are fitted together on a GPU.
 GPU_CHUNK_BYTES = 2**28
@@ -84,7 +84,7 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
         return minimise(rows, target.double(), share, l2)
 
-    return _solve_centred(features, share, solve)
+    return _solve_centred(features, share, solve, CPU_CHUNK_BYTES)
 
 
 def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,11 +127,12 @@ def check_fit(target: Tensor, penalties: Sequence[float] = (), both: bool = Fals
 
 
 def _solve_centred(
-    features: Tensor, share: Tensor, solve: Callable[[Tensor], tuple[Tensor, Tensor]]
+    features: Tensor, share: Tensor, solve: Callable[[Tensor], tuple[Tensor, Tensor]], cpu_chunk_bytes: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Fit chunks of centred features, and return weights [penalty, feature, d] and biases [penalty, feature].
 
-    `solve` maps centred rows [chunk, row, d] to weights [chunk, penalty, d] and biases [chunk, penalty].
+    A chunk contains as many features as fit into `cpu_chunk_bytes` on a CPU and `GPU_CHUNK_BYTES` on a GPU, but at least
+    one. `solve` maps centred rows [chunk, row, d] to weights [chunk, penalty, d] and biases [chunk, penalty].
     """
 
     def solve_chunk(chunk: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,7 +141,7 @@ def _solve_centred(
         weight, bias = solve(rows - centre[:, None])
         return weight, bias - (weight @ centre[..., None])[..., 0]
 
-    chunk_bytes = GPU_CHUNK_BYTES if features.is_cuda else CPU_CHUNK_BYTES
+    chunk_bytes = GPU_CHUNK_BYTES if features.is_cuda else cpu_chunk_bytes
     chunks = features.split(max(1, chunk_bytes // max(1, 8 * features[0].numel())))
     if features.is_cuda:
         weights, biases = zip(*map(solve_chunk, chunks), strict=True)

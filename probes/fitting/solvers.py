@@ -131,8 +131,8 @@ def _solve_centred(
 ) -> tuple[Tensor, Tensor]:
     """Fit chunks of centred features, and return weights [penalty, feature, d] and biases [penalty, feature].
 
-    A chunk contains as many features as fit into `cpu_chunk_bytes` on a CPU and `GPU_CHUNK_BYTES` on a GPU, but at least
-    one. `solve` maps centred rows [chunk, row, d] to weights [chunk, penalty, d] and biases [chunk, penalty].
+    A chunk contains as many features as fit into `cpu_chunk_bytes` (CPU) or `GPU_CHUNK_BYTES` (GPU), but at least one.
+    `solve` maps centred rows [chunk, row, d] to weights [chunk, penalty, d] and biases [chunk, penalty].
     """
 
     def solve_chunk(chunk: Tensor) -> tuple[Tensor, Tensor]:

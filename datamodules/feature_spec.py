@@ -73,8 +73,8 @@ class FeatureSpec:
             )
         if self.prefixes and (self.scope == "question" or self.signal not in ("hidden", TOKENS) or self.join):
             raise InputError(
-                "Expected `prefixes` to be false, but it is true. Prefixes require hidden states of answers without "
-                "joined signals. Pass --data.target=response --data.signal=hidden_tokens, or omit `prefixes`."
+                "Expected `prefixes` to be false, but it is true. Prefixes require hidden states of answers, "
+                "and no joined signals. Pass --data.target=response --data.signal=hidden_tokens, or omit `prefixes`."
             )
         if not self.in_memory and (self.prefixes or self._of_tokens or not self._of_vectors):
             features = "prefixes" if self.prefixes else f"the signal {signal!r}"

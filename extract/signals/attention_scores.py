@@ -47,7 +47,8 @@ def read_layer(
 
         - attention_entropy: the three `ENTROPIES`, [row, query].
         - attention_blocks: `mean`, the attention averaged over heads, [row, query, key], and `sums`, the result of
-          `normalisers` for all keys, [row, query, normaliser]. The keys of `mean` are only the tokens at `places`.
+          `normalisers` for all keys, [row, query, normaliser]. The key axis of `mean` contains only the tokens at
+          `places`.
         - attention_macs: `largest`, the largest attention of any head, [row, query, key].
 
     Raises:

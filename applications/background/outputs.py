@@ -94,7 +94,7 @@ def of_lists(name: str, listed: Any) -> Source:
     texts = all(isinstance(one, str) for one in outputs)
     ids = all(isinstance(one, list) and all(isinstance(token, int) for token in one) for one in outputs)
     if not (outputs and all(isinstance(one, list) for one in found) and (texts or ids)):
-        raise InputError(f"Expected {name!r} to list outputs for each prompt, but it has another format. {_FORMAT}")
+        raise InputError(f"Expected {name!r} to list outputs for each prompt, but it has a different format. {_FORMAT}")
 
     def read(unit: Unit) -> dict[str, list[Output]]:
         return {

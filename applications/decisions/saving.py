@@ -22,8 +22,8 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
     """
     if not Path(folder).is_dir():
         raise InputError(
-            f"Expected `probe` to be the folder of a saved probe, but there is no folder {folder!r}. Pass the folder "
-            "`probe` of a run."
+            f"Expected `probe` to be the folder of a saved probe, but there is no folder {folder!r}. Pass the `probe` "
+            "folder of a run."
         )
     probe = load_probe(folder)
     if probe.reads_answers:

@@ -37,8 +37,8 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
     """Reopen finished ranges of samples to which this run may add answers. Their answers are moved back to answer logs.
 
     - If this run has no stopping rule, ranges with skipped samples are reopened.
-    - If this run has a stopping rule, ranges that earlier runs sampled with any stopping rule are reopened, except in
-      blocks that earlier runs finished at all temperatures with the same settings.
+    - If this run has a stopping rule, ranges that were sampled with any stopping rule are reopened. Blocks that were
+      already finished at all temperatures, with the same settings as this run, are not reopened.
 
     Damaged ranges and ranges that begin after the first k samples are not changed.
     """

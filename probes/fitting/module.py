@@ -163,7 +163,7 @@ class ProbeModule(L.LightningModule, ABC):
         return standardiser(features)
 
     def selected(self, features: Any, chosen: Sequence[int]) -> Any:
-        """Return the features of one input, [row, d_model], in the form that its head reads."""
+        """Return the features [row, d_model] of one input, in the form that the head of this probe reads."""
         return features[:, list(chosen)].flatten(1)
 
     def of_input(self, function: Callable[[Any], Tensor], features: Any, chosen: Sequence[int]) -> Tensor:

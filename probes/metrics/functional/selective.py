@@ -99,7 +99,7 @@ def recall_at_fpr(
     """Compute the fraction of wrong answers that are detected by their low scores, at a given false positive rate.
 
     Wrong answers are the positive class. The false positive rate is the fraction of right answers that are flagged as
-    wrong. Each question counts as in `auprc`. The result is the height of the ROC curve at `max_fpr`. The curve is
+    wrong. Questions are weighted as in `auprc`. The result is the height of the ROC curve at `max_fpr`. The curve is
     interpolated linearly, as if a random fraction of tied answers were flagged. The result is NaN unless there are both
     right and wrong answers.
     """

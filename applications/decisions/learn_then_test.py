@@ -49,8 +49,8 @@ def n_needed(risk: float, level: float) -> int:
     """Return the number of questions that the betting test needs to certify a risk if no answer is wrong.
 
     `STARTS` divides the error probability 1 − level among several sequences. Here, the test has the error probability
-    w (1 − level), where w is the largest share of a sequence. Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions. The betting
-    test needs slightly more.
+    w (1 − level), where w is the largest share of a sequence. Any valid test needs at least
+    log(w (1 − level)) / log(1 − risk) questions. The betting test needs slightly more.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
     (14, 58)

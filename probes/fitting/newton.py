@@ -9,15 +9,15 @@ errors. With tiny penalties, the steps are also computed in float64.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad
 
 from extract.errors import InputError
 
-#: Maximum number of Newton steps. Most problems take six steps. Separable classes with λ = 10⁻⁶ take 20.
+#: Maximum number of Newton steps. Most problems take six to eight steps. Separable classes with λ = 10⁻⁶ take 20.
 MOST_STEPS = 100
 #: Maximum number of conjugate-gradient iterations per Newton step. Later Newton steps correct the remaining error.
 MOST_INNER = 250
-#: Factor by which the iterations of a Newton step reduce the squared norm of the residual.
+#: Factor by which the iterations of a Newton step reduce the squared norm of the preconditioned residual.
 INNER_FACTOR = 1e-3
 #: Smallest penalty, relative to the trace of the unpenalised Hessian, for which steps are computed in float32.
 SMALLEST_PENALTY = 4e-6
@@ -27,24 +27,29 @@ def minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor) -> tuple[T
     """Fit logistic regression and return weights [feature, penalty, d] and biases [feature, penalty].
 
     The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
-    weights. A fit has converged if the norm of its gradient is at most 10⁻⁵ times the penalty. Each weight is then
-    within 10⁻⁵ of its optimal value.
+    weights. A fit has converged if the norm of its gradient is at most 10⁻⁵ times a lower bound on the curvature: the
+    penalty or the variance of a label, whichever is smaller. The weights are then within about 10⁻⁵ of their optimal
+    values.
 
     Args:
         rows: [feature, row, d] float64 rows. Each coordinate has mean 0.
         target: [row] float64 labels in [0, 1], not all 0 and not all 1.
         share: [row] float64 weights of the rows, all equal, with sum 1.
-        l2: [penalty] float64 penalties λ > 0.
+        l2: [penalty] float64 penalties λ > 0. The largest is at most about 10⁴ times the smallest.
 
     Raises:
         InputError: If a penalty is too small for convergence.
     """
     mean_target = share @ target
-    problem = (_Dual if rows.shape[-2] < rows.shape[-1] else _Primal)(rows, mean_target * (1 - mean_target), l2)
-    enough = (1e-5 * l2.clamp_max(0.1)).clamp_min(1e-12)
+    spread = mean_target * (1 - mean_target)
+    problem = (_Dual if rows.shape[-2] < rows.shape[-1] else _Primal)(rows, spread, l2)
+    enough = (1e-5 * l2.clamp_max(0.1).minimum(spread)).clamp_min(1e-12)
+    zero = torch.zeros_like(spread)
 
     def loss(point: Tensor, logits: Tensor) -> Tensor:
-        return (softplus(logits) - target * logits) @ share + l2 / 2 * problem.squared_norm(point, logits)
+        # logaddexp is accurate for all logits, but softplus only approximates large ones
+        losses = target * torch.logaddexp(-logits, zero) + (1 - target) * torch.logaddexp(logits, zero)
+        return losses @ share + l2 / 2 * problem.squared_norm(point, logits)
 
     point = problem.constant(torch.logit(mean_target))
     logits = problem.logits(point)
@@ -150,11 +155,14 @@ class _Dual:
 
     The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. The mean determines
     the bias instead, which is b = r Σ αᵢ for a constant r. The logits are therefore Kα, where K is the Gram matrix plus
-    r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. The inverse of the Hessian at zero
-    weights is a function of K, so that one matrix product gives both its product with a vector and the image.
+    r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. In this inner product, the gradient is
+    the derivative of the mean loss with respect to the logits, plus λ times the centred α. The inverse of the Hessian
+    at zero weights, β = (scale · K + shift)⁻¹ v, is a function of K. Its image, Kβ = (v − shift · β) / scale, therefore
+    takes no other matrix product.
 
-    In Newton steps, the bias also has a small penalty, and a little is added to the diagonal of K. This saves
-    operations and limits the coefficients if K is singular. Later steps correct the error.
+    In Newton steps, the bias also has a small penalty, which saves operations. It is small because r is large. A
+    slightly smaller shift is subtracted from v, which is as if a small number were added to the diagonal of K. This
+    limits the coefficients if K is singular. Later steps correct the errors.
     """
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:
@@ -206,13 +214,12 @@ def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tenso
     """Return a penalty [feature, 1, 1] and the inverse of the Hessian at zero weights, `scale` · `products` + penalty.
 
     All penalties share this inverse as a preconditioner, so its penalty is the geometric mean of the smallest and the
-    largest one, but larger than the rounding errors of `products`. The inverse has the dtype of the steps, which is
-    float32 unless a penalty is extreme. In float32, `_Dual.precondition` would lose all digits with large penalties.
+    largest one, but larger than the rounding errors in the dtype of the steps. This dtype is float32, unless a penalty
+    is tiny.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
+    dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32
     penalty = (l2.min() * l2.max()).sqrt()
-    extreme = (l2.min() < SMALLEST_PENALTY * traces) | (penalty > traces)
-    dtype = torch.float64 if bool(extreme.any()) else torch.float32
     penalty = penalty.clamp_min(16 * torch.finfo(dtype).eps * traces)
     hessian = products.to(dtype) * scale.to(dtype)
     hessian.diagonal(dim1=-2, dim2=-1).add_(penalty[..., 0])

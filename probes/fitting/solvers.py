@@ -1,4 +1,4 @@
-"""Solvers that fit linear probes for all layers and penalties at once. Coefficients are accurate to 10⁻⁵.
+"""Solvers that fit linear probes for all layers and penalties at once. Weights are accurate to about 10⁻⁵.
 
 The solvers take finite, standardised `features` [feature, row, d] and a `target` [row] of labels or expected accuracies
 in [0, 1]. `penalties` contains one or more L2 penalties λ > 0. The results are weights [penalty, feature, d] and biases
@@ -19,6 +19,8 @@ from torch import Tensor
 from extract.errors import InputError
 from probes.fitting.newton import gram, minimise
 
+#: Maximum ratio of two penalties of a logistic regression that are fitted together.
+MOST_RATIO = 1e4
 #: Maximum size in bytes of a chunk of float64 features that `logistic` fits together on a CPU.
 CPU_CHUNK_BYTES = 2**23
 #: Maximum size in bytes of a chunk of float64 features that are fitted together on a GPU.
@@ -80,9 +82,16 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     """
     share = check_fit(target, penalties, both=True)
     l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
+    groups: list[list[int]] = []  # of the indices of penalties that are fitted together
+    for index in l2.argsort().tolist():
+        if not groups or penalties[index] > MOST_RATIO * penalties[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(index)
+    place = torch.tensor([index for group in groups for index in group], device=features.device).argsort()
 
     def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
-        return minimise(rows, target.double(), share, l2)
+        weights, biases = zip(*(minimise(rows, target.double(), share, l2[group]) for group in groups), strict=True)
+        return torch.cat(weights, 1)[:, place], torch.cat(biases, 1)[:, place]
 
     return _solve_centred(features, share, solve, CPU_CHUNK_BYTES)
 
@@ -147,8 +156,10 @@ def _solve_centred(
         weights, biases = zip(*map(solve_chunk, chunks), strict=True)
     else:
         n_threads = torch.get_num_threads()
-        with ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            weights, biases = zip(*pool.map(solve_chunk, chunks), strict=True)
-        torch.set_num_threads(n_threads)  # the initializer also changed the default of later threads
+        try:
+            with ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                weights, biases = zip(*pool.map(solve_chunk, chunks), strict=True)
+        finally:
+            torch.set_num_threads(n_threads)  # the initializer also changed the default of later threads
     weight, bias = (torch.cat(parts).transpose(0, 1).to(features.dtype) for parts in (weights, biases))
     return weight.contiguous(), bias.contiguous()

@@ -1,6 +1,7 @@
 """Compare the solvers with scikit-learn and float64 loops, and check properties that hold for all data."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -162,6 +163,49 @@ def test_separable_classes_have_a_finite_solution():
     assert ((x[None, ..., 0] * w + b[..., None] > 0) == (target > 0)).all()
     expected, _ = sklearn_logistic(x[0], target, 1e-4)
     assert float(w[0, 0, 0]) == pytest.approx(float(expected[0]), abs=1e-4)
+
+
+def test_separable_classes_with_a_tiny_penalty_converge():
+    for seed in range(10):
+        x = torch.randn(1, 20, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        target = torch.arange(20) % 2.0
+        w, b = solvers.logistic(x, target, [1e-6])
+        pull = torch.sigmoid(x[0] @ w[0, 0] + b[0]) - target
+        assert (pull @ x[0] / 20 + 1e-6 * w[0, 0]).norm() < 1e-10
+
+
+def test_the_other_penalties_do_not_change_a_fit():
+    x = torch.randn(1, 5, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).repeat(1, 2, 1)
+    target = (torch.arange(10) >= 5).double()
+    target[0] = 1
+    penalties = [1e6, 1e-6, 1e-2, 1e-2, 1e2]
+    w, b = solvers.logistic(x, target, penalties)
+    for place, penalty in enumerate(penalties):
+        alone = solvers.logistic(x, target, [penalty])
+        assert torch.allclose(w[place], alone[0][0], atol=1e-5)
+        assert torch.allclose(b[place], alone[1][0], atol=1e-5)
+
+
+def test_the_bias_is_accurate_if_few_answers_are_right():
+    x = torch.randn(1, 1000, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+    target = torch.zeros(1000)
+    target[3] = 1
+    w, b = solvers.logistic(x, target, [0.1, 1.0])
+    for place, penalty in enumerate([0.1, 1.0]):
+        coefficients, intercept = sklearn_logistic(x[0], target, penalty)
+        assert np.abs(w[place, 0].numpy() - coefficients).max() < 1e-5
+        assert abs(float(b[place, 0]) - intercept) < 2e-5
+
+
+def test_an_error_does_not_change_the_number_of_threads(monkeypatch):
+    x, target = problem()
+    before = torch.get_num_threads()
+    monkeypatch.setattr(newton, "MOST_STEPS", 1)
+    with pytest.raises(InputError):
+        solvers.logistic(x, target, [0.001])
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == before
 
 
 def test_difference_of_means_equals_a_loop():

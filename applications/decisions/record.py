@@ -219,5 +219,5 @@ def decide_page(record: Mapping[str, Any], plots: Sequence[str]) -> str:
 
 
 def decide_verdict(record: Mapping[str, Any]) -> str:
-    """Describe the certified threshold of each confidence at each risk, or why there is none."""
+    """Return a summary of the thresholds. If a risk has no threshold, the summary gives the reason."""
     return render("decisions/verdict.md.j2", record=record, label_of=method_label)

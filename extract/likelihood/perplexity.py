@@ -79,7 +79,7 @@ def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int,
 
 
 def context_of(model: Any) -> int:
-    """Return the context length of a model in tokens, or `_DEFAULT_CONTEXT` if the model's config has none."""
+    """Return the context length of a model in tokens. The default is `_DEFAULT_CONTEXT`."""
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_CONTEXT)
 
 

@@ -67,7 +67,7 @@ def encode_item(
 
 
 def first_token(tokenizer: Any) -> list[int]:
-    """Return the BOS token, which is put before texts without a prompt. If there is none, return the EOS token.
+    """Return the first token of texts without a prompt. It is BOS, or EOS if the tokenizer has no BOS token.
 
     Raises:
         InputError: If the tokenizer has neither.

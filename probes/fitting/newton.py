@@ -23,7 +23,7 @@ INNER_FACTOR = 1e-3
 SMALLEST_PENALTY = 4e-6
 
 
-def minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
+def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
     """Fit logistic regression and return weights [feature, penalty, d] and biases [feature, penalty].
 
     The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
@@ -34,13 +34,12 @@ def minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor) -> tuple[T
     Args:
         rows: [feature, row, d] float64 rows. Each coordinate has mean 0.
         target: [row] float64 labels in [0, 1], not all 0 and not all 1.
-        share: [row] float64 weights of the rows, all equal, with sum 1.
         l2: [penalty] float64 penalties λ > 0. The largest is at most about 10⁴ times the smallest.
 
     Raises:
         InputError: If a penalty is too small for convergence.
     """
-    mean_target = share @ target
+    mean_target = target.mean()
     spread = mean_target * (1 - mean_target)
     problem = (_Dual if rows.shape[-2] < rows.shape[-1] else _Primal)(rows, spread, l2)
     enough = (1e-5 * l2.clamp_max(0.1).minimum(spread)).clamp_min(1e-12)
@@ -49,20 +48,19 @@ def minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor) -> tuple[T
     def loss(point: Tensor, logits: Tensor) -> Tensor:
         # logaddexp is accurate for all logits, but softplus only approximates large ones
         losses = target * torch.logaddexp(-logits, zero) + (1 - target) * torch.logaddexp(logits, zero)
-        return losses @ share + l2 / 2 * problem.squared_norm(point, logits)
+        return losses.mean(-1) + l2 / 2 * problem.squared_norm(point, logits)
 
     point = problem.constant(torch.logit(mean_target))
     logits = problem.logits(point)
     value = loss(point, logits)
     for _ in range(MOST_STEPS):
         confidence = torch.sigmoid(logits)
-        gradient = problem.gradient(share * (confidence - target), point)
-        active = problem.norm(gradient) > enough
+        gradient = problem.gradient((confidence - target) / len(target), point)
+        active = problem.inner(gradient, gradient) > enough.square()
         if not active.any():
             return problem.weights(point)
-        step = _newton_step(problem, share * confidence * (1 - confidence), gradient, active).to(rows.dtype)
-        change = problem.logits(step)
-        slope = problem.slope(gradient, step, change)
+        step = _newton_step(problem, confidence * (1 - confidence) / len(target), gradient, active).to(rows.dtype)
+        change, slope = problem.logits(step), problem.inner(gradient, step)
         length = active.to(rows.dtype)
         while True:  # halve the step until the loss decreases sufficiently
             moved = point + length[..., None] * step, logits + length[..., None] * change
@@ -80,21 +78,6 @@ def minimise(rows: Tensor, target: Tensor, share: Tensor, l2: Tensor) -> tuple[T
     )
 
 
-def gram(rows: Tensor, size: int = 96) -> Tensor:
-    """Return the Gram matrix [..., row, row] of rows [..., row, d], computed in blocks of `size` rows and columns.
-
-    The matrix is symmetric, so that only the blocks on and below the diagonal are computed.
-    """
-    n_rows = rows.shape[-2]
-    found = rows.new_empty(*rows.shape[:-1], n_rows)
-    for start in range(0, n_rows, size):
-        end = start + size
-        block = rows[..., start:, :] @ rows[..., start:end, :].mT
-        found[..., start:, start:end] = block
-        found[..., start:end, start:] = block.mT
-    return found
-
-
 class _Primal:
     """Coordinates [feature, penalty, d + 1]: the weights and the bias. The image of a vector is the vector itself.
 
@@ -105,7 +88,7 @@ class _Primal:
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:
         self.rows, self.l2 = pad(rows, (0, 1), value=1.0), pad(l2[:, None].expand(-1, rows.shape[-1]), (0, 1))
-        _, inverse = _inverse_at_zero(gram(rows.mT), spread / rows.shape[-2], l2)
+        _, inverse = _inverse_at_zero(rows.mT @ rows, spread / rows.shape[-2], l2)
         self.inverse = pad(inverse, (0, 1, 0, 1))
         self.inverse[..., -1, -1] = 1 / spread
         self.step_rows, self.step_l2 = self.rows.to(inverse.dtype), self.l2.to(inverse.dtype)
@@ -132,13 +115,9 @@ class _Primal:
         """Return the gradient at a point, given the derivative of the mean loss with respect to the logits."""
         return pull @ self.rows + self.l2 * point
 
-    def norm(self, gradient: Tensor) -> Tensor:
-        """Return the norm [feature, penalty] of a gradient."""
-        return gradient.norm(dim=-1)
-
-    def slope(self, gradient: Tensor, step: Tensor, change: Tensor) -> Tensor:
-        """Return the derivative [feature, penalty] of the loss along a step, given the change of the logits."""
-        return (gradient * step).sum(-1)
+    def inner(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the inner products [feature, penalty] of two vectors."""
+        return (a * b).sum(-1)
 
     def hessian(self, vector: Tensor, image: Tensor, curvature: Tensor) -> Tensor:
         """Multiply the Hessian by a vector, given its image and the second derivative of the mean loss."""
@@ -167,7 +146,7 @@ class _Dual:
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:
         self.rows, self.l2, scale = rows, l2[:, None], spread / rows.shape[-2]
-        products = gram(rows)
+        products = rows @ rows.mT
         mean_square = products.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None]
         self.bias_per_sum = torch.maximum(mean_square, 100 * l2.max() / spread)  # r
         self.kernel = products.add_(self.bias_per_sum[..., None])
@@ -192,11 +171,8 @@ class _Dual:
     def gradient(self, pull: Tensor, point: Tensor) -> Tensor:
         return pull + self.l2 * _centred(point)
 
-    def norm(self, gradient: Tensor) -> Tensor:
-        return self.slope(gradient, gradient, self.logits(gradient)).clamp_min(0).sqrt()
-
-    def slope(self, gradient: Tensor, step: Tensor, change: Tensor) -> Tensor:
-        return (gradient * change).sum(-1)
+    def inner(self, a: Tensor, b: Tensor) -> Tensor:
+        return (a * self.logits(b)).sum(-1)
 
     def hessian(self, vector: Tensor, image: Tensor, curvature: Tensor) -> Tensor:
         return torch.addcmul(curvature * image, self.step_l2, vector)

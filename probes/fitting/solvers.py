@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from extract.errors import InputError
-from probes.fitting.newton import gram, minimise
+from probes.fitting.newton import minimise
 
 #: Maximum ratio of two penalties of a logistic regression that are fitted together.
 MOST_RATIO = 1e4
@@ -35,7 +35,7 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
     where x_i and y_i are the features and the target of row i, n is the number of rows, w are the weights, b is the
     bias and λ is the penalty. The solution equals that of scikit-learn's `Ridge` with alpha = λ n.
 
-    With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d/2
+    With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d
     multiply-adds for the Gram matrix, m³/6 per penalty for the Cholesky factor, and 2·n·d·P for the weights. An
     eigendecomposition would take about 9·m³.
 
@@ -49,7 +49,7 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
     def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
         weighted = rows.mul_(root[:, None])
         in_rows = rows.shape[1] < rows.shape[2]
-        products = gram(weighted if in_rows else weighted.mT)
+        products = weighted @ weighted.mT if in_rows else weighted.mT @ weighted
         right_side = (centred if in_rows else weighted.mT @ centred).expand(*products.shape[:-1], 1)
         solution, diagonal, added = [], products.diagonal(dim1=-2, dim2=-1), 0.0
         for penalty in penalties:  # the diagonal is changed in place, without a copy per penalty
@@ -73,7 +73,7 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     and λ is the penalty. The solution equals that of scikit-learn's `LogisticRegression` with C = 1 / (λ n), if each
     row is replaced by a positive row with sample weight y_i and a negative row with sample weight 1 − y_i.
 
-    With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d/2
+    With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d
     multiply-adds for the Gram matrix and m³/2 for the inverse of the Hessian at zero weights. Each of about 50
     conjugate-gradient iterations takes m²·P, plus 2·n·d·P if n ≥ d. See `newton`.
 
@@ -90,7 +90,7 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     place = torch.tensor([index for group in groups for index in group], device=features.device).argsort()
 
     def solve(rows: Tensor) -> tuple[Tensor, Tensor]:
-        weights, biases = zip(*(minimise(rows, target.double(), share, l2[group]) for group in groups), strict=True)
+        weights, biases = zip(*(minimise(rows, target.double(), l2[group]) for group in groups), strict=True)
         return torch.cat(weights, 1)[:, place], torch.cat(biases, 1)[:, place]
 
     return _solve_centred(features, share, solve, CPU_CHUNK_BYTES)

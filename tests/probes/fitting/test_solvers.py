@@ -123,13 +123,6 @@ def test_the_size_of_chunks_does_not_matter(solve, monkeypatch):
         assert torch.allclose(b, found[0][1], atol=1e-6)
 
 
-def test_a_gram_matrix_equals_the_product_for_any_number_of_blocks():
-    rows = torch.randn(2, 25, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for size in (1, 8, 25, 100):
-        assert torch.allclose(newton.gram(rows, size), rows @ rows.mT, rtol=0, atol=1e-12)
-        assert torch.allclose(newton.gram(rows.mT, size), rows.mT @ rows, rtol=0, atol=1e-12)
-
-
 @every_solver
 def test_the_order_of_rows_does_not_matter(solve):
     x, target = problem()

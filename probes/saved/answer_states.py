@@ -26,16 +26,14 @@ class AnswerStates:
     def of(self, drawn: Tensor, mask: Tensor, cache: Any, lengths: Sequence[int]) -> Ragged | None:
         """Return the states of the answers' content tokens, [row, token, d_model] on the CPU.
 
-        The model has not yet read the last token of each row. If this token is needed, it is read with the cache.
+        If the last token of a row is needed, the model reads it now. The result is None if an answer's tokens were not
+        recorded in sequence, for example in a beam search.
 
         Args:
             drawn: [row, token] int64 generated tokens, with padding.
             mask: [row, token] int64 attention mask of the prompts.
             cache: Key/value cache at the end of the generation, or None.
             lengths: Number of content tokens in each answer.
-
-        Returns:
-            The states, or None if an answer's tokens were not recorded in sequence, for example in a beam search.
         """
         read = torch.cat(self.tokens, 1)
         n = read.shape[1]
@@ -60,7 +58,7 @@ class AnswerStates:
 
 @contextmanager
 def captured_answers(model: Any, layer: int, n_prompt: int) -> Iterator[AnswerStates]:
-    """While the model generates, collect a layer's hidden states at all tokens after the first `n_prompt` tokens."""
+    """While the model generates, collect a layer's hidden states at all tokens after the prompt."""
     from extract.signals.hidden import HiddenCapture
     from extract.signals.model_parts import decoder_of
 

@@ -1,4 +1,4 @@
-"""Saved probes: folders with config.json, model.safetensors and a model card, but without pickle files or code."""
+"""Saved probes: folders with config.json, model.safetensors and a model card."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class ConfidenceProbe(ModelHubMixin):
         calibrator: Maps scores to confidences.
         config: Content of config.json (model identity, features, prompt, target, training set and test metrics).
         prefixes: Calibrators for prefixes of answers, or None if the probe has none.
-        novelty: Computes novelties and applies the back-off. It is None if the probe was saved by an earlier version of
-            this package.
-        card: Model card, with its metadata. A loaded probe keeps the card of its folder or repository.
+        novelty: Computes novelties and applies the back-off. None if an earlier version of this package saved the
+            probe.
+        card: Model card, with its metadata.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -71,7 +71,7 @@ class ConfidenceProbe(ModelHubMixin):
         self.layers: list[int] = config["layers"]
         #: Named token position of the hidden states; None if the probe reads only token signals.
         self.position: str | None = config["position"]
-        #: Whether the probe reads the prompt and an answer. Otherwise, it reads only the prompt.
+        #: Whether the probe reads the prompt and an answer, not only the prompt.
         self.reads_answers: bool = config["target"] == "response"
         #: Whether the probe reads the hidden states of all tokens of an answer.
         self.reads_tokens: bool = config["signal"] == "hidden_tokens"
@@ -85,10 +85,9 @@ class ConfidenceProbe(ModelHubMixin):
         return hidden + ([] if self.pooled is None else self.pooled.signals)
 
     def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor | Ragged:
-        """Assemble the head's features on the CPU. `read` maps each signal name to a dict from keys to tensors.
+        """Assemble the head's features [row, d_model] on the CPU. `read` maps each signal name to tensors by key.
 
-        The features have shape [row, d_model]. If the probe reads `hidden_tokens`, they are ragged, with shape
-        [row, token, d_model].
+        If the probe reads `hidden_tokens`, they are ragged, [row, token, d_model].
 
         Raises:
             InputError: If `read` lacks a layer or a token signal of the probe.
@@ -114,12 +113,8 @@ class ConfidenceProbe(ModelHubMixin):
     def confidences(self, features: Tensor | Ragged, backoff: bool = True) -> Confidences:
         """Compute confidences and novelties [row] from features [row, d_model], as returned by `features`.
 
-        For ragged features [row, token, d_model], the results are NaN for rows without tokens.
-
-        Args:
-            features: Features of questions or answers.
-            backoff: Whether to shift the confidences of novel rows towards the base rate or the confidence of a
-                broader probe. See `Confidences`.
+        For ragged features [row, token, d_model], the results are NaN for rows without tokens. `backoff` says whether
+        to shift the confidences of novel rows. See `Confidences`.
         """
         values = features.values if isinstance(features, Ragged) else features
         if values.shape[-1] != self.config["d_model"]:
@@ -132,7 +127,7 @@ class ConfidenceProbe(ModelHubMixin):
     def calibrated(self, score: Tensor, fraction: float = 1.0) -> Tensor:
         """Compute confidences [row] from the head's scores [row], without novelties or back-off.
 
-        `fraction` is the fraction of the answer that the scores cover. It has no effect without prefix calibrators.
+        Prefix calibrators need the `fraction` of the answer that the scores cover.
         """
         where = torch.device("cpu") if score.device.type == "mps" else score.device  # MPS has no float64
         calibrator, score_there = self.calibrator.to(where), score.to(where)
@@ -163,8 +158,7 @@ class ConfidenceProbe(ModelHubMixin):
             prompts: One or more texts, chats or lists of token ids.
             answers: One answer per question. Required if the probe's target is `response`, and not accepted otherwise.
             attention_mask: [question, token] mask that is 0 at padding. Required if `prompts` is a padded tensor.
-            backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
-                broader probe. See `Confidences`.
+            backoff: Whether to shift the confidences of novel questions. See `Confidences`.
 
         Returns:
             The confidences and novelties [question] on the CPU; NaN for an empty answer.
@@ -196,7 +190,7 @@ class ConfidenceProbe(ModelHubMixin):
         return folder
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write all files. The mixin adds only missing files, so it does not replace the config or the card."""
+        """Write all files. The mixin would only add missing files."""
         self.save(save_directory)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
@@ -212,8 +206,7 @@ class ConfidenceProbe(ModelHubMixin):
             The address of the commit.
 
         Raises:
-            InputError: If the upload fails, for example because the token does not permit it or the connection breaks.
-                The repository may then exist, but it never contains an incomplete probe. The upload can be repeated.
+            InputError: If the upload fails. The repository may then exist, but never contains an incomplete probe.
         """
         if options.get("token") is not None:
             raise InputError(

@@ -1,8 +1,6 @@
-"""Calibrators, which are modules that map scores to confidences.
+"""Calibrators, which are monotone modules that map scores to confidences.
 
-Every calibrator is monotone, but isotonic regression can map different scores to the same confidence. Parameters are
-float64 buffers. Confidences are computed in float64 and returned in the score's dtype. Calibrators are fitted in
-`probes.fitting.calibration`.
+Confidences are computed in float64 and returned in the score's dtype. `probes.fitting.calibration` fits calibrators.
 """
 
 from typing import ClassVar, Self
@@ -15,8 +13,7 @@ class Calibrator(nn.Module):
     """Base class of the calibrators. It stores named parameters as float64 buffers.
 
     Args:
-        *values: The parameters, in the order of their names in the class attribute `values`. Each is a number, or a
-            list of coordinates for `Isotonic`.
+        *values: The parameters, in the order of the class attribute `values`: numbers, or lists for `Isotonic`.
     """
 
     #: Name of the calibrator in config.json.
@@ -36,7 +33,7 @@ class Calibrator(nn.Module):
         return ", ".join(f"{name}={getattr(self, name).tolist()}" for name in self.values)
 
     def problem(self) -> str | None:
-        """Describe the first invalid value in a few words, or return None if the calibrator is usable."""
+        """Return a short description of the first invalid value, or None."""
         for name, tensor in self.state_dict().items():
             if not tensor.isfinite().all():
                 return f"`{name}` contains {float(tensor[~tensor.isfinite()].flatten()[0])}"
@@ -44,7 +41,7 @@ class Calibrator(nn.Module):
 
     @classmethod
     def of_zeros(cls, n_knots: int) -> Self:
-        """Create a calibrator filled with zeros. `n_knots` has no effect on calibrators without knots."""
+        """Create a calibrator filled with zeros. Only calibrators with knots use `n_knots`."""
         return cls(*(torch.zeros([n_knots] * cls.n_axes) for _ in cls.values))
 
 

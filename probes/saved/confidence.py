@@ -1,4 +1,4 @@
-"""Apply a saved probe to its model: score questions without generating, or generate answers with confidences."""
+"""Apply a saved probe to its model: score questions, or generate answers with confidences."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Answers:
 
 
 class ConfidentModel:
-    """A model with an attached probe. The model is not changed, because forward hooks exist only during method calls.
+    """A model with an attached probe. Forward hooks exist only during method calls, so the model is not changed.
 
     Args:
         probe: Trained probe.
@@ -85,7 +85,7 @@ class ConfidentModel:
 
     @cached_property
     def starts(self) -> PromptStarts:
-        """Caches of the tokens that precede every question. They are kept until the probe is detached."""
+        """Caches of the tokens that precede every question, kept until the probe is detached."""
         return PromptStarts(self._model, lambda prompt: self._encode(prompt, None)[0])
 
     def detach(self) -> Any:
@@ -111,18 +111,14 @@ class ConfidentModel:
 
         If the probe reads hidden states of the question (with or without the signal `tokens`) or of all answer tokens,
         its features are captured during generation. Other probes require one more forward pass. Generation stops at
-        the stop strings of the probe's training data, unless `stop_strings` is passed. In either case, `text` ends
-        before the first occurrence of any stop string of the training data.
+        the stop strings of the probe's training data, unless `stop_strings` is passed. `text` always ends before the
+        first stop string of the training data.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
                 [question, token], whose `attention_mask` is passed as an option.
-            backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
-                broader probe. See `Confidences`.
+            backoff: Whether to shift the confidences of novel questions. See `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
-
-        Returns:
-            The answers with their confidences.
 
         Raises:
             InputError: If the inputs are empty or right-padded, or the probe was detached.
@@ -165,15 +161,13 @@ class ConfidentModel:
     def stream(self, question: Prompts, backoff: bool = True, **options: Any) -> Iterator[Step]:
         """Generate one answer, and return an iterator over its steps. Each step has the text and the confidence so far.
 
-        The tokens are identical to the output of `generate`. An additional pass is needed only if the probe reads token
-        signals of the prompt. The confidence of a question is available with the first token. The confidence of an
-        answer covers all tokens that the model has read so far (see `Step`). The model runs only while the caller waits
-        for the next step. To stop the generation, close the iterator or stop iterating over it.
+        The tokens are identical to the output of `generate`. The confidence of a question is available with the first
+        token. The confidence of an answer covers all tokens that the model has read so far (see `Step`). The model runs
+        only while the caller waits for the next step. To stop the generation, close the iterator or stop iterating.
 
         Args:
             question: One text, one chat, or the token ids of one prompt.
-            backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
-                broader probe. See `Confidences`.
+            backoff: Whether to shift the confidences of novel questions. See `Confidences`.
             **options: Options of transformers' `generate` for greedy search or sampling.
 
         Raises:
@@ -185,11 +179,7 @@ class ConfidentModel:
         return stream(self, question, backoff, options)
 
     def _arguments(self, inputs: Prompts, options: Mapping[str, Any]) -> tuple[list[list[int]], dict[str, Any]]:
-        """Encode the inputs. Returns their token ids and the arguments for transformers' `generate`.
-
-        Raises:
-            InputError: If the inputs are empty or right-padded, or the probe was detached.
-        """
+        """Return the inputs' token ids and the arguments for transformers' `generate`."""
         from extract.sampling.local.batching import left_padded
 
         mask = options.get("attention_mask")
@@ -204,7 +194,7 @@ class ConfidentModel:
         return prompts, {"pad_token_id": pad, **stopping, **options, "input_ids": ids, "attention_mask": mask}
 
     def _encode(self, prompts: Any, mask: Tensor | None) -> list[list[int]]:
-        """Convert one or more prompts to token ids without padding, using the probe's prompt template."""
+        """Convert one or more prompts to token ids, using the probe's prompt template."""
         from extract.models.loading import check_prompts
         from extract.prompts import PromptTemplate
 
@@ -240,12 +230,7 @@ class ConfidentModel:
         return encoded
 
     def _encode_answers(self, answers: str | Sequence[str] | None, n_questions: int) -> list[list[int]] | None:
-        """Convert answers to token ids. Returns None if the probe reads only questions.
-
-        Raises:
-            InputError: If there is not exactly one answer per question, or if answers are passed to a probe that reads
-                only questions.
-        """
+        """Convert one answer per question to token ids. Returns None if the probe reads only questions."""
         if not self.probe.reads_answers:
             if answers is not None:
                 raise InputError(
@@ -272,7 +257,7 @@ class ConfidentModel:
         return self.probe.confidences(self._features(prompts, answers), backoff)
 
     def _features(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None) -> Tensor | Ragged:
-        """Read the probe's features [row, ...] on the CPU. The tokens before the questions are read only once."""
+        """Read the probe's features [row, ...] on the CPU."""
         from extract.signals.base import Answer
         from extract.signals.reading import read_answers, read_questions
 

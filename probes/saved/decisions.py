@@ -51,9 +51,8 @@ def abstain(
 ) -> Decisions:
     """Answer only the questions whose confidence is at or above a threshold.
 
-    If the probe reads questions, all questions are scored first, with one forward pass each. Answers are then generated
-    only for the questions at or above the threshold. If the probe reads answers, all answers are generated, and the
-    answers below the threshold are withheld.
+    A probe that reads questions scores all questions first, and only those at or above the threshold are answered. With
+    a probe that reads answers, all answers are generated, and those below the threshold are withheld.
 
     Args:
         model: Model with an attached probe.
@@ -61,13 +60,9 @@ def abstain(
         risk: Largest acceptable fraction of wrong answers among the answers that are not withheld. The probe must
             contain a threshold for this risk, stored by `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
-        backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
-            broader probe (see `Confidences`). Use False with stored thresholds, because they were certified without
-            this shift, which could move a low confidence above the threshold.
+        backoff: Whether to shift the confidences of novel questions (see `Confidences`). Use False with stored
+            thresholds, which were certified without this shift.
         **options: Options of transformers' `generate`.
-
-    Returns:
-        The answers with their confidences.
 
     Raises:
         InputError: If both or neither of `risk` and `threshold` are passed, the probe has no threshold for the risk,
@@ -105,11 +100,9 @@ def route(
         cheap: Model with an attached probe.
         strong: Another model with an attached probe, or a function from a list of questions to their answers.
         questions: Texts, chats or lists of token ids.
-        risk: Largest acceptable fraction of wrong answers among the cheap model's answers. The probe must contain a
-            threshold for this risk, stored by `python -m applications decide`.
+        risk: Largest acceptable fraction of wrong answers among the cheap model's answers. See `abstain`.
         threshold: Threshold to use instead of a stored one.
-        backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
-            broader probe. Use False with stored thresholds, as for `abstain`.
+        backoff: See `abstain`.
         **options: Options of transformers' `generate` for both models.
 
     Raises:
@@ -141,12 +134,11 @@ def best_of(
         model: Model with an attached probe that reads answers.
         questions: Texts, chats or lists of token ids.
         n: Number of answers per question.
-        backoff: Whether to shift the confidences of novel answers towards the base rate or the confidence of a
-            broader probe. See `Confidences`.
+        backoff: Whether to shift the confidences of novel answers. See `Confidences`.
         **options: Options of transformers' `generate`. Answers are sampled unless `do_sample` is False.
 
     Returns:
-        The best answers. Empty answers have no confidence, and are chosen only if all answers are empty.
+        The best answers. An empty answer has no confidence and is chosen only if all answers are empty.
 
     Raises:
         InputError: If the probe reads only questions, `n` is not positive, or `questions` is empty.
@@ -170,8 +162,7 @@ def chosen_threshold(model: ConfidentModel, risk: float | None, threshold: float
     """Return `threshold`, or the threshold for `risk` that is stored in the model's probe.
 
     Raises:
-        InputError: If both or neither of `risk` and `threshold` are passed, `threshold` is outside [0, 1], or the probe
-            has no threshold for the risk.
+        InputError: If not exactly one of `risk` and `threshold` is passed, or it is not valid for this probe.
     """
     if (risk is None) == (threshold is None):
         raise InputError(
@@ -193,11 +184,7 @@ def chosen_threshold(model: ConfidentModel, risk: float | None, threshold: float
 
 
 def _listed(questions: Any) -> list[Any]:
-    """Return the questions as a list.
-
-    Raises:
-        InputError: If the list is empty, or if a single text is passed instead of a list.
-    """
+    """Return a non-empty list of the questions, or raise InputError."""
     if isinstance(questions, str) or not questions:
         raise InputError(
             f"Expected `questions` to be a list of questions, but got {questions!r}. Pass a list with one text per "
@@ -207,11 +194,7 @@ def _listed(questions: Any) -> list[Any]:
 
 
 def _one_each(answers: Answers, n: int) -> Answers:
-    """Check that there is one answer for each of `n` questions, and return the answers.
-
-    Raises:
-        InputError: If there is a different number of answers.
-    """
+    """Return the answers if there is one for each of `n` questions. Otherwise, raise InputError."""
     if len(answers) != n:
         raise InputError(
             f"Expected one answer per question, but got {len(answers)} answers to {n} questions. Omit "

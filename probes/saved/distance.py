@@ -5,8 +5,8 @@ The distance of a standardised hidden state x with d coordinates is its Mahalano
 
     D² = 1/d · [Σ_j (v_j · x)² / λ_j + (‖x‖² − Σ_j (v_j · x)²) / ρ]
 
-where v_j are the leading principal directions of the hidden states in the set, λ_j are the variances in these
-directions, and ρ is the mean variance in all other directions.
+where v_j are the leading principal directions of the set's hidden states, λ_j are the variances in these directions,
+and ρ is the mean variance in all other directions.
 """
 
 import torch
@@ -16,28 +16,28 @@ from probes.saved.head import zeros
 
 #: Maximum number of principal directions, and number of quantiles that summarise the distances.
 RANK, N_QUANTILES = 64, 101
-#: Index of the quantile above which a distance counts as novel. 1 % of the rows in the set have larger distances.
+#: Percentile above which a distance counts as novel.
 START = 99
 #: Lower bound on denominators.
 TINY = torch.finfo(torch.float32).tiny
 
 
 class Distance(nn.Module):
-    """Distance between a row (a question or an answer) and the rows of a set, as defined in the module docstring.
+    """Distance of a row (a question or an answer) from the rows of a set. The module docstring has the formula.
 
     Args:
         n_hidden: Width d of the hidden state, which is read from the first `n_hidden` features of a row.
         rank: Number of principal directions.
 
     Attributes:
-        mean, scale: [n_hidden] mean and standard deviation of the rows in the set. `scale` is infinite for constant
+        mean, scale: [n_hidden] mean and standard deviation of the set's rows. `scale` is infinite for constant
             coordinates.
         directions: [rank, n_hidden] principal directions v.
         variances: [rank] variances λ in these directions.
         rest: Mean variance ρ in all other directions.
-        quantiles: [101] percentiles 0 to 100 of the distances of the rows in the set. For this purpose, the set is
-            divided into folds, and the distance of each row is computed from a fit to the rows in the other folds.
-        full: Distance at which the method `remoteness` reaches 1. It is at least the 99th percentile.
+        quantiles: [101] percentiles 0 to 100 of the distances of the set's rows, each computed from a fit without the
+            row's fold.
+        full: Distance at which `remoteness` reaches 1. It is at least the 99th percentile.
     """
 
     def __init__(self, n_hidden: int, rank: int) -> None:
@@ -55,7 +55,7 @@ class Distance(nn.Module):
         return (((squares / self.variances).sum(1) + away / self.rest) / self.n_hidden).sqrt()
 
     def percentile(self, distance: Tensor) -> Tensor:
-        """For each distance [row], return the fraction of the set's rows with a smaller distance, in [0, 1]."""
+        """Return the fraction [row] of the set's rows with a smaller distance than `distance` [row]."""
         above = torch.searchsorted(self.quantiles, distance.contiguous()).clamp(1, N_QUANTILES - 1)
         low, high = self.quantiles[above - 1], self.quantiles[above]
         step = ((distance - low) / (high - low).clamp_min(TINY)).clamp(0, 1)
@@ -67,11 +67,7 @@ class Distance(nn.Module):
         return ((distance - start) / (self.full - start).clamp_min(TINY)).clamp(0, 1)
 
     def problem(self, name: str = "novelty") -> str | None:
-        """Return a short description of the first invalid value, or None if all values are valid.
-
-        Args:
-            name: Name of the module in the description.
-        """
+        """Return a short description of the first invalid value of the module `name`, or None."""
         for key, tensor in self.named_buffers(recurse=False):
             wrong = ~tensor.isfinite() & (key != "scale")
             if key in ("scale", "variances", "rest"):
@@ -86,5 +82,5 @@ class Distance(nn.Module):
 
 
 def fraction_problem(name: str, value: Tensor) -> str | None:
-    """Return a short error description if a number is outside [0, 1], and None otherwise."""
+    """Return a short error description if a number is outside [0, 1], or None."""
     return None if 0 <= value <= 1 else f"`{name}` is {float(value)}, outside [0, 1]"

@@ -1,4 +1,4 @@
-"""Heads, which are modules that map features to a score. A saved probe consists of a head and a calibrator."""
+"""Heads, which are modules that map features to a score."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from probes.fitting.latent_model import DRAWS, encode, sampled_score
 
-#: Rounding error of a squared distance, relative to the sum of the two vectors' squared lengths.
+#: Rounding error of a squared distance, relative to the sum of the two squared lengths.
 ROUNDING = 1e-12
 CHUNK = 2**22  # number of distances in memory at once
 
@@ -18,8 +18,7 @@ class Head(nn.Module, ABC):
     """Base class of the heads. A head standardises the features of a question or answer and computes a score.
 
     To add a head, write a subclass of `VectorHead` or `SequenceHead` and add it to `probes.saved.heads`. Keep all
-    tensors in buffers, because a saved probe stores the `state_dict`. A head is loaded by creating it from `d_model`
-    and `sizes` and filling its buffers.
+    tensors in buffers: a saved probe stores the `state_dict`, and loading creates the head from `d_model` and `sizes`.
 
     Args:
         d_model: Width of the features.
@@ -31,7 +30,7 @@ class Head(nn.Module, ABC):
 
     #: Name of the head in config.json.
     kind: ClassVar[str]
-    #: Upper limits of additional integer arguments of `__init__`. The subclass stores the arguments as attributes.
+    #: Upper limits of the other integer arguments of `__init__`, which the subclass stores as attributes.
     sizes: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, d_model: int) -> None:
@@ -43,13 +42,13 @@ class Head(nn.Module, ABC):
         """Compute float32 scores from raw features. Higher means more likely right."""
 
     def filled(self, **values: Tensor) -> Self:
-        """Copy the given values into the buffers with the same names, and return the head."""
+        """Copy the values into the buffers of the same names, and return the head."""
         for name, value in values.items():
             getattr(self, name).copy_(value.detach())
         return self
 
     def problem(self) -> str | None:
-        """Return a short description of the first invalid value, or None if all values are valid.
+        """Return a short description of the first invalid value, or None.
 
         The values of `scale` must be positive and can be infinite. All other values must be finite.
         """
@@ -78,7 +77,7 @@ class VectorHead(Head):
 
 
 class LinearHead(VectorHead):
-    """Linear head, which computes the score w · (h − mean) / scale + b."""
+    """Linear head with the score w · (h − mean) / scale + b."""
 
     kind = "linear"
 
@@ -92,13 +91,11 @@ class LinearHead(VectorHead):
 
 
 class CountsHead(VectorHead):
-    """Classifier that predicts how many answers to a question are right.
-
-    The score is the log-odds of the expected fraction of right answers.
+    """Classifier of the number of right answers. The score is the log-odds of the expected fraction of right answers.
 
     Args:
         d_model: Width of the features.
-        n_classes: Number of classes, one more than the number of answers.
+        n_classes: Number of answers plus one.
     """
 
     kind = "counts"
@@ -119,10 +116,7 @@ class CountsHead(VectorHead):
 
 
 def expected_log_odds(logits: Tensor) -> Tensor:
-    """Return the log-odds of Σ j p_j / k for the classes j = 0 … k.
-
-    Args:
-        logits: [..., class] logits of the probabilities p_j.
+    """Return the log-odds of Σ j p_j / k for classes j = 0 … k with `logits` [..., class].
 
     >>> torch.sigmoid(expected_log_odds(torch.tensor([0.1, 0.5, 0.4]).log()))  # (0.5 · 1 + 0.4 · 2) / 2
     tensor(0.6500)
@@ -132,7 +126,7 @@ def expected_log_odds(logits: Tensor) -> Tensor:
 
 
 class MLPHead(VectorHead):
-    """Multilayer perceptron, which computes the score w₂ · relu(W₁ (h − mean) / scale + b₁) + b₂.
+    """Multilayer perceptron with the score w₂ · relu(W₁ (h − mean) / scale + b₁) + b₂.
 
     Args:
         d_model: Width of the features.
@@ -162,8 +156,7 @@ class LatentHead(VectorHead):
         components: Number of components of an answer embedding.
 
     Attributes:
-        shared: Scalar Σ τ². All answers to a question share a random offset, and τ² are the variances of its
-            components.
+        shared: Scalar Σ τ², the summed variances of a random offset that all answers to a question share.
         noise: [draw, component] standard normal draws, which are the same for all questions.
     """
 
@@ -188,7 +181,7 @@ class LatentHead(VectorHead):
 
 
 class KNNHead(VectorHead):
-    """Nearest-neighbour head. The score is the weighted mean label of the nearest training rows. See `neighbour_means`.
+    """Nearest-neighbour head. The score is the weighted mean label of the nearest training rows (`neighbour_means`).
 
     Args:
         d_model: Width of the features.
@@ -227,10 +220,9 @@ class KNNHead(VectorHead):
 def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors: Sequence[int]) -> Tensor:
     """Average the labels of the nearest points, weighted by inverse distance, for each number of neighbours.
 
-    The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, unless several points tie for
-    the last place among the neighbours. In this case, scikit-learn picks some of the tied points arbitrarily, whereas
-    this function splits the remaining weight equally among all of them. A row at distance 0 from some points gets the
-    mean label of those points.
+    The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, except for points that tie for
+    the last place among the neighbours: they share the remaining weight equally. A row at distance 0 from some points
+    gets the mean label of those points.
 
     Args:
         queries: [row, d] features. The result for a row with NaN is NaN.
@@ -255,10 +247,10 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
 
 
 def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the k points nearest to each row, all points tied with the kth point, and possibly more points.
+    """Find at least the k points nearest to each row and all points tied with the kth, nearest first.
 
     Returns:
-        Squared distances, their rounding errors, and the indices of the points, each [row, near], nearest first.
+        Squared distances, their rounding errors, and the indices of the points, each [row, near].
     """
     sizes = rows.square().sum(1, keepdim=True) + lengths
     every, n_near = torch.addmm(sizes, rows, points.T, alpha=-2), k
@@ -271,7 +263,7 @@ def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Ten
 
 
 def _mean(squared: Tensor, slack: Tensor, labels: Tensor, k: int) -> Tensor:
-    """Compute the mean label [row] of the k nearest points. The points [row, near] are in order of distance."""
+    """Compute the mean label [row] of the k nearest points from `squared`, `slack` and `labels` [row, near]."""
     edge = squared[:, k - 1 : k]
     nearer, tied = squared < edge - slack, (squared - edge).abs() <= slack
     counted = nearer + tied * ((k - nearer.sum(1, keepdim=True)) / tied.sum(1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Find the files of a probe in a folder or on the Hugging Face Hub, and explain failed requests to the Hub."""
+"""Find the files of a probe in a folder or on the Hugging Face Hub, and explain failed requests."""
 
 import os
 import re
@@ -97,9 +97,6 @@ def failure(error: Exception) -> str:
     """Describe in one line why a request to the Hub failed and, if possible, how to fix the problem.
 
     Query strings of URLs and the user's access token are removed.
-
-    Args:
-        error: Exception that huggingface_hub, its HTTP library or hf_xet raised.
     """
     from huggingface_hub import get_token
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
@@ -128,7 +125,7 @@ def failure(error: Exception) -> str:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, then its cause, then the cause of that cause, and so on."""
+    """Yield an error, then its cause, then the cause's cause, and so on."""
     while error is not None:
         yield error
         error = error.__cause__

@@ -1,4 +1,4 @@
-"""Load the config, head and calibrators of a probe from its files, which are untrusted."""
+"""Load the config, head and calibrators of a probe from its untrusted files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +25,11 @@ from probes.saved.novelty import Novelty
 from probes.saved.prefixes import N_LENGTHS, PrefixCalibrator
 
 FORMAT_VERSION = 6
-#: Version 2 has no token signals, versions 2 and 3 have a single `layer`, version 5 adds `prefixes` and `novelty`, and
-#: version 6 adds broader probes.
+#: Version 3 adds token signals, 4 several layers, 5 `prefixes` and `novelty`, and 6 broader probes.
 _READ_VERSIONS = (2, 3, 4, 5, 6)
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
 _CALIBRATOR, _PREFIXES, _NOVELTY = "calibrator.", "prefixes.", "novelty."  # prefixes of tensor names
-#: Fields of `prefixes`. Only probes that read hidden states of answers have this record.
+#: Fields of `prefixes`, which only probes that read hidden states of answers have.
 _OF_PREFIXES: Schema = {
     "lengths": Field(
         f"a list of 1 to {N_LENGTHS} positive whole numbers in ascending order",
@@ -141,10 +140,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _reading(target: Any, signal: Any) -> Schema:
-    """Build the schema of the fields `head`, `signal`, `layers`, `position` and `pooled`.
-
-    The schema depends on the target and the signal of the config, which have not been checked yet.
-    """
+    """Return the schema of `head`, `signal`, `layers`, `position` and `pooled` for an unchecked target and signal."""
     from extract.signals.hidden import ANSWER_TOKENS, POSITIONS
     from extract.signals.registry import SIGNALS
 
@@ -198,11 +194,7 @@ def _are_decisions(value: Any) -> bool:
 def read_weights(
     path: Path, config: dict[str, Any]
 ) -> tuple[Head, Calibrator, PrefixCalibrator | None, Novelty | None]:
-    """Load the head, the calibrators and the novelty that a config describes.
-
-    Raises:
-        InputError: If the file is damaged, or its tensors are missing, unexpected or invalid.
-    """
+    """Load the head, calibrators and novelty that a config describes. A damaged file raises InputError."""
     with torch.device("meta"):  # allocates no memory, even if the sizes in the config are huge
         head = HEADS[config["head"]](config["d_model"], **config["sizes"])
         novelty = Novelty(**config["novelty"]) if "novelty" in config else None

@@ -1,10 +1,9 @@
 """Novelty of questions and answers, and the back-off of their confidences.
 
-A row is a question or an answer. The distance of a row is measured from its hidden state to the hidden states of the
-training rows. The novelty of the row is the fraction of training rows with a smaller distance. The confidence of a row
-that is more novel than 99 % of the training rows is mixed with the base rate. The weight of the base rate increases
-linearly with the distance, up to a maximum weight. `probes.fitting.backoff` fits this maximum to held-out groups of
-questions.
+A row is a question or an answer. Its novelty is the fraction of training rows that are closer to the rest of the
+training data. The confidence of a row that is more novel than 99 % of the training rows is mixed with the base
+rate. The weight of the base rate increases linearly with the distance, up to a maximum that `probes.fitting.backoff`
+fits to held-out groups of questions.
 
 A broader probe can be trained on the questions of other stores in addition to the training rows. The confidence of a
 novel row that is close to these questions is then mixed with the confidence of the broader probe. The weight of
@@ -26,10 +25,10 @@ class Confidences(NamedTuple):
     """Confidences of questions or answers, with their novelties.
 
     Attributes:
-        confidence: [row] float32 probability of being right. The confidence of a novel row is shifted towards the base
-            rate of the training rows, or towards the confidence of a broader probe. See `Novelty`.
+        confidence: [row] float32 probability of being right. For a novel row, it is shifted towards the base rate of
+            the training rows, or towards the confidence of a broader probe.
         novelty: [row] float32 fraction of the training rows that are less novel; NaN if the probe has no `Novelty`.
-        is_novel: [row] bool. Whether a row is novel enough for the back-off.
+        is_novel: [row] bool. Whether the row is more novel than 99 % of the training rows.
     """
 
     confidence: Tensor
@@ -46,8 +45,7 @@ class Broader(nn.Module):
 
     Attributes:
         weight, bias: [n_features] weights and bias. The score is the log-odds of a right answer.
-        share: Weight of this probe, in [0, 1], for rows that are novel to the saved probe but close to this probe's
-            training rows.
+        share: Weight of this probe, in [0, 1], for novel rows close to its training rows.
         known: Distance from the training rows of this probe. Its percentiles are computed on held-out groups.
     """
 
@@ -61,10 +59,7 @@ class Broader(nn.Module):
         self.known = Distance(n_hidden, rank)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return this probe's confidences [row], and their weights [row] in the mixture.
-
-        `features` has shape [row, n_features].
-        """
+        """Return this probe's confidences and their weights, each [row], for features [row, n_features]."""
         confidence, distance = (features @ self.weight + self.bias).sigmoid(), self.known.distance(features)
         near, far = self.known.quantiles[[self.NEAR, self.FAR]]
         return confidence, self.share * ((far - distance) / (far - near).clamp_min(TINY)).clamp(0, 1)
@@ -78,7 +73,7 @@ class Broader(nn.Module):
 
 
 class Novelty(Distance):
-    """Novelty of rows, and the back-off of their confidences. Distances are measured from the training rows.
+    """Novelty of rows, and the back-off of their confidences.
 
     Args:
         n_hidden, rank: See `Distance`.
@@ -104,10 +99,7 @@ class Novelty(Distance):
     def forward(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
         """Compute the novelties of rows. If `backoff` is True, also apply the back-off to their confidences.
 
-        Args:
-            features: [row, width] float32 features of the probe.
-            confidence: [row] float32 confidences of the probe.
-            backoff: Whether to shift the confidences of novel rows.
+        `features` [row, width] and `confidence` [row] are float32.
         """
         distance = self.distance(features)
         if backoff:
@@ -129,10 +121,7 @@ class Novelty(Distance):
 
 
 def flat(features: Tensor | Ragged) -> Tensor:
-    """Return features [row, width]. Ragged features [row, token, width] are averaged over the tokens of each row.
-
-    Rows without tokens are NaN.
-    """
+    """Average ragged features [row, token, width] over tokens; NaN for rows without tokens. Keep other features."""
     if isinstance(features, Ragged):
         lengths = features.lengths.to(features.values.device)
         return torch.segment_reduce(features.values.float(), "mean", lengths=lengths, axis=0)

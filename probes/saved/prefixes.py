@@ -16,10 +16,7 @@ N_LENGTHS = 101
 
 
 class PrefixCalibrator(nn.ModuleDict):
-    """Calibrators for prefixes of answers, one for each of several fractions of the answer.
-
-    Confidences are interpolated linearly between fractions. At every fraction, the confidence is a monotone
-    function of the score, because each calibrator is monotone.
+    """Calibrators for prefixes of answers. Confidences are interpolated linearly between fractions.
 
     Args:
         calibrators: One calibrator for each fraction in `PREFIXES`, in the same order.
@@ -31,11 +28,11 @@ class PrefixCalibrator(nn.ModuleDict):
         self.lengths = list(lengths)
 
     def forward(self, score: Tensor, fraction: float, whole: Calibrator) -> Tensor:
-        """Map scores to confidences in [0, 1] with the shape and dtype of `score`.
+        """Map scores of prefixes to confidences in [0, 1] with the shape and dtype of `score`.
 
         Args:
             score: Scores of prefixes.
-            fraction: Fraction of the answer that the prefixes cover, in [0, 1]. For fractions below the smallest one in
+            fraction: Fraction of the answer that the prefixes cover, in [0, 1]. Below the smallest fraction in
                 `PREFIXES`, the calibrator of the smallest fraction is used.
             whole: Calibrator of whole answers.
         """
@@ -57,7 +54,7 @@ class PrefixCalibrator(nn.ModuleDict):
         return n_tokens * fmean(1 / n for n in longer) if longer else 1.0
 
     def problem(self) -> str | None:
-        """Return a short description of the first invalid value, or None if all values are valid."""
+        """Return a short description of the first invalid value, or None."""
         calibrators: Any = self.items()  # torch declares them as modules
         problems = ((name, calibrator.problem()) for name, calibrator in calibrators)
         return next((f"in {name}, {problem}" for name, problem in problems if problem), None)

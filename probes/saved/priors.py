@@ -14,8 +14,8 @@ from probes.saved.artefact import load_probe
 def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path:
     """Write the priors of questions for `python -m extract sample --stop prior`.
 
-    The prior of a question is a beta distribution of the fraction of right answers. Its mean is the probe's confidence,
-    which requires one forward pass over the prompt. Its concentration was fitted when the probe was trained.
+    The prior of a question is a beta distribution of the fraction of right answers. Its mean is the probe's confidence.
+    Its concentration was fitted when the probe was trained.
 
     Args:
         probe: Folder or Hub id of a saved probe with the target capability. It must have been trained on other
@@ -23,9 +23,6 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
         recipe: Questions, prompt and model, as for `python -m extract sample`. For a served model, pass a local copy
             as `model`.
         out: Parquet file to write.
-
-    Returns:
-        Path to the file.
 
     Raises:
         InputError: If the probe cannot be loaded, has no prior, or belongs to another model.

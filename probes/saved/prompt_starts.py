@@ -12,15 +12,14 @@ if TYPE_CHECKING:
 
 #: Questions whose prompts have nothing in common except the prompt template.
 _QUESTIONS = ("A", "0", '"')
-#: Minimum length of a start in tokens. A shorter start is not worth another pass.
+#: Minimum length of a start in tokens.
 _MIN_TOKENS = 8
 
 
 class PromptStarts:
-    """Key/value caches of prompt starts.
+    """Key/value caches of prompt starts: the tokens before the question in the probe's prompt or the chat template.
 
-    A start consists of the tokens before the question, either in the probe's prompt template or in the chat template.
-    It is read when it is first needed. If the model's cache can't be shared between prompts, no starts are used.
+    A start is read when it is first needed. If the model's cache can't be shared between prompts, no starts are used.
 
     Args:
         model: The transformers model.
@@ -31,7 +30,7 @@ class PromptStarts:
         from extract.sampling.local.batching import common_prefix
         from extract.signals.shared_prompt import SharedPrompt, can_share
 
-        #: Dict from the tokens of a start to its cache, longest first. The value is None if the start is still unread.
+        #: Dict from the tokens of a start to its cache, longest first. The value of an unread start is None.
         self._caches: dict[tuple[int, ...], SharedPrompt | None] = {}
         if not can_share(model):
             return
@@ -46,10 +45,7 @@ class PromptStarts:
         self._caches = {start: None for start in sorted(starts, key=len, reverse=True) if len(start) >= _MIN_TOKENS}
 
     def of(self, prompts: Sequence[Sequence[int]]) -> SharedPrompt | None:
-        """Return the cache of the longest start that all prompts share, or None if they share none.
-
-        The start is shorter than every prompt.
-        """
+        """Return the cache of the longest start that all prompts share and exceed, or None."""
         first, last = min(map(tuple, prompts)), max(map(tuple, prompts))  # all prompts share what these two share
         for start, cache in self._caches.items():
             n = len(start)
@@ -58,7 +54,7 @@ class PromptStarts:
         return None
 
     def read(self) -> None:
-        """Read all prompt starts now, so that later prompts do not have to wait for them."""
+        """Read all prompt starts now."""
         for start, cache in self._caches.items():
             if cache is None:
                 self._read(start)

@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 class PromptFeatures:
-    """Function that computes the features of a question probe from hidden states at the last prompt token.
+    """Compute the features of a question probe from hidden states at the last prompt token.
 
-    If the probe reads the signal `tokens`, the signal is computed from the last layer's hidden states with the model's
-    output head. In this case, the constructor runs the model on one token.
+    If the probe reads the signal `tokens`, the constructor runs the model on one token.
 
     Attributes:
         layers: Layers whose hidden states are needed, in ascending order.
@@ -32,7 +31,7 @@ class PromptFeatures:
         self.layers = sorted({*probe.layers, *([] if self._lens is None else [self._last])})
 
     def __call__(self, states: Mapping[int, Tensor]) -> Tensor:
-        """Compute features [row, d_model]. `states` is a dict from layer to hidden states [row, d_model]."""
+        """Compute features [row, d_model] from hidden states [row, d_model] by layer."""
         probe, device = self._probe, states[self.layers[0]].device
         read = {
             probe.config["signal"]: {f"{layer}/{probe.position}": states[layer].to(device) for layer in probe.layers}
@@ -44,7 +43,7 @@ class PromptFeatures:
         return features
 
     def _tokens(self, states: Tensor) -> dict[str, Tensor]:
-        """Compute the signal `tokens`, a dict of tensors [row], from the last layer's hidden states [row, d_model]."""
+        """Compute the signal `tokens`, a dict of tensors [row], from hidden states [row, d_model] of the last layer."""
         from extract.signals.base import Pass, TokenSpans
         from extract.signals.lens_signals import tokens
 

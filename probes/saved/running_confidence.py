@@ -1,4 +1,4 @@
-"""Confidence of an answer after each of its tokens. Each token's hidden state is read only once."""
+"""Confidence of an answer after each of its tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class RunningConfidence:
 
     Args:
         probe: Trained probe.
-        backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
-            broader probe. See `Confidences`.
+        backoff: Whether to shift the confidences of novel questions. See `Confidences`.
     """
 
     def __init__(self, probe: ConfidenceProbe, backoff: bool) -> None:
@@ -45,7 +44,7 @@ class RunningConfidence:
         return confidence, novelty, is_novel == 1, n_read
 
     def at_end(self, n_tokens: int) -> tuple[float, float, bool, int]:
-        """Return the same fields as `after`, for the last step of a complete answer with `n_tokens` tokens."""
+        """Return the same fields for the last step of a complete answer with `n_tokens` tokens."""
         n_read = min(n_tokens, len(self._scores))
         if n_read:
             self._found[n_read:] = []
@@ -54,7 +53,7 @@ class RunningConfidence:
         return self.after(n_read + 1)
 
     def _update(self, state: Tensor) -> float:
-        """Add a token with the state [1, d_model]. Returns the fraction of the answer that has probably been read."""
+        """Add a token with the state [1, d_model], and return the expected fraction of the answer read so far."""
         self._scores.append(self._running.update(state))
         self._features.append(self._running.features)
         prefixes = self.probe.prefixes
@@ -62,10 +61,10 @@ class RunningConfidence:
 
 
 def add_prompts(rows: Sequence[RunningConfidence], found: Confidences | None, wait: bool = False) -> None:
-    """Record the confidence of each answer when only its prompt has been read.
+    """Record the confidence of each answer before any of its tokens has been read.
 
     Args:
-        rows: Answers of which no token has been read.
+        rows: The answers.
         found: [row] confidences of the questions, or None if the probe reads answers.
         wait: See `add_tokens`.
     """
@@ -82,8 +81,8 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
     Args:
         rows: Answers with the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
-        wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously. The
-            copy is complete when the CPU has received a token that was drawn later on the same device.
+        wait: Whether to wait until the confidences are on the CPU. If False, the copy is complete when the CPU has
+            received a token that was drawn later on the same device.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers
@@ -96,7 +95,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
 
 
 def _add_scored(rows: Sequence[RunningConfidence], fraction: float, wait: bool) -> None:
-    """Add the confidence of each answer so far. All rows must have the same `fraction` and `backoff`."""
+    """Add the confidence of each answer so far. All rows have the same `fraction` and `backoff`."""
     probe, backoff = rows[0].probe, rows[0].backoff
     confidence = probe.calibrated(torch.cat([row._scores[-1] for row in rows]), fraction)
     _add(rows, probe.with_novelty(torch.cat([row._features[-1] for row in rows]), confidence, backoff), wait)
@@ -109,10 +108,7 @@ def _add(rows: Sequence[RunningConfidence], found: Confidences, wait: bool) -> N
 
 
 class RunningScore:
-    """Score of an answer so far. It is updated with the hidden state of each token, which is read only once.
-
-    Args:
-        probe: Probe that reads answers.
+    """Score of an answer so far, updated with the hidden state of each token. The probe must read answers.
 
     Attributes:
         features: [1, d_model] features of the tokens so far, from which the novelty is computed.

@@ -1,7 +1,4 @@
-"""Read questions to score, with optional answers, from a file or standard input.
-
-An invalid question is returned with a description of the problem. The questions after it are still read.
-"""
+"""Read questions to score, with optional answers. After an invalid question, reading continues."""
 
 import codecs
 import sys
@@ -42,18 +39,10 @@ class Asked:
 
 
 def asked_batches(questions: str, size: int) -> tuple[Iterator[list[Asked]], int | None]:
-    """Read questions in batches. A batch from standard input contains only lines that can be read without waiting.
+    """Read questions in batches of at most `size`. Returns the batches and the number of questions, None if unknown.
 
-    Args:
-        questions: See `probes.saved.scoring.score`.
-        size: Maximum number of questions in a batch.
-
-    Returns:
-        - The batches.
-        - The number of questions; None if it is unknown.
-
-    Raises:
-        InputError: If the source does not exist or cannot be read.
+    A batch from standard input contains only lines that can be read without waiting. `questions` is documented in
+    `probes.saved.scoring.score`.
     """
     path = Path(questions).expanduser()
     if questions == "-":
@@ -81,8 +70,7 @@ def _batched(asked: Iterable[Asked], size: int) -> Iterator[list[Asked]]:
 def _from_lines(path: Path | None, size: int) -> Iterator[list[Asked]]:
     """Read one question per line from a file, or from standard input if `path` is None. Skip blank lines.
 
-    The lines of a .jsonl file are JSON objects, and the lines of a .txt file are texts. Standard input can contain
-    both.
+    A .jsonl file has JSON objects and a .txt file texts. Standard input can contain both.
     """
     name = "standard input" if path is None else repr(path.name)
 
@@ -105,7 +93,7 @@ def _from_lines(path: Path | None, size: int) -> Iterator[list[Asked]]:
 
 
 def _available_lines(stream: Any) -> Iterator[list[bytes]]:
-    """Yield the lines of a binary stream as soon as they can be read. Lines that are read together form a list."""
+    """Yield lists of the lines of a binary stream that can be read without waiting."""
     rest = b""
     while chunk := stream.read1(2**16):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -114,10 +102,7 @@ def _available_lines(stream: Any) -> Iterator[list[bytes]]:
 
 
 def _from_row(row: Mapping[str, Any], i: int, where: str) -> Asked:
-    """Convert a row of the input to a question to score.
-
-    The row has the field `question` (or `text` or `messages`), and optionally `answer`, `id`, `kind` and `choices`.
-    """
+    """Convert a row of the input to a question to score."""
     given = row.get("id")
     id_ = i if given is None else given if isinstance(given, str | int) else str(given)
     try:

@@ -40,10 +40,9 @@ def score(
 ) -> None:
     """Write the confidences of questions, or of given answers, as JSON Lines. Nothing is generated.
 
-    Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`. The lines are in the
-    order of the input. Undefined values are null. Lines are written as soon as their batch is finished. If a question
-    cannot be scored, for example because it is too long for the model, its line has an `error`. The command then
-    continues with the next question, and fails at the end.
+    Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`, in the order of the
+    input. Undefined values are null. A question that cannot be scored, for example because it is too long for the
+    model, gets an `error`, and the command fails at the end.
 
     Args:
         probe: Folder or Hub id of a saved probe.
@@ -108,11 +107,7 @@ def load_model_of(
     device: str = "auto",
     device_map: str | None = None,
 ) -> tuple[Any, Any]:
-    """Load the model of a probe and the model's tokenizer. The arguments are the options of `score`.
-
-    Raises:
-        InputError: If an option is invalid, or the model can't be loaded.
-    """
+    """Load the model of a probe and its tokenizer. See `score` for the arguments."""
     from extract.models.embedded import EMBEDDED_MODEL
     from extract.models.loading import load_model
 
@@ -123,7 +118,7 @@ def load_model_of(
 def _records(
     model: ConfidentModel, batch: Sequence[Asked], backoff: bool, abstain_below: float | None
 ) -> Iterator[Record]:
-    """Yield the record that is written for each question in a batch."""
+    """Yield the output record of each question in a batch."""
     scored = _scored(model, [asked for asked in batch if not asked.problem], backoff)
     for asked in batch:
         record: Record = {"id": asked.id, "question": asked.question}
@@ -162,7 +157,7 @@ def _number(value: float) -> float | None:
 
 @contextmanager
 def _writer(out: str | None) -> Iterator[Callable[[str], object]]:
-    """Return a function that writes a line to a file or to standard output, without buffering."""
+    """Return a function that writes a line to a file or to standard output without buffering."""
     if out is None:  # `tqdm.write` keeps the progress bar and the lines apart on a terminal
         yield tqdm.write if sys.stdout.isatty() else partial(print, flush=True)
         return
@@ -171,7 +166,7 @@ def _writer(out: str | None) -> Iterator[Callable[[str], object]]:
 
 
 def _lock(out: str | None) -> AbstractContextManager[Any]:
-    """Lock the output file, so that no other command writes to it at the same time."""
+    """Lock the output file against other commands."""
     if out is None:
         return nullcontext()
     path = Path(out)
@@ -188,10 +183,7 @@ def _lock(out: str | None) -> AbstractContextManager[Any]:
 def _finished(out: Path, settings: Record) -> list[Record]:
     """Return the results that an interrupted command wrote to `out`, and delete an incomplete last line.
 
-    The settings are saved next to the file, because results with different settings must not be mixed.
-
-    Raises:
-        InputError: If the file was written with other settings, or by another program.
+    The settings are saved next to the file. A file with other settings, or from another program, raises InputError.
     """
     saved = out.with_name(f"{out.name}.settings.json")
     try:

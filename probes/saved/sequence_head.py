@@ -5,8 +5,8 @@ Each pooling function takes
 - `numbers` [row, token, ..., number] float32, padded with finite values, and
 - `there` [row, token] bool, a mask that is True for tokens and False for padding,
 
-and returns pooled numbers [row, ...], which do not depend on the padding. Results for rows without tokens are
-arbitrary. In training, the axes `...` contain several candidate heads.
+and returns [row, ...]. Results for rows without tokens are arbitrary. In training, the axes `...` contain several
+candidate heads.
 """
 
 from abc import abstractmethod
@@ -28,7 +28,7 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
     Args:
         numbers: [row, token, ..., 2 H] attention logits q of the H attention heads, followed by their values v.
         there: See the module docstring.
-        slope: [..., H] slope s of each attention head. It adds s t to the logit of the token at position t.
+        slope: [..., H] slope s of each attention head.
     """
     logits, values = numbers.chunk(2, dim=-1)
     step = torch.arange(numbers.shape[1], dtype=numbers.dtype, device=numbers.device)
@@ -42,8 +42,7 @@ def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
 
     .. math:: \sum_h \pm \max_t (\pm v_{ht})
 
-    This is the pooling of MultiMax probes. Because of the minima, a single token can also lower the score. See the
-    module docstring for the arguments.
+    This is the pooling of MultiMax probes. Because of the minima, a single token can also lower the score.
     """
     sign = torch.ones_like(numbers[0, 0, ...])
     sign[..., 1::2] = -1
@@ -53,7 +52,7 @@ def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
 def rolling_pool(numbers: Tensor, there: Tensor, window: int) -> Tensor:
     """Return the largest mean over `window` consecutive tokens. For shorter rows, return the mean over all tokens.
 
-    See the module docstring for the other arguments. There is one number per token.
+    There is one number per token.
     """
     step, n_tokens = torch.arange(there.shape[1], device=there.device), there.sum(1, keepdim=True)
     total = torch.nn.functional.pad(numbers[..., 0].movedim(1, -1), (1, 0)).double().cumsum(-1)
@@ -65,7 +64,7 @@ def rolling_pool(numbers: Tensor, there: Tensor, window: int) -> Tensor:
 def softmax_pool(numbers: Tensor, there: Tensor) -> Tensor:
     r"""Return the sum of the numbers z weighted by their softmax, :math:`\sum_t \mathrm{softmax}_t(z_t) \, z_t`.
 
-    See the module docstring for the arguments. There is one number per token.
+    There is one number per token.
     """
     z = numbers[..., 0]
     return (z.masked_fill(~_like(there, z), -torch.inf).softmax(1) * z).sum(1)
@@ -79,11 +78,7 @@ def _like(mask: Tensor, numbers: Tensor) -> Tensor:
 class SequenceHead(Head):
     """Base class of the heads that read the hidden states h of all tokens of an answer.
 
-    The score is pool(W (h − mean) / scale) + b.
-
-    Args:
-        d_model: Width of the hidden states.
-        n_numbers: Number of rows of W.
+    The score is pool(W (h − mean) / scale) + b, where W has `n_numbers` rows.
     """
 
     def __init__(self, d_model: int, n_numbers: int) -> None:
@@ -100,10 +95,7 @@ class SequenceHead(Head):
         return (states.float() - self.mean) / self.scale @ self.weight.T
 
     def pooled(self, numbers: Ragged) -> Tensor:
-        """Compute scores [row, ...] from numbers [row, token, ..., number].
-
-        Scores of rows without tokens are arbitrary.
-        """
+        """Compute scores [row, ...] from numbers [row, token, ..., number]; arbitrary for rows without tokens."""
         padded = numbers.padded(0.0)
         there = torch.arange(padded.shape[1], device=padded.device) < numbers.lengths[:, None]
         return self.pool(padded, there) + self.bias
@@ -114,12 +106,7 @@ class SequenceHead(Head):
 
 
 class AttentionHead(SequenceHead):
-    """Head that pools values with attention over the tokens. See `attention_pool`.
-
-    Args:
-        d_model: Width of the hidden states.
-        n_heads: Number of attention heads.
-    """
+    """Head that pools values with `n_heads` attention heads over the tokens. See `attention_pool`."""
 
     kind = "attention"
     sizes: ClassVar[Mapping[str, int]] = {"n_heads": 2**10}
@@ -134,12 +121,7 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that sums maxima and minima over the tokens. See `multimax_pool`.
-
-    Args:
-        d_model: Width of the hidden states.
-        n_heads: Number of values per token. Values with even indices are pooled by maximum, and the others by minimum.
-    """
+    """Head that sums maxima and minima of `n_heads` numbers over the tokens. See `multimax_pool`."""
 
     kind = "multimax"
     sizes: ClassVar[Mapping[str, int]] = {"n_heads": 2**10}
@@ -154,12 +136,7 @@ class MultiMaxHead(SequenceHead):
 
 
 class RollingHead(SequenceHead):
-    """Head whose score is the negative of the largest rolling mean. See `rolling_pool`.
-
-    Args:
-        d_model: Width of the hidden states.
-        window: Number of tokens in a window.
-    """
+    """Head whose score is the negative of the largest mean over `window` consecutive tokens. See `rolling_pool`."""
 
     kind = "rolling"
     sizes: ClassVar[Mapping[str, int]] = {"window": 2**20}

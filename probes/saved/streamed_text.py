@@ -15,10 +15,6 @@ def until(stop: Sequence[str], text: str) -> str:
 class StreamedText:
     """Text of an answer, decoded token by token.
 
-    Args:
-        tokenizer: Tokenizer of the model.
-        stop: Stop strings.
-
     Attributes:
         shown: The text so far. Characters that later tokens may change or remove are withheld. See `Step.text`.
         ended: Whether the answer has ended.
@@ -32,8 +28,7 @@ class StreamedText:
     def add(self, token: int) -> str:
         """Add a token and return the new part of `shown`.
 
-        Only the last few tokens are decoded. They include the tokens of the previously added text, because some
-        tokens are decoded differently at the beginning of a text.
+        The last few tokens are decoded together, because some are decoded differently at the beginning of a text.
         """
         self._recent.append(token)
         before, now = (

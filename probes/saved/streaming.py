@@ -1,4 +1,4 @@
-"""Stream an answer with the confidence after each token. No additional forward pass or synchronisation is needed."""
+"""Stream an answer with the confidence after each token, without an additional forward pass."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _MODES = ("greedy_search", "sample")
 class Step:
     """State of an answer after a token has been drawn. The last step of a stream repeats the complete answer.
 
-    The model reads each token in the pass that draws the next token. The confidence after the tth token therefore
-    covers only the first t − 1 tokens. In the last step, the confidence covers the whole answer if the answer ended
-    with an end token or a stop string. If the answer ended at the token limit, the last token is not covered.
+    The model reads each token in the pass that draws the next one, so the confidence after t tokens covers the first
+    t − 1. In the last step, it covers the whole answer, or all tokens but the last one if generation stopped at the
+    token limit.
 
     Attributes:
-        text: The answer so far, without special tokens. The bytes of an incomplete character, and characters that may
-            begin a stop string, are withheld until it is clear that they belong to the answer.
+        text: The answer so far, without special tokens. Incomplete characters, and characters that may begin a stop
+            string, are withheld until it is clear that they belong to the answer.
         piece: The part of `text` that is new in this step; possibly empty.
         confidence: Probability that the model answers the question correctly. If the probe reads answers, it is the
             probability that this answer is right, based on its first `n_read` tokens; NaN if `n_read` is 0.
         novelty: Novelty of the question or of the answer so far. See `Confidences`.
-        is_novel: Whether the question or answer is novel enough for the back-off.
+        is_novel: Whether the question or answer is more novel than 99 % of the training rows.
         n_read: Number of tokens of the answer that the confidence covers; 0 if the probe reads only the question.
-        n_tokens: Number of tokens in the answer so far, without the end token. In the last step, tokens that belong to
-            the stop string are not counted either.
+        n_tokens: Number of tokens in the answer so far, without the end token. In the last step, tokens of the stop
+            string are not counted either.
     """
 
     text: str
@@ -112,13 +112,7 @@ def _steps(model: ConfidentModel, prompt: list[int], backoff: bool, arguments: d
 
 
 class _Reader(RunningConfidence):
-    """Confidences of a question, or of the answer so far. They are computed in the passes that generate the answer.
-
-    Args:
-        model: Model with an attached probe.
-        prompt: Token ids of the prompt.
-        backoff: See `ConfidentModel.stream`.
-    """
+    """Confidences of a question, or of the answer so far, computed in the passes that generate the answer."""
 
     def __init__(self, model: ConfidentModel, prompt: list[int], backoff: bool) -> None:
         super().__init__(model.probe, backoff)
@@ -130,12 +124,12 @@ class _Reader(RunningConfidence):
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """In each pass within this context, capture the state of the last token, starting at the end of the prompt."""
+        """Within this context, capture the state of the last token in each pass, from the end of the prompt on."""
         from extract.signals.hidden import HiddenCapture
         from extract.signals.model_parts import decoder_of
 
         if self.has_read_prompt and not self.probe.reads_answers:
-            yield  # the prompt has been read, and the answer is not needed
+            yield  # the answer is not needed
             return
         thread = threading.get_ident()
         layers = self.probe.layers if self._prompt_features is None else self._prompt_features.layers
@@ -148,7 +142,7 @@ class _Reader(RunningConfidence):
 
         with HiddenCapture(self._model, layers) as capture:
             capture.select = lambda hidden: hidden[:, -1]
-            capture.after(decoder_of(self._model), act)  # runs after the hooks of `capture`
+            capture.after(decoder_of(self._model), act)
             yield
 
     def _read(self, states: Mapping[int, Tensor]) -> None:

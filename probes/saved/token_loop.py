@@ -1,8 +1,7 @@
 """Greedy search and sampling of one answer, one token at a time.
 
-transformers prepares the cache, the logits processors and the stopping criteria, and then calls a custom loop. This
-loop is a generator in the caller's thread. A streamer in a second thread would start a second team of OpenMP threads,
-and small matrix products on a CPU would take a third longer.
+transformers prepares the cache, logits processors and stopping criteria, and calls this loop. A streamer would need a
+second thread with its own OpenMP threads, which makes small matrix products on a CPU a third slower.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ def drawn_tokens(
     model: Any, arguments: dict[str, Any], during_pass: Callable[[], AbstractContextManager[Any]]
 ) -> Generator[int]:
     """Yield the tokens of one answer, including the end token. Transformers' `generate` returns the same tokens.
-
-    Between two tokens, no model code runs, and torch's modes, such as inference mode, are those of the caller.
 
     Args:
         model: Transformers model.

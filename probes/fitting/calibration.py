@@ -27,18 +27,17 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
         f_i = \sigma\Big(a \frac{s_i - \bar s}{\mathrm{sd}(s)} + b\Big), \quad N = \sum_i n_i
 
     where row i has the score s_i and c_i right answers out of n_i, σ is the logistic function, and s̄ and sd(s) are the
-    mean and standard deviation of the scores. The calibrator maps s_i to the confidence f_i. The ridge term keeps the
-    slope finite if the scores separate right from wrong answers.
+    mean and standard deviation of the scores. The calibrator maps s_i to the confidence f_i.
 
     Args:
         scores: [row] finite scores; higher means more likely right.
         right: [row] number c of right answers.
         known: [row] number n of graded answers.
-        ridge: Ridge coefficient ρ, at least 0.
+        ridge: Ridge coefficient ρ, at least 0. It keeps the slope finite if the scores separate right from wrong.
 
     Returns:
-        The calibrator. If the fitted slope is negative, or the answers are all right or all wrong, the calibrator
-        returns the base rate for every score. See `base_rate_calibrator`.
+        The calibrator. If the fitted slope is negative, or the answers are all right or all wrong, its confidence is
+        always the base rate. See `base_rate_calibrator`.
 
     >>> scores, right, known = torch.tensor([0.0, 1.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_platt(scores, right, known, ridge=0.0)(scores)  # the measured accuracies
@@ -51,16 +50,12 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
 
 
 def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
-    """Fit Platt scaling for several candidates at once.
-
-    See `fit_platt` for the arguments. Here, `scores` has shape [candidate, row] and can contain non-finite values.
+    """Fit Platt scaling to several candidates at once. `scores` [candidate, row] can contain non-finite values.
 
     Returns:
-        Slopes [candidate] and intercepts [candidate] in float64. In the following cases, the slope is 0, and the
-        intercept is the log-odds of the base rate:
-            - The scores of the candidate are constant or not all finite.
-            - The fitted slope is negative.
-            - The answers are all right or all wrong.
+        Slopes and intercepts, each [candidate] float64. The slope is 0 and the intercept the log-odds of the base rate
+        if the scores are constant or not finite, the fitted slope is negative, or the answers are all right or all
+        wrong.
     """
     scores, right, known = scores.double(), right.double(), known.double()
     base = float(base_rate_calibrator(right, known).intercept)
@@ -92,10 +87,9 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
     r"""Fit a temperature T (Guo et al. 2017) to counts of right answers by penalised maximum likelihood.
 
     The confidence for the score s is σ(s/T), where σ is the logistic function. Brent's method searches for T between
-    1e-5 and 1e3 times the root mean square of the scores. A small ridge penalty on 1/T keeps T above 0 for separable
-    classes. If higher scores indicate wrong answers, T is set to its upper bound, and all confidences are close to ½.
-
-    See `fit_platt` for the arguments. Here, the scores must be log-odds.
+    1e-5 and 1e3 times the root mean square of the scores, which must be log-odds. A small ridge penalty on 1/T keeps T
+    above 0 for separable classes. If higher scores indicate wrong answers, all confidences are close to ½. See
+    `fit_platt` for the arguments.
 
     >>> scores, right, known = torch.tensor([-2.0, 2.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_temperature(scores, right, known)(scores)  # close to the measured accuracies
@@ -121,8 +115,8 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
 def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
     """Fit isotonic regression of the accuracy on the score, with weights proportional to the number of answers.
 
-    Confidences are clipped to [m, 1 − m], where m is ½ divided by the total number of answers. Without clipping, the
-    log-loss could be infinite. See `fit_platt` for the arguments.
+    Confidences are clipped to [m, 1 − m], where m is ½ divided by the total number of answers, to keep the log-loss
+    finite. See `fit_platt` for the arguments.
 
     Raises:
         InputError: If there are fewer than `LEAST_ISOTONIC_ROWS` rows.
@@ -142,7 +136,7 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
 
 
 def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> Calibrator:
-    """Fit a calibrator. `kind` is its name in `CALIBRATORS`. See `fit_platt` for the other arguments.
+    """Fit the calibrator named `kind` in `CALIBRATORS`. See `fit_platt` for the other arguments.
 
     If the answers are all right or all wrong, the calibrator returns the base rate.
 
@@ -159,7 +153,7 @@ def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> C
 def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
     """Return a calibrator whose confidence is always the base rate, the fraction of right answers.
 
-    The confidence is clipped to [m, 1 − m] with m = ½ / n, where n is the number of answers. It is ½ if n is 0.
+    The confidence is clipped to [m, 1 − m] with m = ½ / n for n answers. It is ½ without answers.
     """
     n = known.double().sum().clamp_min(1)
     rate = (right.double().sum() / n).clamp(0.5 / n, 1 - 0.5 / n)
@@ -167,14 +161,11 @@ def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
 
 
 def cross_fitted_losses(kind: str | None, scores: Tensor, right: Tensor, known: Tensor, question: Tensor) -> Tensor:
-    """Compute the cross-entropy between each row's cross-fitted confidence and its accuracy, `right` / `known`.
+    """Compute the cross-entropy [row] between each row's cross-fitted confidence and its accuracy, in nats (float64).
 
-    The questions are divided into five folds. For each fold, a calibrator is fitted on the other four folds. If `kind`
-    is None or the calibrator cannot be fitted, the base rate of the other folds is used as the confidence. `question`
-    [row] is the question of each row. See `fit_calibrator` for the other arguments.
-
-    Returns:
-        [row] float64 in nats.
+    Each of five folds of questions gets its confidences from a calibrator that is fitted on the other folds. If `kind`
+    is None or the calibrator cannot be fitted, the base rate of the other folds is used. `question` [row] is the
+    question of each row.
     """
     fold = question.unique(return_inverse=True)[1] % 5
     confidence = torch.empty(len(scores), dtype=torch.float64)
@@ -189,19 +180,15 @@ def cross_fitted_losses(kind: str | None, scores: Tensor, right: Tensor, known: 
 
 
 def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Compute the mean binary cross-entropy between logits [penalty, row, feature] and soft labels [row].
-
-    The result has shape [penalty, feature] and is in nats.
-    """
+    """Compute the mean binary cross-entropy [penalty, feature] in nats of logits [penalty, row, feature]."""
     label = target.to(logits.dtype)[None, :, None].expand_as(logits)
     return binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)
 
 
 def candidate_losses(scores: Tensor, target: Tensor, log_odds: bool) -> Tensor:
-    """Compute the cross-entropy in nats between the scores of each candidate and the targets, [penalty, input].
+    """Compute the cross-entropy [penalty, input] in nats between scores [penalty, row, input] and targets [row].
 
-    `scores` has shape [penalty, row, input], and `target` has shape [row]. If the scores are not log-odds, they are
-    first calibrated by Platt scaling on the same rows.
+    Scores that are not log-odds are first calibrated by Platt scaling on the same rows.
     """
     n_inputs = max(1, MOST_SCORES // scores[:, :, 0].numel())
     loss = soft_label_loss if log_odds else _calibrated_loss

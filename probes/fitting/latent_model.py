@@ -2,7 +2,7 @@ r"""Model of the latent probe, which predicts the distribution of answer embeddi
 
 The model is based on ASEU (amortised semantic embedding uncertainty, arXiv 2410.22685). docs/methods.md lists the
 differences. An encoder maps a hidden state h to a mean μ(h) and standard deviations σ(h). The embedding e_m of answer m
-has norm 1. It is modelled as
+has norm 1 and is modelled as
 
 .. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
     \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from probes.metrics.functional import spearman
 
-#: Lower bound on σ. Without it, identical answers would drive σ to 0 and the likelihood to infinity.
+#: Lower bound on σ. Without it, identical answers would drive the likelihood to infinity.
 FLOOR = 0.01
-#: Number of answers that are drawn to compute the score of a question.
+#: Number of answers drawn to compute the score of a question.
 DRAWS = 20
 
 
@@ -51,10 +51,7 @@ class Answers(NamedTuple):
 
 
 def principal_axes(embeddings: Tensor, n: int) -> Tensor:
-    """Compute the first n principal axes [n, d] of embeddings [..., d], where n ≤ d. Embeddings with NaN are ignored.
-
-    The embeddings are not centred, because centring would change their cosine similarities.
-    """
+    """Compute the first n principal axes [n, d] of uncentred embeddings [..., d]. Embeddings with NaN are ignored."""
     given = embeddings.flatten(0, -2).double()
     given = given[given.isfinite().all(-1)]
     return torch.linalg.eigh(given.T @ given).eigenvectors.flip(-1)[:, :n].T.to(embeddings.dtype)
@@ -78,7 +75,7 @@ def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, b
         weight_in: [..., d_model, hidden] weights of the first layer.
         bias_in: [..., 1, hidden] biases of the first layer.
         weight: [..., hidden, 2 · component] weights of the second layer. The first half of the outputs contains the
-            means. The standard deviations are the softplus of the second half, plus `FLOOR`.
+            means. The softplus of the second half, plus `FLOOR`, is the standard deviations.
         bias: [..., 1, 2 · component] biases of the second layer.
     """
     normal = nn.functional.layer_norm(hidden, hidden.shape[-1:])
@@ -105,11 +102,11 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
     """Compute the negative log-likelihood [...] of the answers, in nats per answer.
 
     The n answers to a question scatter around their mean with variance σ². Their mean scatters around μ with variance
-    τ² + σ²/n. Here μ and σ are predicted, and τ² is the variance of the shared offset.
+    τ² + σ²/n.
 
     Args:
         predicted: Distribution [..., question, component] with mean μ and standard deviation σ.
-        shared: [..., 1, component] variance τ².
+        shared: [..., 1, component] variance τ² of the shared offset.
         answers: Statistics of the answers to the same questions. Questions without answers are ignored.
     """
     n = answers.number[:, None]
@@ -122,15 +119,15 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
 
 
 def drawn_noise(components: int, seed: int = 0) -> Tensor:
-    """Draw the standard normal noise [draw, component] that is used for every question."""
+    """Draw the standard normal noise [draw, component] for all questions."""
     return torch.randn(DRAWS, components, generator=torch.Generator().manual_seed(seed))
 
 
 def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
     r"""Compute 1 − ASEU, the median cosine similarity over all pairs of answer embeddings drawn for a question.
 
-    The draws are normally distributed with the predicted standard deviation. Their mean is the predicted mean μ,
-    rescaled to the length √(‖μ‖² + Σ τ²), where τ² are the variances of the offset shared by all answers to a question.
+    The draws are normally distributed with the predicted standard deviation around the predicted mean μ, rescaled to
+    the length √(‖μ‖² + Σ τ²).
 
     Args:
         predicted: Distribution [..., component] of the answer embeddings.
@@ -149,7 +146,7 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
 
 
 def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
-    """Compute the Spearman correlation between scores and agreement for each candidate, [candidate] float64.
+    """Compute the Spearman correlation [candidate] float64 between scores and agreement for each candidate.
 
     Args:
         scores: [row, candidate] scores. If a candidate's scores are constant, its correlation is set to −1.
@@ -165,13 +162,13 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
 
     The spread has collapsed if one of these conditions is met on the validation questions:
         1. At least 99 % of the predicted standard deviations σ are within 1 % of `FLOOR`.
-        2. The standard deviation of Σ σ² over questions is less than 1 % of the mean of Σ σ².
-        3. The standard deviation of the scores is less than 5 % of the standard deviation of the agreements.
+        2. The standard deviation of Σ σ² over questions is less than 1 % of its mean.
+        3. The standard deviation of the scores is less than 5 % of that of the agreements.
         4. The rank correlation between scores and agreements is not significantly positive at the 5 % level.
 
     Args:
         scores: [row] scores of one candidate.
-        agreement: [row] mean cosine similarity between answers (1 − SEU). Rows with NaN are ignored.
+        agreement: See `rank_correlations`.
         deviation: [row, component] predicted standard deviations σ.
     """
     given = agreement.isfinite()

@@ -38,20 +38,18 @@ class ProbeModule(L.LightningModule, ABC):
     validation loss is chosen, and its calibrator is fitted to its validation scores. If the calibrated confidences
     predict the validation answers no better than the base rate, the probe returns the base rate for every question.
 
-    Subclasses implement `make_candidates`, `candidate_scores`, `candidate_head` and `training_step`.
-
     Args:
         l2: L2 penalty, or a list of penalties to try.
         calibrator: Calibrator for the scores: platt, temperature or isotonic.
     """
 
-    #: Name in reports, unless `probes.registry` has a different name for this class, target and signal.
+    #: Name in reports, unless `probes.registry` has another name for this class, target and signal.
     name: str
-    #: Name of the option that accepts several values to try. It is one of `OPTIONS` in `probes.registry`.
+    #: Option in `probes.registry.OPTIONS` that accepts several values to try.
     option = "l2"
-    #: Description of the training objective, if the objective differs from the target of the datamodule.
+    #: Training objective, if it differs from the target of the datamodule.
     taught: str | None = None
-    #: Model-based baselines that the store must contain for training, in addition to the baselines for the target.
+    #: Model-based baselines that training needs in addition to the baselines for the target.
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether the validation scores are out-of-fold scores of the training and validation splits.
     cross_fitted = False
@@ -74,16 +72,16 @@ class ProbeModule(L.LightningModule, ABC):
             )
         self.calibrator = calibrator
         self.choice: Choice | None = None
-        #: Indices of the features in each input. By default, each feature is an input.
+        #: Indices of the features in each input; by default, one feature each.
         self.inputs: list[tuple[int, ...]] = []
-        #: Number of inputs at the beginning of `inputs` that are scored but cannot be chosen.
+        #: Number of inputs at the beginning of `inputs` that are scored but not chosen.
         self.n_not_chosen = 0
         #: Reason why the fitted probe cannot be trusted, or None.
         self.warning: str | None = None
         #: Validation losses [penalty, input] of all candidates in nats.
         self.val_loss: Tensor | None = None
-        #: Cross-fitted validation losses [row] in nats, and the indices [row] of the rows. Prefixes are left out.
-        #: After training, `val_confidence` [row] contains the confidences of these rows.
+        #: Cross-fitted validation losses [row] in nats, and the indices [row] of their rows, without prefixes. After
+        #: training, `val_confidence` [row] contains the confidences of these rows.
         self.val_losses, self.val_rows = torch.empty(0), torch.empty(0)
         self.val_figures: dict[str, float] = {}
 
@@ -97,7 +95,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     @abstractmethod
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """Return the head of one candidate. The head takes the raw features of an input."""
+        """Return the head of one candidate, which takes the raw features of an input."""
 
     @abstractmethod
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
@@ -118,7 +116,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     @property
     def data(self) -> FeatureDataModule:
-        """Datamodule of the run."""
+        """The datamodule of the run."""
         return self.trainer.datamodule  # type: ignore[attr-defined]  # Lightning sets it without declaring it
 
     def setup(self, stage: str) -> None:
@@ -163,7 +161,7 @@ class ProbeModule(L.LightningModule, ABC):
         return standardiser(features)
 
     def selected(self, features: Any, chosen: Sequence[int]) -> Any:
-        """Return the features [row, d_model] of one input, in the form that the head of this probe reads."""
+        """Return the features [row, d_model] of one input in the form that the head reads."""
         return features[:, list(chosen)].flatten(1)
 
     def of_input(self, function: Callable[[Any], Tensor], features: Any, chosen: Sequence[int]) -> Tensor:
@@ -173,11 +171,11 @@ class ProbeModule(L.LightningModule, ABC):
         return function(self.selected(features, chosen))
 
     def standardised(self, features: Any) -> Any:
-        """Standardise features [row, feature, d_model] with the mean and standard deviation of the `fitted_rows`."""
-        return (features - self.mean).div_(self.scale)  # in place, which saves an allocation per step
+        """Standardise features [row, feature, d_model] with the moments of the `fitted_rows`."""
+        return (features - self.mean).div_(self.scale)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Do nothing, because all validation rows are scored together at the end of the epoch."""
+        """Do nothing, because all rows are scored together at the end of the epoch."""
 
     def on_validation_epoch_end(self) -> None:
         """Log the validation metrics of the current best candidate."""
@@ -192,7 +190,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """After training, choose and calibrate a candidate, and set `val/loss` to its cross-fitted loss.
+        """Choose and calibrate a candidate, and set `val/loss` to its cross-fitted loss.
 
         If this loss is not below that of the base rate, the probe returns the base rate for all rows.
         """
@@ -202,7 +200,7 @@ class ProbeModule(L.LightningModule, ABC):
         prefixes = tuple(self._calibrator(*chosen, fraction) for fraction in self.data.feature_spec.fractions[:-1])
         self.val_losses = cross_fitted_losses(self.calibrator, scores, right, known, question)
         base_rate = cross_fitted_losses(None, scores, right, known, question)
-        if self.val_losses.mean() >= base_rate.mean() - 1e-9:  # equal up to rounding if calibrators ignore the scores
+        if self.val_losses.mean() >= base_rate.mean() - 1e-9:  # allows for rounding
             choice = replace(choice, calibrator=base_rate_calibrator(right, known))
             prefixes = tuple(base_rate_calibrator(right, known) for _ in prefixes)
             self.val_losses = base_rate
@@ -218,7 +216,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     def _choose(self, scores: Tensor, batch: Batch) -> Choice:
         """Choose the candidate with the lowest validation loss and calibrate it."""
-        # float64 on the CPU: calibrators need the precision, and the tensors are small
+        # calibrators need float64
         self._validation = scores, batch = scores.detach().cpu().double(), batch.to(torch.device("cpu"))
         self.val_loss = candidate_losses(scores, batch.target, self.log_odds).nan_to_num(torch.inf)
         if not self.val_loss.isfinite().any():
@@ -239,22 +237,19 @@ class ProbeModule(L.LightningModule, ABC):
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
         """Return `scores`, `right`, `known`, `row` and `question` for the validation rows.
 
-        Only rows that contain the given fraction of an answer are returned. `place` is the index of the input.
+        Only rows that contain `fraction` of an answer are returned. `place` is the index of the input.
         """
         scores, batch = self._validation
         rows = batch.fraction == fraction
         return scores[candidate, rows, place], *(column[rows] for column in batch[2:6])
 
     def _figures(self, confidence: Tensor, right: Tensor, known: Tensor) -> dict[str, float]:
-        """Compute the AUROC and the Brier score.
-
-        The Brier score is debiased if all rows have at least two graded answers.
-        """
+        """Compute the AUROC and the Brier score, debiased if all rows have at least two graded answers."""
         metrics = {"val/auroc": capability_auroc, "val/brier": debiased_brier if known.min() > 1 else response_brier}
         return {name: float(metric(confidence, right, known)) for name, metric in metrics.items()}
 
     def _calibrator(self, candidate: int, place: int, fraction: float = 1.0) -> Calibrator:
-        """Fit the calibrator of one candidate to its validation scores. See `_validated` for the arguments."""
+        """Fit the calibrator of one candidate to its validation scores. See `_validated`."""
         return fit_calibrator(self.calibrator, *self._validated(candidate, place, fraction)[:3])
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
@@ -265,7 +260,7 @@ class ProbeModule(L.LightningModule, ABC):
             self.log(f"test/{name}", metric, on_step=False, on_epoch=True, batch_size=len(batch.row))  # type: ignore[arg-type]
 
     def head(self) -> Head:
-        """Return the head of the chosen candidate on the CPU. The head takes the raw features of the chosen input.
+        """Return the head of the chosen candidate on the CPU. See `candidate_head`.
 
         Raises:
             RuntimeError: If no candidate has been chosen yet.

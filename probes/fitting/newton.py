@@ -1,10 +1,10 @@
 """Newton's method for logistic regression with an L2 penalty, for several features and penalties at once.
 
-The weights and the bias are linear functions of a vector of coordinates. With at least as many rows as weights, the
-coordinates are the weights and the bias themselves (`_Primal`). Otherwise, they are coefficients of the rows (`_Dual`).
+The weights and the bias are linear functions of a vector of coordinates: the weights and the bias themselves
+(`_Primal`), or, with fewer rows than weights, coefficients of the rows (`_Dual`).
 
-Losses and gradients are computed in float64. Newton steps are computed in float32, because later steps correct their
-errors. With tiny penalties, the steps are also computed in float64.
+Losses and gradients are computed in float64. Newton steps are computed in float32, unless a penalty is tiny, because
+later steps correct their errors.
 """
 
 import torch
@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 
 from extract.errors import InputError
 
-#: Maximum number of Newton steps. Most problems take six to eight steps. Separable classes with λ = 10⁻⁶ take 20.
+#: Maximum number of Newton steps. Most problems take six to eight, and separable classes with λ = 10⁻⁶ take 20.
 MOST_STEPS = 100
-#: Maximum number of conjugate-gradient iterations per Newton step. Later Newton steps correct the remaining error.
+#: Maximum number of conjugate-gradient iterations per Newton step.
 MOST_INNER = 250
 #: Factor by which the iterations of a Newton step reduce the squared norm of the preconditioned residual.
 INNER_FACTOR = 1e-3
@@ -27,9 +27,8 @@ def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
     """Fit logistic regression and return weights [feature, penalty, d] and biases [feature, penalty].
 
     The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
-    weights. A fit has converged if the norm of its gradient is at most 10⁻⁵ times a lower bound on the curvature: the
-    penalty or the variance of a label, whichever is smaller. The weights are then within about 10⁻⁵ of their optimal
-    values.
+    weights. A fit has converged if the norm of its gradient is at most 10⁻⁵ times the penalty or the variance of a
+    label, whichever is smaller. The weights are then within about 10⁻⁵ of the optimum.
 
     Args:
         rows: [feature, row, d] float64 rows. Each coordinate has mean 0.
@@ -46,7 +45,7 @@ def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
     zero = torch.zeros_like(spread)
 
     def loss(point: Tensor, logits: Tensor) -> Tensor:
-        # logaddexp is accurate for all logits, but softplus only approximates large ones
+        # softplus only approximates large logits
         losses = target * torch.logaddexp(-logits, zero) + (1 - target) * torch.logaddexp(logits, zero)
         return losses.mean(-1) + l2 / 2 * problem.squared_norm(point, logits)
 
@@ -81,9 +80,7 @@ def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
 class _Primal:
     """Coordinates [feature, penalty, d + 1]: the weights and the bias. The image of a vector is the vector itself.
 
-    Args:
-        rows, l2: Arguments of `minimise`.
-        spread: Derivative of the confidence with respect to the logit at zero weights.
+    `spread` is the derivative of the confidence with respect to the logit at zero weights.
     """
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:
@@ -136,12 +133,11 @@ class _Dual:
     the bias instead, which is b = r Σ αᵢ for a constant r. The logits are therefore Kα, where K is the Gram matrix plus
     r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. In this inner product, the gradient is
     the derivative of the mean loss with respect to the logits, plus λ times the centred α. The inverse of the Hessian
-    at zero weights, β = (scale · K + shift)⁻¹ v, is a function of K. Its image, Kβ = (v − shift · β) / scale, therefore
-    takes no other matrix product.
+    at zero weights is β = (scale · K + shift)⁻¹ v, and its image Kβ = (v − shift · β) / scale needs no matrix product.
 
     In Newton steps, the bias also has a small penalty, which saves operations. It is small because r is large. A
     slightly smaller shift is subtracted from v, which is as if a small number were added to the diagonal of K. This
-    limits the coefficients if K is singular. Later steps correct the errors.
+    limits the coefficients if K is singular.
     """
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:
@@ -189,9 +185,8 @@ def _centred(point: Tensor) -> Tensor:
 def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
     """Return a penalty [feature, 1, 1] and the inverse of the Hessian at zero weights, `scale` · `products` + penalty.
 
-    All penalties share this inverse as a preconditioner, so its penalty is the geometric mean of the smallest and the
-    largest one, but larger than the rounding errors in the dtype of the steps. This dtype is float32, unless a penalty
-    is tiny.
+    All penalties share this preconditioner. Its penalty is the geometric mean of the smallest and the largest one, but
+    larger than the rounding errors in the dtype of the steps.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
     dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32

@@ -4,10 +4,9 @@ The solvers take finite, standardised `features` [feature, row, d] and a `target
 in [0, 1]. `penalties` contains one or more L2 penalties λ > 0. The results are weights [penalty, feature, d] and biases
 [penalty, feature] with the dtype and device of the features.
 
-Solutions are computed in float64, because ridge regression in float32 had errors of up to 10⁻³ with a penalty of 0.001
-(31 layers, 288 rows). If there are fewer rows than coordinates, the dual problem is solved. On a CPU, each layer is
-fitted by a single thread, and the layers are divided among torch's threads. The results therefore do not depend on the
-number of threads. `newton` contains the method that `logistic` uses.
+Solutions are computed in float64: in float32, ridge regression had errors of up to 10⁻³ with a penalty of 0.001
+(31 layers, 288 rows). With fewer rows than coordinates, the dual problem is solved. On a CPU, each layer is fitted by a
+single thread, so the results do not depend on the number of threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from probes.fitting.newton import minimise
 MOST_RATIO = 1e4
 #: Maximum size in bytes of a chunk of float64 features that `logistic` fits together on a CPU.
 CPU_CHUNK_BYTES = 2**23
-#: Maximum size in bytes of a chunk of float64 features that are fitted together on a GPU.
+#: The same limit for all solvers on a GPU.
 GPU_CHUNK_BYTES = 2**28
 
 
@@ -36,8 +35,7 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
     bias and λ is the penalty. The solution equals that of scikit-learn's `Ridge` with alpha = λ n.
 
     With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d
-    multiply-adds for the Gram matrix, m³/6 per penalty for the Cholesky factor, and 2·n·d·P for the weights. An
-    eigendecomposition would take about 9·m³.
+    multiply-adds for the Gram matrix, m³/6 per penalty for the Cholesky factor, and 2·n·d·P for the weights.
 
     Raises:
         InputError: If a penalty is not positive.
@@ -52,7 +50,7 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
         products = weighted @ weighted.mT if in_rows else weighted.mT @ weighted
         right_side = (centred if in_rows else weighted.mT @ centred).expand(*products.shape[:-1], 1)
         solution, diagonal, added = [], products.diagonal(dim1=-2, dim2=-1), 0.0
-        for penalty in penalties:  # the diagonal is changed in place, without a copy per penalty
+        for penalty in penalties:  # changes the diagonal in place
             diagonal += penalty - added
             added = penalty
             solution.append(torch.cholesky_solve(right_side, torch.linalg.cholesky(products))[..., 0])
@@ -75,7 +73,7 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
 
     With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d
     multiply-adds for the Gram matrix and m³/2 for the inverse of the Hessian at zero weights. Each of about 50
-    conjugate-gradient iterations takes m²·P, plus 2·n·d·P if n ≥ d. See `newton`.
+    conjugate-gradient iterations takes m²·P, plus 2·n·d·P if n ≥ d.
 
     Raises:
         InputError: If a penalty is not positive or is too small for convergence, or if the targets are all 0 or all 1.
@@ -99,8 +97,8 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
 def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Compute difference-of-means probes (arXiv 2509.10625) with weights w = μ₁ − μ₀ and bias b = −w·(μ₁ + μ₀)/2.
 
-    μ₁ and μ₀ are weighted means of the features. A row with soft label y has weight y in μ₁ and 1 − y in μ₀. There are
-    no penalties, so the penalty axis of the results has length 1. The scores of these probes are not log-odds.
+    μ₁ and μ₀ are means of the features, in which a row with soft label y has weight y and 1 − y, respectively. The
+    penalty axis of the results has length 1. The scores are not log-odds.
 
     Raises:
         InputError: If the targets are all 0 or all 1.
@@ -117,10 +115,7 @@ def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tenso
 
 
 def check_fit(target: Tensor, penalties: Sequence[float] = (), both: bool = False) -> Tensor:
-    """Check the arguments and return equal row weights, [row] float64 with sum 1.
-
-    If `both` is true, the targets must not be all 0 or all 1.
-    """
+    """Return equal row weights [row] float64 with sum 1. With `both`, the targets must not be all 0 or all 1."""
     if any(penalty <= 0 for penalty in penalties):
         raise InputError(
             f"Expected `l2` to contain only penalties above 0, but got {list(penalties)}. Without a penalty, the "
@@ -140,7 +135,6 @@ def _solve_centred(
 ) -> tuple[Tensor, Tensor]:
     """Fit chunks of centred features, and return weights [penalty, feature, d] and biases [penalty, feature].
 
-    A chunk contains as many features as fit into `cpu_chunk_bytes` (CPU) or `GPU_CHUNK_BYTES` (GPU), but at least one.
     `solve` maps centred rows [chunk, row, d] to weights [chunk, penalty, d] and biases [chunk, penalty].
     """
 

@@ -60,26 +60,22 @@ def sample_family(
 ) -> list[Store]:
     """Sample k answers to each question and store them. Repeat the command to continue an interrupted run.
 
-    With `stop`, answers are drawn in rounds. Sampling for a question stops when further answers are unlikely to change
-    its most frequent answer. A later run without `stop` completes the store.
+    With `stop`, sampling for a question ends when further answers are unlikely to change its most frequent answer. A
+    later run without `stop` completes the store.
 
     Args:
-        store: Folder of a new store, or of an existing store with the same settings. For a grid of temperatures, the
-            folder that contains one store per temperature.
+        store: Folder of the store. For a grid of temperatures, it contains one store per temperature.
         recipe: Questions, model and policy.
-        worker: Rank of this process and number of parallel workers. By default, both are read from the environment.
-        stop: Rule for early stopping: one of {rules}. docs/applications.md describes the rules. By default, all k
-            answers are sampled.
+        worker: Rank of this process and number of workers. By default, both are read from the environment.
+        stop: Rule for early stopping: one of {rules} (see docs/applications.md). By default, all k answers are sampled.
         threshold: Threshold of the rule. Each rule has a default. `python -m applications vote` lists the accuracy and
             the number of answers for each threshold.
         priors: File written by `python -m probes priors`. Required by the rule `prior`.
         grader: Grader that parses the answers for the rule. The default depends on the kind of question.
-        per_round: Number of answers to each question per round and temperature. It does not affect the rule's
-            decisions.
-        engine: Where answers are sampled: in this process (local) or in Ray actors (ray). Both give the same answers.
-            The environment variable RAY_ADDRESS selects an existing Ray cluster. By default, a cluster is started on
-            this machine.
-        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
+        per_round: Number of answers to each question per round and temperature. It does not affect the decisions.
+        engine: local (this process) or ray (Ray actors). The environment variable RAY_ADDRESS selects an existing Ray
+            cluster. By default, a cluster is started on this machine.
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU without GPUs.
 
     Returns:
         One store for each temperature.
@@ -107,16 +103,7 @@ def make_store(
 ) -> Store:
     """Complete a store: sample answers, grade them and read signals. The model is loaded only if needed.
 
-    Args:
-        store: Folder of the store.
-        recipe: Recipe of the store.
-        grader: Name of the grader. By default, the first grader whose grades are in the store. If the store has no
-            grades, the default grader of the command `grade`.
-        signals: Names of the signals.
-        scope: Whether to read the signals from the questions or from their answers.
-
-    Raises:
-        InputError: If the store does not match the recipe. See `sample`, `grade` and `read` for other errors.
+    By default, `grader` is the first grader with grades in the store, or else the default grader of `grade`.
     """
     for signal in signals:
         load_signal(signal, scope)
@@ -133,7 +120,7 @@ def make_store(
             return made
     if grader is not None:
         load_grader(grader)  # fail before anything is sampled
-    worker = Worker()  # a trainer may have started several processes, but only one of them makes the store
+    worker = Worker()  # a trainer may have several processes, but only one of them makes the store
     sample(store, recipe, worker)
     grade(store, grader, worker)
     model = recipe.model if SAMPLERS[recipe.sampler].weights else None  # the name of a served model is not a local path
@@ -156,11 +143,8 @@ def grade(
         grader: One of {graders}. The default depends on the kind of question.
         worker: See `sample_family`.
         judge: Options of the grader `judge`.
-        engine: Where the work is done: in this process (local) or in Ray actors (ray). See `sample`.
-        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
-
-    Returns:
-        The store.
+        engine: local (this process) or ray (Ray actors, see `sample`).
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU without GPUs.
 
     Raises:
         InputError: If the grader is unknown or unsuitable, there is no store, or the judge cannot be reached.
@@ -191,20 +175,16 @@ def read(
         store: Folder of the store.
         signals: Signals to read. For questions and answers: {signals}. For answers only: {answer_signals}.
         scope: Whether to read signals from the questions (question) or from their answers (sample).
-        layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers that are
-            already in the store. For a new signal, the default is three layers for hidden_tokens and all layers for
-            other signals.
+        layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers in the
+            store. For a new signal, the default is all layers, or three layers for hidden_tokens.
         model: Hub id or folder of the store's model, or of a local copy of a served model. By default, the name
-            recorded in the store is used. Required for a model in a folder, because stores do not record paths.
+            recorded in the store. Required for a model in a folder.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         worker: See `sample_family`.
         dtype: Data type of the stored hidden_tokens. bfloat16 halves the size and keeps about 3 significant digits.
-        engine: Where the work is done: in this process (local) or in Ray actors (ray). See `sample`.
-        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
-
-    Returns:
-        The store.
+        engine: local (this process) or ray (Ray actors, see `sample`).
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU without GPUs.
 
     Raises:
         InputError: If a signal is unknown, there is no store, or the model or the layers do not match the store.
@@ -236,19 +216,16 @@ def ask(
         store: Folder of the store.
         baselines: Baselines to compute: {baselines}.
         model: Hub id or folder of the store's model, or of a local copy of a served model. By default, the name
-            recorded in the store is used. Required for a model in a folder, because stores do not record paths.
+            recorded in the store. Required for a model in a folder.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
-        embedding_model: Sentence encoder for text_embedding: the name of the embedded encoder, a Hub id or a folder.
+        embedding_model: Sentence encoder for text_embedding: name of the embedded encoder, Hub id or folder.
         nli_model: Classifier for entailment: a Hub id or a folder.
-        grader: Grader that provides the normalised answers for entailment. By default, the store's only grader.
-        max_new_tokens: Maximum number of tokens in a reply for verbalized. Reasoning models need a higher value.
+        grader: Grader that normalises the answers for entailment. By default, the store's only grader.
+        max_new_tokens: Maximum length of a reply for verbalized, in tokens. Reasoning models need a higher value.
         worker: See `sample_family`.
-        engine: Where the work is done: in this process (local) or in Ray actors (ray). See `sample`.
-        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
-
-    Returns:
-        The store.
+        engine: local (this process) or ray (Ray actors, see `sample`).
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU without GPUs.
 
     Raises:
         InputError: If a baseline is unknown, there is no store, a model cannot be loaded, `model` is not the store's

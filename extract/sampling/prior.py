@@ -5,8 +5,7 @@ Let p be the proportion of right answers to a question whose calibrated confiden
 .. math:: p \sim \mathrm{Beta}(a, b), \quad a = \kappa f, \quad b = \kappa (1 - f)
 
 Right answers are equal to each other. Wrong answers follow a Chinese restaurant process: after w wrong answers, the
-next wrong answer is new with probability θ/(θ + w). Otherwise, it repeats a random earlier wrong answer. If f is high,
-most answers are therefore right and equal. If f is low, answers differ from each other or agree on a wrong answer.
+next wrong answer is new with probability θ/(θ + w). Otherwise, it repeats a random earlier wrong answer.
 
 A class is a set of equal answers. After n answers, the posterior probability that a class of m answers is right is
 proportional to w(m). The posterior probability that the right answer has not occurred yet is proportional to w(0):
@@ -16,7 +15,7 @@ proportional to w(m). The posterior probability that the right answer has not oc
     w(0) = \theta\, \frac{\Gamma(a)\, \Gamma(b + n)}{\Gamma(\theta + n)}
 
 Up to a common factor, each weight is the product of a Beta integral over p and the Ewens probability of the partition
-of the wrong answers. After one answer, the posterior probability that it is right is f.
+of the wrong answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,7 @@ from extract.errors import InputError
 from extract.store.files import replace_file
 from extract.text import one_line
 
-#: Minimum distance of a clipped confidence from 0 and 1. A confidence of 0 or 1 would rule out right or wrong answers.
+#: Minimum distance of a clipped confidence from 0 and 1.
 _LEAST = 1e-3
 #: Key in the Parquet metadata under which the SHA-256 of the prompt template is stored.
 _PROMPT = "prompt"
@@ -70,18 +69,7 @@ def write_priors(
     diversity: float,
     prompt: str,
 ) -> None:
-    """Write priors to a file that `read_priors` can read.
-
-    Args:
-        path: Parquet file to write.
-        question_ids: Ids of the questions.
-        confidence: [question] calibrated probabilities that an answer is right.
-        concentration, diversity: Parameters of all priors, from `fit_prior`.
-        prompt: SHA-256 of the prompt template.
-
-    Raises:
-        InputError: If the file cannot be written.
-    """
+    """Write priors for `read_priors`. `confidence` has the shape [question]; `prompt` is the template's SHA-256."""
     rows = [Prior(value, concentration, diversity)._asdict() for value in confidence.tolist()]
     sink = pa.BufferOutputStream()
     table = pa.Table.from_pylist([{"question_id": id_, **row} for id_, row in zip(question_ids, rows, strict=True)])
@@ -92,17 +80,11 @@ def write_priors(
 def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> dict[str, Prior]:
     """Read the priors of questions from a file written by ``python -m probes priors``.
 
-    Args:
-        path: Parquet file with the columns `question_id`, `confidence`, `concentration` and `diversity`.
-        question_ids: Ids of the questions. Other questions in the file are ignored.
-        prompt: SHA-256 of the prompt template, which is compared with the SHA-256 in the file.
-
-    Returns:
-        Dict from question id to prior.
+    The file may contain other questions. `prompt` is the SHA-256 of the prompt template.
 
     Raises:
-        InputError: If the file cannot be read, if a column is missing, if a question does not have exactly one prior,
-            or if a value is out of range.
+        InputError: If the file cannot be read, a column is missing, a question does not have exactly one prior, a value
+            is out of range, or the prompt template differs.
     """
     columns = ["question_id", *Prior._fields]
     try:
@@ -146,14 +128,8 @@ def fit_prior(
 ) -> tuple[float, float]:
     """Fit κ and θ by maximum likelihood. Pass only questions on which the stopping rule is not evaluated.
 
-    Args:
-        confidence: [question] confidences.
-        right: [question] numbers of right answers.
-        n_answers: [question] numbers of answers.
-        wrong_classes: [question] numbers of distinct wrong answers.
-
-    Returns:
-        κ and θ, between 0.01 and 1000.
+    All arguments have the shape [question]. `wrong_classes` contains the numbers of distinct wrong answers. Both
+    results are between 0.01 and 1000.
     """
     wrong = n_answers - right
 
@@ -170,13 +146,8 @@ def fit_concentration(
 ) -> float:
     """Fit the concentration κ of the priors Beta(κ f, κ (1 − f)) by maximum likelihood.
 
-    Given the number of answers, the number of right answers has a beta-binomial distribution.
-
-    Args:
-        mean: [question] means f of the priors, between 0 and 1 exclusive.
-        right: [question] numbers of right answers.
-        n_answers: [question] numbers of answers.
-        bounds: Smallest and largest κ.
+    Given the number of answers, the number of right answers has a beta-binomial distribution. The arrays have the shape
+    [question]. `mean` contains the means f, between 0 and 1 exclusive.
     """
 
     def loss(log_concentration: float) -> float:
@@ -192,10 +163,7 @@ def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -
 
 
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
-    """Yield the weights w(0), …, w(i) of the posterior after i = 1, …, n answers.
-
-    The module's docstring defines the weights. Here, the largest weight after each answer is scaled to 1.
-    """
+    """Yield the weights w(0), …, w(i) after i = 1, …, n answers, scaled so that the largest of them is 1."""
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))
     right[0] += np.log(prior.diversity)
@@ -206,15 +174,12 @@ def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
 
 
 def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Yield the probabilities that the right class ends up with more answers than a rival.
+    """Yield n = budget, …, 0 with the probabilities [n + 1, n + 1] that the right class beats a rival.
 
-    Suppose that x of the n answers so far are in the right class, and y ≤ n − x are in one wrong class, called the
-    rival. Element [x, y] is the probability that the right class has more answers than the rival after the whole
-    budget. A tie counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in
-    the rival class with probability y/(θ + n − x). The module's docstring defines a, b and θ.
-
-    Yields:
-        n = budget, budget − 1, …, 0, and the probabilities [n + 1, n + 1] float64.
+    Suppose that x of the n answers so far are in the right class, and y ≤ n − x are in one wrong class, the rival.
+    Element [x, y] is the probability that the right class has more answers than the rival after the whole budget. A tie
+    counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class
+    with probability y/(θ + n − x).
     """
     a, b = prior.beta
     side = np.arange(budget + 1.0)
@@ -238,8 +203,8 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
 
     Args:
         prior: Prior of the question.
-        counts: [order, answer, class] cumulative numbers of answers in each class, for one or more orders of answers.
-        budget: Number of answers to the question if sampling does not stop early.
+        counts: [order, answer, class] cumulative numbers of answers, for one or more orders of the answers.
+        budget: Number of answers without early stopping.
 
     Returns:
         [order, answer] expected gain in accuracy. After the whole budget, it is 0 except for ties.

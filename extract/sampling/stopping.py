@@ -1,9 +1,8 @@
 """Rules that stop sampling answers to a question early. To add a rule, register it here.
 
-Two answers are in the same class if they are equal. An answer that cannot be parsed is in a class of its own. After
-each answer, a rule computes evidence from the classes of the answers so far, and compares it with a threshold. The
-decision is the leading (most frequent) answer. The same functions are used when sampling and when replaying
-stored answers.
+Equal answers form a class. An answer that cannot be parsed is in a class of its own. After each answer, a rule computes
+evidence from the classes of the answers so far and compares it with a threshold. The decision is the leading (most
+frequent) answer. Sampling and the replay of stored answers use the same functions.
 """
 
 from collections.abc import Callable
@@ -18,17 +17,17 @@ from scipy.special import betainc
 from extract.registry import Registry
 from extract.sampling.prior import Prior, expected_gain
 
-#: Fraction of the temperatures that must agree in two-stage voting, and minimum number of answers per temperature.
+#: For two-stage voting: fraction of the temperatures that must agree, and minimum number of answers per temperature.
 CROSS, LEAST_ANSWERS = 1.0, 3
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one question in the order in which they were drawn. For a replay, answers in several random orders.
+    """Answers to one question in the order in which they were drawn. For a replay, in several random orders.
 
     Attributes:
         classes: [order, answer] int64 class of each answer so far, numbered from 0.
-        temperatures: [budget] float64 temperature of each answer, including answers that have not been drawn yet.
+        temperatures: [budget] float64 temperature of each answer, including answers not drawn yet.
     """
 
     classes: NDArray[np.int64]
@@ -49,10 +48,10 @@ class Decision(NamedTuple):
     """Decision of a rule, based on the answers to a question so far.
 
     Attributes:
-        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None if it continues.
+        reason: ``"rule"``, ``"budget"`` if all answers have been drawn, or None if sampling continues.
         leader: Class of the leading answer.
-        n_answers: Number of answers on which the decision is based. Later answers are ignored.
-        evidence: Evidence of the rule after these answers.
+        n_answers: Number of answers on which the decision is based.
+        evidence: Evidence after these answers.
     """
 
     reason: Literal["rule", "budget"] | None
@@ -68,14 +67,13 @@ class StoppingRule:
     Attributes:
         label: Name in tables.
         description: Condition for stopping, with the placeholder {threshold}.
-        evidence: Function that takes the answers to a question and its prior, and returns the evidence after each
-            answer, [order, answer]. Most rules ignore the prior.
+        evidence: Function of the answers to a question and its prior, which most rules ignore. Returns the evidence
+            after each answer, [order, answer].
         thresholds: Thresholds that ``python -m applications vote`` compares.
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
         needs: What the rule requires: several temperatures, a prior, or nothing (None).
-        stops: Function that takes the evidence and the threshold, and returns whether the rule stops after each answer,
-            [order, answer].
+        stops: Function of the evidence and the threshold. Returns whether the rule stops, [order, answer].
     """
 
     label: str
@@ -88,11 +86,10 @@ class StoppingRule:
     stops: Callable[[NDArray[np.float64], float], NDArray[np.bool_]] = np.greater_equal
 
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
-        """Apply the rule to the answers to one question, taken in the order in which they are given.
+        """Decide on the answers to one question, given in a single order.
 
-        `answers` must contain the answers in one order only. The decision is based only on the answers up to the one at
-        which the rule is first met. Later answers are ignored. The decision therefore does not depend on the number of
-        answers per round.
+        Answers after the one at which the rule is first met are ignored, so the number of answers per round does not
+        affect the decision.
         """
         evidence = self.evidence(answers, prior)
         stops = self.stops(evidence, threshold)[0]
@@ -128,10 +125,9 @@ def two_stage(
     τ_intra. It is −∞ in three cases:
 
     - The fraction of temperatures with the same most frequent answer is below `cross` (τ_cross).
-    - A temperature has fewer than `least` answers (n_min). Temperature 0, at which only one answer is drawn, is exempt.
+    - A temperature other than 0 has fewer than `least` answers. The paper has no such minimum, but without it, every
+      τ_intra would be 1 after the first round.
     - The current round of one answer per temperature is not complete.
-
-    The paper does not use n_min. Without it, every τ_intra would be 1 after the first round.
     """
     evidence = np.full(answers.classes.shape, -np.inf)
     drawn = answers.classes.shape[1]
@@ -175,10 +171,7 @@ def _beta_above_half(n: int) -> NDArray[np.float64]:
 
 
 def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
-    """Compute the evidence of early-stopping self-consistency.
-
-    The evidence after each answer is the length of the run of equal answers that ends with it.
-    """
+    """Compute the evidence of early-stopping self-consistency: the number of equal answers in a row up to each one."""
     classes = answers.classes
     place = np.arange(classes.shape[1])
     changed = np.diff(classes, axis=1, prepend=-1) != 0
@@ -187,7 +180,7 @@ def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float
 
 
 def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """For each answer, whether it completes a window of `threshold` equal answers. Windows do not overlap."""
+    """Return whether each answer completes a window of `threshold` equal answers. Windows do not overlap."""
     ends = np.arange(1, evidence.shape[1] + 1) % threshold == 0
     return ends & (evidence >= threshold)
 

@@ -17,51 +17,49 @@ from extract.registry import Registry
 from extract.store.shards import Scope
 from extract.store.store import Store
 
-#: Minimum number of questions in the validation split. With fewer questions, the choice of a layer is unreliable.
+#: Minimum number of questions in the validation split, which is used to choose a layer.
 LEAST_VALIDATION = 10
 
-#: Scope of each probe target: a target is a property of a question or of an answer.
+#: Scope of each probe target.
 TARGETS: Registry[Scope] = Registry(
     "target", {"capability": "question", "semantic_entropy": "question", "seu": "question", "response": "sample"}
 )
 
 
 class FeatureDataModule(L.LightningDataModule):
-    """Datamodule with the features and targets of a store's questions or answers, split by question.
+    """Features and targets of a store's questions or answers, split by question.
 
     Args:
         store: Folder of the store.
         recipe: Recipe of the store. A missing store is created from it, and an existing store must match it. If null,
-            the store must exist, and its settings are not checked.
-        grader: Grader whose grades define the target. If null, the store's only grader is used. A new store
-            is graded with the default grader for its questions.
+            an existing store is used.
+        grader: Grader whose grades define the target. If null, the store's only grader, or the default grader of a new
+            store's questions.
         target: Target of the probe. `capability`: how often the question is answered correctly. `semantic_entropy`:
-            whether the semantic entropy of the question's answers is low. `seu`: the mean cosine similarity between
-            the embeddings of the question's answers. `response`: whether an answer is right.
-        signal: Signal to read. A vector signal gives one feature per layer and position. The values of a token signal
-            form a single feature. `hidden_tokens` is for probes that read all tokens of an answer.
-        positions: Named token positions of the signal. If null, `last_prompt` is used for questions, `last_answer` for
-            answers, and all positions for token signals.
-        layers: Layers to use. If null, all layers are used.
+            whether the semantic entropy of the question's answers is low. `seu`: the mean cosine similarity between the
+            embeddings of the question's answers. `response`: whether an answer is right.
+        signal: Signal to read. `hidden_tokens` is for probes that read all tokens of an answer.
+        positions: Token positions of the signal. If null, `last_prompt` for questions, `last_answer` for answers, and
+            all positions of token signals.
+        layers: Layers to use. If null, all layers.
         join: Token signals whose values are appended to every feature. Each entry is SIGNAL or SIGNAL/POSITION.
         pooling: How to pool the tokens of an answer: names from `extract.signals.pooling`, `windows_4` (means over
             quarters of the answer) or `distribution` (shape of the entropy curve, for tokens/entropy only). If null,
-            mean, std and max are used.
+            mean, std and max.
         weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or SIGNAL/POSITION, such as
             rollout/norm_element_mean_token.
-        prefixes: Whether to also train on prefixes of answers, for streaming. The prefixes are the first quarter,
-            half and three quarters of an answer's tokens. A prefix has the same target as the whole answer. Requires
-            the signal `hidden_tokens`.
+        prefixes: Whether to also train on the first quarter, half and three quarters of each answer, for streaming.
+            Requires the signal `hidden_tokens`.
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
         batch_size: Number of questions per batch. For the target `response`, number of answers and prefixes per batch.
-        broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
-            questions of all stores. If a question is unlike the training questions, its confidence is shifted
-            towards that of the second probe, or towards the base rate if `broader` is null.
-        in_memory: Whether the features are held in memory. If false, they are read from the store in chunks whenever
-            they are needed. The features of `broader` stores are always held in memory.
-        num_workers: Number of threads that read chunks if `in_memory` is false. The results do not depend on it.
+        broader: Stores of the same model with other kinds or wordings of questions, for a second probe. If a question
+            is unlike the training questions, its confidence is shifted towards that of the second probe, or towards the
+            base rate if `broader` is null.
+        in_memory: Whether the features are held in memory. If false, they are read from the store in chunks, except
+            those of `broader` stores.
+        num_workers: Number of threads that read chunks if `in_memory` is false.
 
     Attributes:
         table: Table of the questions and answers.
@@ -69,7 +67,7 @@ class FeatureDataModule(L.LightningDataModule):
         split_rows: Rows of the question table in each split, or of the answer table for the target `response`.
         feature_names: Name of each feature: ``layer/position``, or the name of a token signal.
         pooled: Specification of the token features; None if there are none.
-        n_unusable: Number of questions or answers that are unusable and therefore not in any split.
+        n_unusable: Number of questions or answers that are not in any split because they are unusable.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class FeatureDataModule(L.LightningDataModule):
         self._batches: dict[str, Batch] = {}
 
     def prepare_data(self) -> None:
-        """Create or complete the store from the recipe. Models are loaded only if something is missing."""
+        """Create or complete the store from the recipe."""
         for path in self.broader:
             Store.open(path)
         if self.recipe is None:
@@ -155,9 +153,9 @@ class FeatureDataModule(L.LightningDataModule):
                 )
 
     def load(self, table: QuestionTable | None = None) -> None:
-        """Read the features of all usable rows into one split named `train`. `use_split` can divide this split.
+        """Read the features of all usable rows into one split named `train`.
 
-        The default of `table` is the store's own table.
+        By default, `table` is the store's own table.
 
         Raises:
             InputError: If features or grades are missing, a file is damaged, or no question is usable.
@@ -194,7 +192,7 @@ class FeatureDataModule(L.LightningDataModule):
         return torch.from_numpy(self.table.answers.question)
 
     def _counts(self) -> tuple[Tensor, Tensor]:
-        """Return the number of right answers and the number of answers with a known grade, each [row]."""
+        """Return the number of right answers and of known grades, each [row]."""
         counted = self.table.answers if self.scope == "sample" else self.table
         return torch.from_numpy(counted.right), torch.from_numpy(counted.known)
 
@@ -214,21 +212,21 @@ class FeatureDataModule(L.LightningDataModule):
         return right / known
 
     def batch(self, *splits: str, prefixes: bool = False) -> Batch:
-        """Return all rows of one or more splits. Rows for prefixes of answers are included if `prefixes` is true."""
+        """Return all rows of one or more splits. `prefixes` includes the prefixes of answers."""
         first, *more = (self._batches[split] for split in splits)
         batch = Batch.cat([first, *more]) if more else first
         return batch if prefixes or not self.feature_spec.prefixes else batch.take(batch.fraction == 1)
 
     def every(self, prefixes: bool = False) -> Batch:
-        """Return the rows of all splits, in the order of the table. See `batch`."""
+        """Return the rows of all splits in the order of the table."""
         every = self.batch(*self._batches, prefixes=prefixes)
         return every.take(every.row.argsort())
 
     def inner_folds(self, question: Tensor, n_folds: int) -> Tensor:
-        """Divide rows into folds by question, and return the fold of each row, [row] int64.
+        """Return the fold [row] int64 of each row. All rows of a question are in the same fold.
 
-        The folds are stratified by group and by whether any answer to the question is right. `question` [row] int64 is
-        the question of each row.
+        The folds are stratified by group and by whether any answer is right. `question` [row] int64 is the question of
+        each row.
         """
         questions, place = question.cpu().unique(return_inverse=True)
         rows = questions.tolist()
@@ -250,8 +248,7 @@ class FeatureDataModule(L.LightningDataModule):
     def use_grades(self, table: QuestionTable) -> None:
         """Use the grades of another table with the same questions and answers.
 
-        Every loaded row must have at least one known grade in `table`. Unlike `load`, this method does not read the
-        features again, and keeps questions with a single known grade.
+        Every loaded row must have at least one known grade in `table`. Questions with a single known grade are kept.
         """
         self.table = table
         right, known = (count.float() for count in self._counts())
@@ -274,12 +271,11 @@ class FeatureDataModule(L.LightningDataModule):
         return padded
 
     def _loader(self, split: str, shuffle: bool = False, read: bool = False) -> Batches:
-        """Move a whole split to the training device and return its batches."""
         device = self.trainer.strategy.root_device if self.trainer is not None else torch.device("cpu")
         return Batches(self.batch(split, prefixes=split != "test").to(device), self.batch_size, shuffle, read)
 
     def train_dataloader(self) -> Batches:
-        """Return the shuffled training batches. Streamed features are read only if training uses gradient descent."""
+        """Return the shuffled training batches. Streamed features are read only for gradient descent."""
         module = None if self.trainer is None else self.trainer.lightning_module
         return self._loader("train", shuffle=True, read=module is None or module.automatic_optimization)
 

@@ -27,20 +27,20 @@ from extract.store.store import Store
 class AnswerTable:
     """Table with one row per answer, in the order of `store.samples`. Log-probabilities exclude the end token.
 
-    The table needs less than 100 bytes per answer. Texts are read from the store on first use.
+    Texts are read from the store on first use.
 
     Attributes:
         question: [row] index of the answer's question in the question table.
         sample: [row] sample index j of the answer.
         right: [row] 1 if the answer is right, else 0.
         known: [row] 1 if the answer has a known grade (right or wrong), 0 if its grade is unknown.
-        answer_class: [row] class of the normalised answer. Answers to the same question are equal if they have the same
-            class above 0. The class is 0 if the grader found no answer or an empty answer.
+        answer_class: [row] class of the normalised answer within its question; 0 if the grader found no answer or an
+            empty answer.
         n_tokens: [row] number of generated tokens, including the end token; NaN if a server did not report it.
         truncated: [row] whether the answer was truncated at the token limit.
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
-        max_nll: [row] largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
-        sequence_nll: [row] sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
+        max_nll: [row] largest negative log-probability of a token in nats, or NaN.
+        sequence_nll: [row] sum of the negative log-probabilities in nats, or NaN.
         rejected: [row] whether the answer is missing: a server rejected the question, or an imported log has no such
             answer.
         store: Store of the answers.
@@ -77,17 +77,11 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether the sample index j is odd.
-
-        Methods that use answers with even j are evaluated on answers with odd j.
-        """
+        """[row] whether the sample index j is odd. Methods that use answers with even j are evaluated on these answers."""
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
-        """For each question, return the rows of its answers, without rejected answers.
-
-        If the mask `included` [row] is passed, all other rows are left out too.
-        """
+        """Return the rows of each question's answers, except rejected answers and rows outside `included` [row] bool."""
         rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
         return np.split(rows, np.searchsorted(self.question[rows], np.arange(1, n_questions)))
@@ -108,8 +102,8 @@ class QuestionTable:
             are none.
         grader: Name of the grader.
         answers: All answers to these questions.
-        asked: Tables of the model-based baselines of questions, by name. The columns are `value` (in [0, 1] or null),
-            `prompt_tokens` and `completion_tokens`. Baselines that are not computed for all questions are left out.
+        asked: Tables of the complete model-based baselines of questions, by name. The columns are `value` (in [0, 1] or
+            null), `prompt_tokens` and `completion_tokens`.
     """
 
     ids: list[str]
@@ -147,14 +141,14 @@ class QuestionTable:
         return np.bincount(distinct[0], minlength=len(self.ids))
 
     def with_grades(self, kept: NDArray[np.bool_]) -> "QuestionTable":
-        """Return a table in which the grades of all answers outside the mask `kept` [answer] are unknown."""
+        """Return a table in which the grades outside the mask `kept` [answer] are unknown."""
         answers = replace(self.answers, right=self.answers.right * kept, known=self.answers.known * kept)
         counts: Any = _count_grades(answers, len(self.ids))
         return replace(self, answers=answers, **counts)
 
 
 def load_table(store: Store, grader: str | None = None) -> QuestionTable:
-    """Read a store's questions and samples with the grades of one grader. The default is the store's only grader.
+    """Read a store's questions and samples with the grades of one grader, by default the store's only grader.
 
     Raises:
         InputError: If there are no grades, if `grader` is None but there are several graders, if a sample has no grade,
@@ -198,12 +192,11 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
 
 
 def _ids(store: Store) -> pa.Array:
-    """Return the ids of all questions."""
     return store.questions.table["question_id"].combine_chunks()
 
 
 def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[np.int64]]:
-    """Count the right, known and unknown grades of each question, for all answers and for odd sample indices."""
+    """Count the right, known and unknown grades of each question, for all answers and for odd j."""
     kinds = {"right": answers.right, "known": answers.known, "unknown": 1 - answers.known}
     return {
         f"{half}{kind}": np.bincount(answers.question, values * included, n_questions).astype(np.int64)
@@ -213,7 +206,7 @@ def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[n
 
 
 def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[str, NDArray[np.generic]]:
-    """Read the columns of `AnswerTable` and the prompt lengths, for all answers to one block of questions."""
+    """Read the columns of `AnswerTable` and the prompt lengths for one block of questions."""
     samples = pa.concat_tables(store.samples.read(part).drop_columns(["text", "token_ids"]) for part in parts)
     ids, first = pa.array(store.questions.ids(parts[0]), pa.string()), parts[0].block * store.questions.block_size
     question, sample = _keys(samples, ids)
@@ -247,7 +240,7 @@ def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[st
     first = n_tokens.cumsum() - n_tokens
 
     def reduce(ufunc: np.ufunc, initial: float) -> NDArray[np.float64]:
-        started = np.insert(values, first, initial)  # so that answers without tokens also have a value
+        started = np.insert(values, first, initial)  # answers without tokens also need a value
         return np.where(n_tokens > 0, -ufunc.reduceat(started, first + np.arange(len(first))), np.nan)
 
     total = reduce(np.add, 0)
@@ -260,7 +253,7 @@ def _keys(table: pa.Table, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int32], ids: pa.Array) -> pa.Table:
-    """Reorder the rows of `table`, so that row i has the question `question[i]` and the sample `sample[i]`."""
+    """Reorder the rows of `table` so that row i belongs to question `question[i]` and sample `sample[i]`."""
     order = np.empty(len(question), dtype=np.int64)
     order[np.lexsort((sample, question))] = np.lexsort(_keys(table, ids)[::-1])
     return table.take(order)
@@ -275,17 +268,13 @@ def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[n
 def modal_share(answers: Sequence[str | int | None]) -> float:
     """Compute the relative frequency of the most frequent answer; NaN without answers.
 
-    `answers` [sample] contains normalised answers or their classes, as in `clusters_of`. Each unreadable answer is
-    treated as distinct.
+    `answers` [sample] contains normalised answers or classes, as in `clusters_of`. Each unreadable answer is distinct.
     """
     return max(Counter(clusters_of(answers)).values()) / len(answers) if answers else float("nan")
 
 
 def split_rows(table: QuestionTable, questions: Tensor, fractions: Sequence[float], seed: int = 0) -> list[Tensor]:
-    """Split rows of the question table into parts. See `split_questions`.
-
-    `questions` ([question] int64) contains the row indices.
-    """
+    """Split rows of the question table, `questions` [question] int64, into parts. See `split_questions`."""
     ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
     part = torch.tensor(split_questions(ids, groups, fractions, seed))
     return [questions[part == number] for number in range(len(fractions))]

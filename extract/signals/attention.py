@@ -1,11 +1,4 @@
-"""The attention signals `attention_entropy`, `macs`, `rollout` and `rollout_max`.
-
-Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of the
-tokens. Ã is the attention averaged over heads, a is the share of attention in the residual stream, and I is the
-identity. The rollout matrix of L layers is R = Â_L … Â_1. All these matrices are lower triangular. The columns of R for
-the answer tokens therefore require only the attention among these tokens, and the sum that normalises each row of
-attention (see `normalisers`).
-"""
+"""The attention signals `attention_entropy`, `macs`, `rollout` and `rollout_max`."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -33,10 +26,9 @@ COLUMNS_AT_ONCE = 128  #: Number of columns of R that are computed at a time.
 
 
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
-    """Return the attention entropies at the positions that predict the answer's tokens.
+    """Return the attention entropies at the positions that predict the answer's tokens, as a dict from ``layer/name``.
 
-    The result is a dict from ``layer/name`` to tensors [row, token] in [0, 1], with layers numbered from 1. The names
-    are:
+    The values are tensors [row, token] in [0, 1], and layers are numbered from 1.
 
     - ``normalised``: entropy divided by the logarithm of the number of visible keys, averaged over heads.
     - ``sink_free``: the same average, but without the first token, which many heads use as an attention sink.
@@ -53,8 +45,8 @@ def macs(batch: Pass) -> dict[str, Tensor]:
     """Compute the attention that each token receives from later tokens (Hu et al. 2025, "MACS", arXiv 2509.17178).
 
     For each query and layer, a is the largest attention of any head to the token. A floor ε raises it to (1 − ε) a + ε.
-    The geometric mean of these values is taken over the L layers, and the results are combined over queries (AGG). The
-    signal is a dict from ``L/floor_EPS_AGG_ALIGN`` to tensors [row, token] float32, where EPS is ε in hundredths.
+    The geometric mean over the L layers is then combined over queries (AGG). The signal is a dict from
+    ``L/floor_EPS_AGG_ALIGN`` to tensors [row, token] float32, where EPS is ε in hundredths.
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last query.
       `last` is the value of the last query.
@@ -81,16 +73,15 @@ def macs(batch: Pass) -> dict[str, Tensor]:
 def rollout(batch: Pass) -> dict[str, Tensor]:
     """Compute the influence of each token through all L layers by attention rollout.
 
-    The result is a dict from ``L/MIX_FIELD_AGG_ALIGN`` to non-negative tensors [row, token] float32. The influences of
-    a token on all tokens form a column of the rollout matrix R, which is defined in `rows_summed`.
+    The result is a dict from ``L/MIX_FIELD_AGG_ALIGN`` to non-negative tensors [row, token] float32. A token's
+    influences form a column of the rollout matrix R (see `rows_summed`).
 
     - MIX: rule for the share of attention (see `attention_shares`).
-    - FIELD: receptive field by which attention is weighted (`none`, `column` or `element`). See `column_field` and
-      `element_field`.
+    - FIELD: field that weights the attention: `none`, `column` (see `column_field`) or `element` (see `element_field`).
     - AGG: how the rows of R are combined: mean of all rows (`mean`), mean of the rows that see the token (`rf_mean`),
       or only the last row (`last`).
-    - ALIGN: For `token`, the influence is read at the token's own position. For `emit`, it is read at the position
-      from which the token was drawn. R then has no row for the last token of the answer.
+    - ALIGN: The influence is read at the token's own position (`token`) or the position from which it was drawn
+      (`emit`). For `emit`, R has no row for the last token of the answer.
     """
     places, width = batch.attention.places, batch.spans.widest
     sums = rows_summed(*_rollout_arguments(batch)).cpu()
@@ -120,7 +111,6 @@ def rollout_max(batch: Pass) -> dict[str, Tensor]:
 
 
 def _rollout_arguments(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor, Tensor]:
-    """Return the arguments of `rows_summed` and `rows_largest`."""
     layers, places = batch.attention.layers, batch.attention.places
     shares = [torch.stack(list(attention_shares(products).values()), 1) for products in batch.attention.dots]
     means, sums = [layer["mean"] for layer in layers], [layer["sums"] for layer in layers]
@@ -130,9 +120,8 @@ def _rollout_arguments(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Te
 def attention_shares(products: Dots) -> dict[str, Tensor]:
     """Compute the share a of the attention output o in the sum s = h + o, where h is the residual stream.
 
-    A mix is a rule for computing this share. The result maps the name of each mix to a tensor [row, query] in [0, 1].
-    For ``share_50``, ``share_70`` and ``share_90``, the share of the residual stream, 1 − a, is 50, 70 or 90 %. The
-    other mixes are:
+    The result maps each of `MIXES` to a tensor [row, query] in [0, 1]. For ``share_50``, ``share_70`` and ``share_90``,
+    the share of the residual stream, 1 − a, is 50, 70 or 90 %. The other mixes are:
 
     - ``norm``: a = ‖o‖ / (‖o‖ + ‖h‖).
     - ``cosine``: a = cos(o, s) / (cos(o, s) + cos(h, s)).
@@ -155,9 +144,10 @@ def rows_summed(
 ) -> Tensor:
     """Compute the sum of the rows of the rollout matrix R, and the last row of R.
 
-    R = Â_L … Â_1 is the product of the matrices Â = a Ã + (1 − a) I of L layers. Ã is the attention, weighted by a
-    field and then normalised by row. a is the share of attention in the residual stream, and I is the identity. The
-    result has shape [row, field, mix, 2, alignment, key]. The axis of size 2 contains the sum and the last row.
+    Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of
+    the tokens. Ã is the attention, averaged over heads, weighted by a field and normalised by row. a is the share of
+    attention in the residual stream. R = Â_L … Â_1 is the product over L layers. All matrices are lower triangular, so
+    the columns for the answer tokens require only the attention among these tokens and the sums in `norms`.
 
     Args:
         blocks: For each layer, the attention averaged over heads, [row, query, key]. Queries and keys run from the last
@@ -167,6 +157,9 @@ def rows_summed(
         query: Places of the queries (see `Places`), [row, query] int64.
         n_tokens: Number of prompt and answer tokens, [row] int64.
         valid: False for padding queries, [row, query] bool.
+
+    Returns:
+        [row, field, mix, 2, alignment, key]. The axis of size 2 contains the sum and the last row.
     """
     n = valid.sum(1)
     step = torch.arange(valid.shape[1], device=valid.device)
@@ -180,7 +173,7 @@ def rows_summed(
         d = torch.stack([ones, norm[:, :2], norm[:, 2:].expand_as(ones)], 1)[:, :, None, None]
         a = share[:, None, :, None, None]
         x = v * a / d.clamp_min(_TINY)
-        # the column field scales keys only, so it shares the matrix product with the plain attention
+        # the column field scales keys only, so it can be applied after the product
         plain = x[:, :2].flatten(1, 4) @ block
         nearer = x[:, 2:].flatten(1, 4) @ (block * element)
         y = torch.cat([plain, nearer], 1).view_as(v)
@@ -228,10 +221,10 @@ def rows_largest(
 
 
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:
-    """Compute the first `size` columns of a product of matrices, [row, query, mix, column].
+    """Compute the first `size` columns of the product of factors w A + (1 − w) I, [row, query, mix, column].
 
-    Each layer has the factor w A + (1 − w) I. The first layer's factor is the rightmost one. `layers` yields the lower
-    triangular matrices A [row, query, query], and `shares` contains the weights w [row, mix, query].
+    `layers` yields the lower triangular matrices A [row, query, query], starting with the rightmost factor. `shares`
+    contains the weights w [row, mix, query].
     """
     n_rows, n_mixes, n_queries = shares[0].shape
     width = min(size, n_queries)

@@ -9,16 +9,15 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.signals.base import Places
 
-#: Score of a hidden key, which the query can't see. Its exponential is 0. Unlike −∞, its product with 0 is 0.
+#: Score of a hidden key, which the query can't see. Unlike −∞, it has a finite product with 0.
 HIDDEN = -1e30
 
-#: Names of entropies: the means over heads with and without the first token, and the smallest entropy of any head.
 ENTROPIES = ("normalised", "sink_free", "smallest_head")
 
-#: Number of scores in memory at a time on a CPU, chosen to fit into its cache.
+#: Number of scores in memory at a time on a CPU.
 CACHED_SCORES = 1 << 19
 
-#: Number of scores per row in memory at a time on a GPU, for at most 8 rows. Smaller chunks need more kernel launches.
+#: Number of scores per row in memory at a time on a GPU, for at most 8 rows.
 _SCORES_PER_ROW = 1 << 23
 
 
@@ -35,7 +34,7 @@ def read_layer(
 
     Args:
         query: Queries, [row, head, token, d_head] of any float dtype.
-        key: Keys, [row, key head, key, d_head]. Each key head serves the same number of consecutive query heads.
+        key: Keys, [row, key head, key, d_head].
         mask: [row, 1, token, key]. Either bool with True for visible keys, or float values that are added to the
             scores. None for causal attention.
         needs: Any of attention_entropy, attention_blocks and attention_macs.
@@ -47,8 +46,7 @@ def read_layer(
 
         - attention_entropy: the three `ENTROPIES`, [row, query].
         - attention_blocks: `mean`, the attention averaged over heads, [row, query, key], and `sums`, the result of
-          `normalisers` for all keys, [row, query, normaliser]. The key axis of `mean` contains only the tokens at
-          `places`.
+          `normalisers` for all keys, [row, query, normaliser]. The keys of `mean` are only the tokens at `places`.
         - attention_macs: `largest`, the largest attention of any head, [row, query, key].
 
     Raises:
@@ -79,12 +77,7 @@ def read_layer(
 def _over_heads(
     chunks: Iterable[Tensor], n_visible: Tensor, needs: Collection[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Reduce scores over heads.
-
-    Returns:
-        - A dict of entropies [row, query].
-        - A dict with the entries `mean` and `largest`, each [row, query, key].
-    """
+    """Reduce scores over heads. Return a dict of entropies [row, query], and `mean` and `largest` [row, query, key]."""
     n_heads, entropies = 0, []
     whole: dict[str, Tensor] = {}
     for scores in chunks:
@@ -116,8 +109,7 @@ def _score_chunks(
         - The slice of queries.
         - The number of keys that each query sees, [row, query] int64.
         - The number of keys for which scores are computed.
-        - An iterator over groups of heads, which yields scores [row, head, query, key] float32. Scores of keys that a
-          query can't see are `HIDDEN`.
+        - An iterator over groups of heads, which yields scores [row, head, query, key] float32, with `HIDDEN` keys.
     """
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
@@ -157,7 +149,7 @@ def _score_chunks(
 
 
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Determine which keys each query in `part` can see. Only the first `n_keys` keys are considered.
+    """Determine which of the first `n_keys` keys each query in `part` can see.
 
     Returns:
         - The number of keys that each query sees, [row, query] int64.
@@ -178,9 +170,7 @@ def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -
 
 
 def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute normalised attention entropies over all tokens, and over all tokens except the first.
-
-    Many heads use the first token as an attention sink.
+    """Compute normalised attention entropies with and without the first token, which many heads use as a sink.
 
     An entropy is divided by the logarithm of the number of visible keys. With only one visible key, the result is 0.
     The entropy over all keys is H = h(p) + (1 − p) H', where p is the weight of the first token, h is the binary
@@ -191,7 +181,7 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
         n_visible: Number of keys that each query sees, [row, query] int64.
 
     Returns:
-        Entropies over all visible keys and entropies without the first token, [row, head, query] float32 in [0, 1].
+        Both entropies, [row, head, query] float32 in [0, 1].
     """
     of_first = scores[..., 0].clone()
     scores[..., 0] = HIDDEN
@@ -212,7 +202,7 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
-    """Compute the column field. It divides the attention to a key by the number of queries that see this key.
+    """Compute the column field, which divides the attention to a key by the number of queries that see this key.
 
     A key at place j is seen by T − j queries. T is `n_tokens` for the alignment `token`, and `n_tokens` − 1 for `emit`.
 

@@ -1,4 +1,4 @@
-"""`Pass`, the data of a forward pass. Signals are computed from it. The other classes are types of its attributes."""
+"""`Pass`, the data of a forward pass from which signals are computed, and the types of its attributes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class TokenSpans:
     at index P + t − 2. At question scope, only the distribution of y_1 is read, so `n_tokens` is 1 in each row.
 
     Attributes:
-        first: Index of the last prompt token in each row. Token y_1 is drawn from the distribution at this index.
+        first: Index of the last prompt token in each row.
         n_tokens: Number of answer tokens in each row, at least 1.
         n_before: Number of tokens in the key/value cache before this pass, the same for all rows.
     """
@@ -42,7 +42,7 @@ class TokenSpans:
         return max(self.n_tokens)
 
     def drawn_at(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """For each answer token, return its row and the index of the distribution from which it was drawn.
+        """Return the row, and the index of the distribution from which it was drawn, of each answer token.
 
         Returns:
             Two tensors [sum of n_tokens] int64.
@@ -59,8 +59,7 @@ class TokenSpans:
     def query_index(self, last: bool) -> Tensor:
         """Return the indices of the distributions from which the answers' tokens were drawn, [row, query] int64.
 
-        If `last` is True, the index of the last token is appended. Rows with fewer tokens are padded with indices past
-        their end.
+        If `last` is True, the index of the last token is appended. Shorter rows are padded with indices past their end.
         """
         return torch.tensor(self.first)[:, None] + torch.arange(self.widest + last)
 
@@ -87,10 +86,7 @@ class Places:
 
     @classmethod
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
-        """Return the places of the tokens that predict the answer tokens.
-
-        If `last` is True, the place of the last token is appended.
-        """
+        """Return the places of the tokens that predict the answer tokens, and of the last token if `last` is True."""
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(
             index=index.clamp_max(n_queries - 1).to(device),
@@ -104,10 +100,10 @@ class Places:
 class Lens(dict[str, Tensor]):
     """Statistics of the distributions from which the answers' tokens were drawn.
 
-    The first four keys describe the model's own distribution. The other keys describe the residual stream of each
-    layer l, or the distribution p_l that the final norm and the head compute from this residual stream. L is the last
-    layer. The first four keys and `early_late` have shape [row, token]. All other keys have shape [row, token, layer].
-    The values are float32 on the CPU, padded with NaN. Entropies and divergences are in nats.
+    The first four keys describe the model's own distribution. The others describe the residual stream of layer l, or
+    the distribution p_l that the final norm and the head compute from it. L is the last layer. The first four keys and
+    `early_late` have shape [row, token], all others [row, token, layer]. The values are float32 on the CPU, padded with
+    NaN. Entropies and divergences are in nats.
 
     Keys:
         log_p: Log-probability of the drawn token; NaN if none was drawn.
@@ -121,8 +117,8 @@ class Lens(dict[str, Tensor]):
         last_cosines: Cosine similarity of the residual streams of layers l and L, for l = 1 … L.
         kl: KL(p_l ‖ p_L) for the last `N_COMPARED` layers before L.
         jsd: Jensen–Shannon divergence between p_l and p_L for the same layers as `kl`.
-        early_late: KL(p_E ‖ p_F), where p_E and p_F are the mean distributions of the first and the last
-            max(1, ⌊L/4⌋) layers.
+        early_late: KL(p_E ‖ p_F), where p_E and p_F are the mean distributions of the first and the last max(1, ⌊L/4⌋)
+            layers.
     """
 
 
@@ -147,8 +143,8 @@ class Attention:
     Attributes:
         places: Places of the queries.
         layers: Result of `read_layer` for each layer, without `largest`.
-        floors: Maps each floor (100 ε, an integer) to the sum over layers of log((1 − ε) a + ε), [row, query, key]. For
-            each layer, a is the largest attention of any head.
+        floors: Dict from each floor (100 ε, an integer) to the sum over layers of log((1 − ε) a + ε), [row, query,
+            key]. For each layer, a is the largest attention of any head.
         dots: Dot products of the residual stream and the attention output, for each layer.
     """
 
@@ -160,7 +156,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Pass:
-    """Result of a forward pass over a batch of questions or answers. It contains the data that the signals need.
+    """Result of a forward pass over a batch of questions or answers.
 
     Attributes:
         model: The model.
@@ -170,7 +166,7 @@ class Pass:
         states: Dict from layer to hidden states [row, position, d_model]. Positions are in the order of `POSITIONS`.
         token_states: Dict from layer to hidden states of the answers' tokens, [sum of n_tokens, d_model].
         lens: Statistics of the layers' token distributions.
-        attention: Attention that was read in the pass.
+        attention: Attention in the pass.
     """
 
     model: Any
@@ -198,5 +194,5 @@ class Pass:
         return (head(states) for states in self.final_states().split(batch_size))
 
     def pad(self, values: Tensor) -> Tensor:
-        """Split values [sum of n_tokens, …] into rows. Returns [row, token, …] on the CPU, padded with NaN."""
+        """Split values into rows. See `TokenSpans.pad`."""
         return self.spans.pad(values)

@@ -1,8 +1,4 @@
-"""Poolings, which reduce the token values of each answer to one number.
-
-The result is NaN if a row has no tokens, or if a value or weight is not finite. A row whose weights sum to 0 is pooled
-without weights.
-"""
+"""Poolings, which reduce the token values of each answer to one number."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,64 +14,59 @@ from extract.signals.padding import Padded, over_rows
 from extract.signals.registry import signals_of
 from extract.store.ragged import Ragged
 
-# Unweighted
-
 
 def _max(rows: Padded) -> Tensor:
     return rows.u.masked_fill(~rows.there, -torch.inf).amax(-1)
 
 
 def _std(rows: Padded) -> Tensor:
-    """Standard deviation √(Σ (u − mean)² / (n − 1)) of each row's n values u; 0 for one value."""
+    """Standard deviation with divisor n − 1; 0 for one value."""
     away = (rows.u - rows.mean[..., None]).masked_fill(~rows.there, 0.0)
     return (away.square().sum(-1) / (rows.n - 1).clamp_min(1)).sqrt()
 
 
 def _top(rows: Padded, percent: int) -> Tensor:
-    """Mean of the largest `percent` % of each row's values. At least one value is included."""
+    """Mean of the largest `percent` % of each row's values, at least one."""
     k = _share(rows.n, percent)
     kept = (rows.step >= (rows.n - k)[:, None]) & rows.there
     return rows.ascending[0].masked_fill(~kept, 0.0).sum(-1) / k
 
 
 def _quantile(rows: Padded, percent: int) -> Tensor:
-    """Quantile of each row's values, linearly interpolated as in `torch.quantile`."""
+    """Linearly interpolated quantile, as in `torch.quantile`."""
     place = percent / 100 * (rows.n - 1)
     below = place.floor().long()
     low, high = rows.at(below), rows.at(torch.minimum(below + 1, rows.n - 1))
     return low + (place - below) * (high - low)
 
 
-# Weighted
-
-
 def _weighted_std(rows: Padded) -> Tensor:
-    """Weighted standard deviation √(Σ w (u − m)² / Σ w) of values u with weights w and weighted mean m."""
+    """Standard deviation √(Σ w (u − m)² / Σ w) of values u with weights w and weighted mean m."""
     away = (rows.u - rows.weighted_mean[..., None]).square()
     return ((rows.w * away).sum(-1) / rows.total).sqrt()
 
 
 def _weighted_top(rows: Padded, percent: int) -> Tensor:
-    """Weighted mean of the `percent` % of tokens with the largest weights. At least one token is included."""
+    """Weighted mean of the `percent` % of tokens with the largest weights, at least one."""
     weights, values = rows.by_weight
     weights = weights.masked_fill(rows.step >= _share(rows.n, percent)[:, None], 0.0)
     return (weights * values).sum(-1) / weights.sum(-1)
 
 
 def _weighted_quantile(rows: Padded, percent: int) -> Tensor:
-    """Smallest value v such that the values up to v have at least `percent` % of the total weight."""
+    """Smallest value v such that the values ≤ v have at least `percent` % of the total weight."""
     c = rows.weights_ascending
     place = (c < percent / 100 * c[..., -1:]).sum(-1)
     return rows.at(torch.minimum(place, rows.n - 1))
 
 
 def _share(n: Tensor, percent: int) -> Tensor:
-    """Return `percent` % of n [row], rounded down but at least 1. Integer arithmetic avoids rounding errors."""
+    """Return `percent` % of n [row], rounded down but at least 1."""
     return (n * percent // 100).clamp_min(1)
 
 
 class Pooling(NamedTuple):
-    """A pooling, with an unweighted and a weighted function. Each reduces a row's tokens to one number, [..., row]."""
+    """A pooling with an unweighted and a weighted function. Each reduces a row's tokens to one number, [..., row]."""
 
     plain: Callable[[Padded], Tensor]
     weighted: Callable[[Padded], Tensor]
@@ -90,7 +81,6 @@ class Pooling(NamedTuple):
 
 _QUANTILES = (25, 50, 75, 90, 99)
 
-#: Poolings by name.
 POOLINGS: Registry[Pooling] = Registry(
     "pooling",
     {
@@ -107,10 +97,10 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
     """Pool the tokens of each row into one number.
 
     Args:
-        values: Values of the tokens, [sum of lengths, …]. Any additional axes are pooled separately.
+        values: Values of the tokens, [sum of lengths, …]. Further axes are pooled separately.
         how: Name of the pooling, one of `POOLINGS`.
-        weights: Non-negative weights of the same tokens. Any additional axes are broadcast. For example, values
-            [sum of lengths, 1] are pooled with each column of weights [sum of lengths, m].
+        weights: Non-negative weights of the same tokens. Further axes are broadcast. A row whose weights sum to 0 is
+            pooled without weights.
 
     Returns:
         [row, …] float32. NaN if a row has no tokens, or if a value or weight is not finite.
@@ -130,13 +120,10 @@ def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None
     return over_rows(values, hows, lambda rows: {how: pooling(rows) for how, pooling in chosen.items()}, weights)
 
 
-# Several numbers per row: windows, and the shape of an entropy curve
-
-
 def windows(values: Ragged, n_windows: int) -> Tensor:
-    """Average each row's values over `n_windows` consecutive windows of tokens, split as in `numpy.array_split`.
+    """Average each row over `n_windows` consecutive windows of tokens, split as in `numpy.array_split`.
 
-    If a row has fewer tokens than windows, each window contains one token, and some windows share a token.
+    If a row has fewer tokens than windows, some windows share a token.
 
     Returns:
         [row, …, window] float32. NaN if a row has no tokens, or if a value is not finite.
@@ -161,7 +148,7 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
     return torch.stack(list(over_rows(values, list(map(str, range(n_windows))), means).values()), -1)
 
 
-#: Names of the features of an entropy curve, and of the additional features that require weights.
+#: Names of the features of an entropy curve: without weights, and the additional ones with weights.
 PEAKS = (
     "log_count density mean_peak max mean median std q75 q90 max_jump log_n".split(),
     "log_critical critical_density critical_mean critical_max w_mean w_q75 w_q90 w_std w_max".split(),
@@ -172,13 +159,13 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
     """Compute features that describe the shape of each row's entropy curve, for use in a logistic regression.
 
     A peak is a token whose entropy exceeds `threshold`. A critical token is a peak whose weight exceeds the mean weight
-    of the row. Counts are returned as log(1 + count). They grow with the number of tokens n, so log n is a feature too.
-    The mean and the maximum over peaks are 0 for a row without peaks. The same applies to critical tokens.
+    of the row. Counts are returned as log(1 + count). Means and maxima over peaks or critical tokens are 0 if there are
+    none.
 
     Args:
         entropy: Entropies of the tokens, [sum of lengths] in nats.
         threshold: Threshold of a peak, in nats.
-        weights: Non-negative influences of the same tokens, for critical tokens and weighted poolings.
+        weights: Non-negative weights of the same tokens, for critical tokens and weighted poolings.
 
     Returns:
         Dict from the names in `PEAKS` to tensors [row] float32. A row is NaN if it has no tokens, or if one of its
@@ -202,25 +189,17 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
 
 def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return four statistics of the tokens in the mask `chosen` [row, token], [row] each.
-
-    They are log(1 + count), the fraction of the row's tokens that are chosen, and the mean and the maximum of the
-    chosen tokens' values.
-    """
+    """Return log(1 + count), density, mean and maximum [row] of the tokens in the mask `chosen` [row, token]."""
     count = chosen.sum(-1)
     high = rows.u.masked_fill(~chosen, 0.0)
     return count.double().log1p(), count / rows.n, high.sum(-1) / count.clamp_min(1), high.amax(-1)
 
 
-# Weights by name
-
-
-#: Signal and position of each named weight.
 WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax")}
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Return the name of the signal that provides token weights, and the last part of the weights' key.
+    """Return the signal of token weights and the last part of their key.
 
     Args:
         name: One of `WEIGHTS`, or the key of a signal that measures influence, without its layer. For example,

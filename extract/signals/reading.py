@@ -1,4 +1,4 @@
-"""Read signals of questions and answers. All signals are computed in the same teacher-forced forward passes."""
+"""Read signals of questions and answers in teacher-forced forward passes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,17 +28,17 @@ def read_questions(
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
     shared: SharedPrompt | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Read signals at the last prompt token of each question. All signals are computed in the same forward passes.
+    """Read signals at the last prompt token of each question, all in the same forward passes.
 
-    If the prompts share a long prefix, such as worked examples, the prefix is processed only once.
+    A long prefix that all prompts share is processed only once.
 
     Args:
         model: Causal language model in evaluation mode.
-        prompts: Prompt token ids of each question. At least one question is required.
+        prompts: Prompt token ids of each question, at least one.
         signals: Names of the signals.
         layers: Layers whose hidden states are kept, or a dict from signal to layers.
         batch_tokens: Maximum number of tokens in a batch, including padding. A longer prompt forms its own batch.
-        progress: Callback that receives the numbers of questions and tokens in each finished batch.
+        progress: Callback with the numbers of questions and tokens in each finished batch.
         shared: Cache of a common prefix of the prompts, if one has already been read.
 
     Returns:
@@ -72,7 +72,7 @@ def _read(
     passes: Callable[[Reader], Iterator[tuple[list[int], Pass]]],
     order: Sequence[int | None],
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Compute signals. Return their values by signal and key. Values of token signals are ragged.
+    """Compute signals, as a dict from signal to a dict from key to values. Values of token signals are ragged.
 
     For each batch, `passes` yields the sequence indices and a `Pass`. `order` contains the sequence index of each row
     in the result, or None for a row without values.
@@ -109,10 +109,10 @@ def read_answers(
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
     shared: SharedPrompt | None = None,
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Read signals of answers. All signals are computed in the same forward passes.
+    """Read signals of answers, all in the same forward passes.
 
-    Identical answers to the same prompt are processed once. If the model's key/value cache can be shared, each prompt
-    is processed once for all its answers, and the common prefix of all prompts is processed only once.
+    Identical answers to the same prompt are processed once. If the model's key/value cache can be shared, so are each
+    prompt and the common prefix of all prompts.
 
     Args:
         model, signals, layers, batch_tokens, progress, shared: See `read_questions`.
@@ -133,7 +133,7 @@ def read_answers(
             "Leave out answers without a prompt."
         )
     counts = Counter(answer for answer in answers if answer.content)
-    if not counts:  # read one token to find out the keys and shapes of the signals
+    if not counts:  # without content, read one token to find out the keys and shapes of the signals
         counts[Answer(answers[0].prompt, answers[0].prompt[-1:])] = 0
     distinct, n_empty = list(counts), len(answers) - counts.total()
     sequences = [answer.prompt + answer.content for answer in distinct]
@@ -154,10 +154,10 @@ def read_answers(
 def _batches(
     model: Any, answers: Sequence[Answer], batch_tokens: int, beginning: SharedPrompt | None
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
-    """Yield batches of answer indices. With each batch, yield the cache of the prefix that its prompts share.
+    """Yield batches of answer indices, each with the cache of the prefix that its prompts share.
 
-    `beginning` is the cache of a prefix that has already been read, or None. The answers to a prompt with several
-    answers are not batched with answers to other prompts.
+    `beginning` is the cache of a prefix that has already been read, or None. If a prompt has several answers, they form
+    their own batches.
     """
 
     def batches(indices: Sequence[int], shared: SharedPrompt | None) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
@@ -182,9 +182,8 @@ def _batches(
 def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int], text: str) -> list[int]:
     """Return the tokens of an answer without its end token and its stop string.
 
-    A sample's `token_ids` include the end token, if one was drawn, and the stop string. Its `text` ends before the stop
-    string. A token that spans the end of `text` and the start of the stop string is kept. `end` lists the ids of the
-    end tokens.
+    A token that spans the end of `text` and the start of the stop string is kept. `end` lists the ids of the end
+    tokens.
     """
     content = list(token_ids)
     if content and content[-1] in end:
@@ -198,8 +197,8 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
 def drawn_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> list[int]:
     """Return the token ids of a stored sample, including the end token if one was drawn.
 
-    If the sample has no token ids, its text is tokenized, which may give different tokens. If a sample without token
-    ids contains reasoning, the list is empty, because the tokens of the reasoning are unknown.
+    A sample without token ids is tokenized, which may give different tokens. If it contains reasoning, whose tokens are
+    unknown, the list is empty.
     """
     if sample["token_ids"] is not None:
         return list(sample["token_ids"])

@@ -1,7 +1,7 @@
-"""Signals of a store, in one safetensors file per signal and shard. A file is verified when it is first accessed.
+"""Signals of a store, in one safetensors file per signal and shard.
 
-A tensor has one row for each question or sample in its shard. Rows of different lengths are stored as a ragged tensor:
-``KEY`` contains the values of all rows, and ``KEY.offsets`` (int64, [row + 1]) contains the row boundaries.
+A tensor has one row per question or sample of its shard. A ragged tensor has rows of different lengths: ``KEY``
+contains the values of all rows, and ``KEY.offsets`` (int64, [row + 1]) contains the row boundaries.
 """
 
 import json
@@ -23,7 +23,6 @@ from extract.store.ragged import Ragged
 from extract.store.shards import Scope, Shard
 from extract.text import one_line, shown
 
-#: Supported dtypes by their names in safetensors.
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 _KEY = re.compile(r"\d+/[\w-]+")
 _OFFSETS = ".offsets"
@@ -31,7 +30,6 @@ _OFFSETS = ".offsets"
 CHUNK_BYTES = 2**20
 #: Settings of a signal whose definition has never changed. They are not recorded.
 _FIRST_VERSION = {"version": 1}
-#: Signals that `ask` computes with another model.
 _ASKED = ("text_embedding",)
 
 
@@ -46,7 +44,6 @@ class Entry(NamedTuple):
         return f"{self.dtype} of shape {list(self.shape)} per {'token' if self.ragged else 'row'}"
 
 
-#: Dict from each key of a file to its entry.
 Layout = dict[str, Entry]
 
 
@@ -58,7 +55,8 @@ class _Header(NamedTuple):
 
 
 class Signals(ShardFiles):
-    """Signals on disk. Rows are in the order of the questions, or of the samples returned by `Samples.read`.
+    """Signals on disk. Rows are in the order of the questions, or of `Samples.read`. Files are verified on first
+    access.
 
     Args:
         folder: Directory of the store.
@@ -82,11 +80,9 @@ class Signals(ShardFiles):
         Args:
             signal: Name of the signal.
             shard: Block of questions, or finished range of samples.
-            tensors: Dict from ``layer/position`` keys to tensors [row, …] or ragged tensors with one row for each
-                question or sample.
-            batch_tokens: Maximum number of tokens per batch, which affects the last bits of the values.
-            settings: Version of the signal's definition and any other settings that affect the values, as plain JSON
-                types. They must be identical in all files.
+            tensors: Dict from ``layer/position`` keys to tensors [row, …] or ragged tensors.
+            batch_tokens: Maximum number of tokens per batch. It affects the last bits of the values.
+            settings: Version of the signal's definition and other settings that affect the values, as plain JSON types.
 
         Raises:
             InputError: If existing files of the signal have different settings.
@@ -123,7 +119,7 @@ class Signals(ShardFiles):
         self._keys.pop((signal, shard.scope), None)
 
     def keys(self, signal: str, scope: Scope = "question") -> list[str]:
-        """Return the keys of a signal's tensors, for example ``["0/last_prompt", …]``, sorted by position and layer.
+        """Return the keys of a signal's tensors, such as ``0/last_prompt``, sorted by position and layer.
 
         Raises:
             InputError: If the file of a shard is missing or damaged, or two files have different layouts.
@@ -139,8 +135,6 @@ class Signals(ShardFiles):
 
     def read(self, signal: str, key: str, scope: Scope = "question") -> Tensor:
         """Read one tensor [row, …] for all questions or all answers. Rows without values are NaN.
-
-        The first call verifies the checksums of the files. Later calls read only the bytes of the tensor.
 
         Raises:
             InputError: If a file is missing or damaged, the key is unknown, or its tensor is ragged.
@@ -167,9 +161,9 @@ class Signals(ShardFiles):
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
     def read_rows(self, signal: str, key: str, shard: Shard, start: int, stop: int) -> Tensor:
-        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …], without verifying the file.
+        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …].
 
-        Call `keys` first to verify all files of the signal.
+        The file is not verified. Call `keys` first to verify all files of the signal.
 
         Raises:
             Damaged: If the file no longer exists, can't be read or has too few rows.
@@ -185,7 +179,7 @@ class Signals(ShardFiles):
         return rows
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
-        """Return the dtypes and shapes of a signal's tensors by key. The dict is empty if there are no files.
+        """Return the dtypes and shapes of a signal's tensors by key; empty without files.
 
         Raises:
             Damaged: If a file is damaged, or two files have different layouts or settings.
@@ -203,7 +197,7 @@ class Signals(ShardFiles):
         return common.layout
 
     def shard_layout(self, signal: str, shard: Shard) -> Layout:
-        """Return the dtypes and shapes of a shard's tensors by key. The file is verified on first access.
+        """Return the dtypes and shapes of a shard's tensors by key.
 
         Raises:
             Damaged: If the file is damaged or was written for another shard.
@@ -211,7 +205,7 @@ class Signals(ShardFiles):
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
-        """Return the shards of a complete signal. Its tensor `key` must be ragged if and only if `ragged` is True."""
+        """Return the shards of a complete signal, and check that `key` exists and is ragged or not, as in `ragged`."""
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the signal {signal!r} in {str(self._folder.path)!r}"
         if key not in keys:
@@ -226,7 +220,7 @@ class Signals(ShardFiles):
         return shards
 
     def _values(self, signal: str, key: str, shards: list[Shard], counts: list[int]) -> Tensor:
-        """Concatenate a tensor over shards. `counts` contains the length of the tensor in each shard."""
+        """Concatenate a tensor over shards. `counts` contains its length in each shard."""
         entry = self.shard_layout(signal, shards[0])[key]
         values = torch.empty(sum(counts), *entry.shape, dtype=_DTYPES[entry.dtype])
         step = max(1, CHUNK_BYTES // max(1, entry.shape.numel() * values.element_size()))

@@ -1,4 +1,4 @@
-"""Beta priors for the accuracies of questions. The mean of a prior is a confidence or a base rate."""
+"""Beta priors for the accuracies of questions."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from extract.sampling.prior import fit_concentration
 
 Array = NDArray[np.float64]
 
-#: Range of the concentration. Above this range, the prior is practically a point mass.
+#: Range of κ. Above it, the prior is practically a point mass.
 _RANGE = (1e-3, 1e4)
 
 
@@ -19,13 +19,12 @@ def concentration(mean: Array, right: NDArray[np.int64], known: NDArray[np.int64
     The counts of right answers follow a beta-binomial distribution. Means of 0 or 1 contain no information about κ.
 
     Args:
-        mean: [question] prior means f.
+        mean: [question] prior means f, such as confidences or base rates.
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers.
 
     Returns:
-        κ, limited to the range from 0.001 to 10,000. None if no question has both a mean in (0, 1) and at least two
-        graded answers.
+        κ, from 0.001 to 10,000. None if no question has both a mean in (0, 1) and at least two graded answers.
     """
     used = (mean > 0) & (mean < 1) & (known >= 2)
     return fit_concentration(mean[used], right[used], known[used], _RANGE) if used.any() else None
@@ -36,9 +35,8 @@ def beta_priors(
 ) -> tuple[Array, Array] | None:
     """Return the parameters a and b [question] of Beta priors with the given means.
 
-    For each fold, the concentration is estimated on the other folds. Returns None if the concentration of any fold
-    cannot be estimated. `fold` [question] is the index of each question's fold. See `concentration` for the other
-    arguments.
+    The concentration for each `fold` [question] is estimated on the other folds. Returns None if one cannot be
+    estimated. See `concentration` for the other arguments.
     """
     found = np.empty(len(fold))
     for number in np.unique(fold):
@@ -51,9 +49,9 @@ def beta_priors(
 
 
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
-    """Return a base rate [question] for each question: its group's mean accuracy in the folds without the question.
+    """Return a base rate [question] for each question: its group's mean accuracy in the other folds.
 
-    If the group does not occur in these folds, the base rate is the mean accuracy of all questions in these folds.
+    If the group occurs only in the fold of the question, the mean accuracy of all questions in the other folds is used.
     """
     group = np.unique(groups, return_inverse=True)[1]
     rates = np.empty(len(accuracy))

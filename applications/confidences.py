@@ -15,7 +15,6 @@ from extract.hashing import differences
 from extract.store.store import Store
 from probes.saved.artefact import ConfidenceProbe, load_probe
 
-#: Column with the question ids.
 ID = "question_id"
 #: Name of the signal with the hidden states. Only the layers that the probe uses are read.
 HIDDEN = "hidden"
@@ -35,8 +34,8 @@ def read_confidence(source: str, store: Store, ignored: Collection[str] = ()) ->
         [question] float64 probabilities in the order of `store.questions`; NaN for questions without a confidence.
 
     Raises:
-        InputError: If the source does not exist or is invalid, or if the probe belongs to another model or was trained
-            on the same questions.
+        InputError: If the source is missing or invalid, or if the probe belongs to another model or was trained on the
+            same questions.
     """
     values = _of_probe(Path(source), store) if Path(source).is_dir() else _of_table(source, store, ignored)
     wrong = values[(values < 0) | (values > 1)]
@@ -53,7 +52,7 @@ def read_confidence(source: str, store: Store, ignored: Collection[str] = ()) ->
 
 
 def named_confidences(sources: Sequence[str], store: Store, reserved: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """Read the confidences [question] of each source. The keys of the result are the names from `confidence_name`.
+    """Read the confidences [question] of each source, by their `confidence_name`.
 
     Raises:
         InputError: If a source cannot be read, two sources have the same name, or a name is in `reserved`.
@@ -107,13 +106,9 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
 
 
 def check_probe_model(probe: ConfidenceProbe, store: Store) -> None:
-    """Check that a probe belongs to the model of a store.
-
-    Raises:
-        InputError: If the probe belongs to another model.
-    """
+    """Raise an InputError if the probe belongs to another model than the store."""
     expected = probe.config["model"]
-    names = {"id": expected["id"], "revision": expected["revision"]}  # not compared, see `check_model`
+    names = {"id": expected["id"], "revision": expected["revision"]}  # compared by `check_model`
     if different := "; ".join(differences(store.model | names, expected)):
         raise InputError(
             f"Expected a probe for the model of '{store.path}', but the model of the probe differs in {different}. Use "

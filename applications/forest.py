@@ -18,8 +18,7 @@ def paired_picture(
 
     Args:
         accuracies: Estimates of the accuracies by name.
-        differences: Results of `paired_record`. Each must also contain the names `a` and `b` of the two systems,
-            and the Holm-adjusted p-value `p_holm`.
+        differences: Results of `paired_record` with the names `a` and `b` of the systems and the p-value `p_holm`.
         label: Axis label of the accuracies.
     """
     rows = len(accuracies), len(differences)
@@ -34,7 +33,7 @@ def paired_picture(
 
 
 def _forest(axes: Axes, labels: Sequence[str], estimates: Sequence[Mapping[str, Any]], colours: Sequence[str]) -> None:
-    """Draw one row per estimate, with its value as a dot and its interval as a line."""
+    """Draw one row per estimate."""
     for row, (estimate, colour) in enumerate(zip(estimates, colours, strict=True)):
         if estimate["low"] is not None:
             axes.plot([estimate["low"], estimate["high"]], [row, row], color=colour, lw=1.6)

@@ -10,7 +10,7 @@ from torch import Tensor
 from probes.metrics.functional.inputs import by_group, mean
 from probes.metrics.intervals import WeightedMetric, bootstrap
 
-#: Dict with a `value` and the bounds `low` and `high` of its interval, which can be None.
+#: A `value` and the bounds `low` and `high` of its interval, which can be None.
 Estimate = dict[str, Any]
 
 
@@ -32,9 +32,8 @@ def mean_of(values: NDArray[np.float64]) -> WeightedMetric:
 
 
 def mean_over_groups(values: NDArray[np.float64], group: Tensor) -> WeightedMetric:
-    """Return a function that maps resampling weights to the mean of group means.
+    """Return a function that maps resampling weights to the mean of the group means of `values` [question].
 
-    The group means are computed from `values` [question], and all groups have the same weight in their mean.
     `group` [question] int64 is the index of each question's group. Groups without questions in a resample are left out.
     """
     n_groups = int(group.max()) + 1

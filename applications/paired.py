@@ -1,8 +1,4 @@
-"""Compare two systems on the same units: the mean difference with its intervals, tests and sample sizes.
-
-A unit is a question, or a fact with several questions. The difference of a unit is a − b, where a and b are the
-accuracies of the two systems.
-"""
+"""Paired differences a − b between the accuracies of two systems on the same units (questions or facts)."""
 
 import math
 from typing import Any
@@ -20,7 +16,6 @@ from probes.metrics.significance import sign_flip
 
 Values = NDArray[np.float64]
 Labels = NDArray[np.int64]
-#: Names of the tests.
 MCNEMAR, SIGN_FLIP, CLUSTERED_SIGN_FLIP = "McNemar's test", "sign-flip test", "sign-flip test of clusters"
 #: Smaller standard errors are treated as 0.
 _LEAST_ERROR = 1e-12
@@ -38,7 +33,7 @@ def standard_error(values: Values, cluster: Labels | None = None) -> float:
 
     Args:
         values: [unit] values.
-        cluster: [unit] cluster of each value, numbered from 0. By default, every value is a separate cluster.
+        cluster: [unit] clusters, numbered from 0. None puts each value in its own cluster.
     """
     centred = values - values.mean()
     sums = centred if cluster is None else np.bincount(cluster, centred)
@@ -48,8 +43,7 @@ def standard_error(values: Values, cluster: Labels | None = None) -> float:
 def effective_clusters(cluster: Labels) -> float:
     """Return the effective number of clusters, (Σ n_g)² / Σ n_g² for clusters of n_g units.
 
-    If all clusters have the same size, this is the number of clusters. If the effective number is small, clustered
-    intervals are unreliable.
+    If it is small, clustered intervals are unreliable.
 
     >>> effective_clusters(np.repeat([0, 1, 2], 4)), effective_clusters(np.repeat([0, 1, 2], [6, 1, 1]))
     (3.0, 1.6842105263157894)
@@ -59,10 +53,9 @@ def effective_clusters(cluster: Labels) -> float:
 
 
 def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
-    """Compute the mean and its 95 % interval from Student's t distribution.
+    """Compute the mean and its 95 % interval from Student's t with max(1, `effective_clusters` − 1) degrees of freedom.
 
-    The number of degrees of freedom is `effective_clusters` minus 1, and at least 1. If the standard error is 0, there
-    is no interval. See `standard_error` for the arguments.
+    There is no interval if the standard error is 0. See `standard_error` for the arguments.
     """
     mean, error = float(values.mean()), standard_error(values, cluster)
     if error < _LEAST_ERROR:
@@ -73,12 +66,9 @@ def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
 
 
 def share_interval(shares: Values) -> Estimate:
-    """Compute the mean of fractions and its 95 % interval, as in `python -m extract inspect`.
+    """Compute the mean of fractions [unit] and its 95 % interval, as in `python -m extract inspect`.
 
-    The interval is a t interval, clipped to [0, 1]. If all values are the same, it is an exact binomial interval.
-
-    Args:
-        shares: [unit] values in [0, 1]. A single value has no interval.
+    The interval is a t interval, clipped to [0, 1], or an exact binomial interval if all values are the same.
     """
     mean, low, high = interval(shares) or (float(shares.mean()), None, None)
     return {"value": mean, "low": low, "high": high}
@@ -91,8 +81,8 @@ def mcnemar(differences: Values) -> dict[str, float]:
         differences: [unit] differences, each −1, 0 or 1.
 
     Returns:
-        A dict with the exact two-sided p-value `p`, and the mid-p value `p_mid` (Fagerland et al. 2013). With
-        `p_mid`, the test has more power, but its error rate can slightly exceed the significance level.
+        A dict with the exact two-sided p-value `p`, and the mid-p value `p_mid` (Fagerland et al. 2013). The mid-p test
+        has more power, but its error rate can slightly exceed the significance level.
 
     >>> {name: round(p, 5) for name, p in mcnemar(np.array([1.0, 1, 1, 1, 1, 0, -1])).items()}
     {'p': 0.21875, 'p_mid': 0.125}
@@ -114,17 +104,13 @@ def detectable(error: float) -> float:
 def n_needed(error: float, n: int, difference: float) -> int:
     """Return the number of units for which `difference` is the smallest `detectable` difference.
 
-    `error` is the standard error for `n` units. It is assumed to be proportional to 1/√n.
+    `error` is the standard error for `n` units.
     """
     return math.ceil(n * (detectable(error) / difference) ** 2)
 
 
 def check_difference(difference: float) -> None:
-    """Check the option `difference`.
-
-    Raises:
-        InputError: If `difference` is not in (0, 1].
-    """
+    """Raise an InputError if the option `difference` is not in (0, 1]."""
     if not 0 < difference <= 1:
         raise InputError(f"Expected `difference` to be above 0 and at most 1, but got {difference}. Try 0.02.")
 
@@ -132,17 +118,17 @@ def check_difference(difference: float) -> None:
 def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
     """Test whether the mean difference is 0, with a two-sided test.
 
-    McNemar's test is used if all differences are −1, 0 or 1 and there are no clusters. Otherwise, the sign-flip test is
-    used. With clusters, it flips the signs of whole clusters.
+    McNemar's test is used if all differences are −1, 0 or 1 and there are no clusters. Otherwise, a sign-flip test
+    flips the signs of units or of whole clusters.
 
     Args:
         differences: [unit] differences.
         n_flips: Number of random sign patterns.
         seed: Seed of the sign patterns.
-        cluster: [unit] cluster of each unit, numbered from 0.
+        cluster: [unit] clusters, numbered from 0.
 
     Returns:
-        A dict with the name of the `test`, its p-value `p`, and the mid-p value `p_mid` (None for sign-flip tests).
+        A dict with the name of the `test`, its p-value `p`, and `p_mid` from `mcnemar` (None for sign-flip tests).
     """
     if cluster is None and np.isin(differences, (-1, 0, 1)).all():
         return {"test": MCNEMAR, **mcnemar(differences)}
@@ -152,13 +138,13 @@ def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | 
 
 
 def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
-    """Compute the mean difference between two systems and its intervals, and test whether it is 0.
+    """Compute the mean difference between two systems with its intervals and tests.
 
     Args:
         differences: [unit] differences, at least two.
         n_resamples: Number of bootstrap resamples. The sign-flip test uses five times as many sign patterns.
         seed: Seed of the resampling and of the sign patterns.
-        cluster: [unit] cluster of each unit, numbered from 0.
+        cluster: [unit] clusters, numbered from 0.
 
     Returns:
         The result of `paired_test` with these additional entries:
@@ -169,7 +155,7 @@ def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Lab
         - `t`, `bootstrap`, `clustered`: The intervals. `clustered` is None without clusters.
         - `n_above`, `n_below`: Numbers of units with a positive and with a negative difference.
         - `error`: Standard error of the mean difference.
-        - `detectable`: Smallest detectable difference. None if the standard error is 0.
+        - `detectable`: Smallest detectable difference; None if the standard error is 0.
     """
     n = len(differences)
     clustered = None if cluster is None else mean_interval(differences, cluster)

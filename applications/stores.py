@@ -9,18 +9,18 @@ from extract.hashing import differences
 from extract.store.identity import member_stores
 from extract.store.store import Store
 
-#: Placeholder for the unknown temperature of an imported store.
+#: Temperature of an imported store that does not record it.
 UNKNOWN = -1.0
 _TEMPERATURE = "policy.decoding.temperature"
 
 
 def known_temperature(temperature: float) -> float | None:
-    """Convert a temperature to its value in records. `UNKNOWN` becomes None."""
+    """Return the temperature, or None for `UNKNOWN`."""
     return None if temperature == UNKNOWN else temperature
 
 
 def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float, QuestionTable]:
-    """Load the question tables of a store or grid with the grades of one grader. The keys are the temperatures.
+    """Load the question tables of a store or grid with the grades of one grader, by temperature.
 
     Raises:
         InputError: If grades are missing, or if `grader` is None and the first store has several graders.
@@ -30,7 +30,7 @@ def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float
 
 
 def open_stores(path: str) -> dict[float, Store]:
-    """Open a store, or all stores of a temperature grid. The keys are the temperatures, in ascending order.
+    """Open a store, or all stores of a temperature grid, by temperature in ascending order.
 
     The temperature of an imported store can be `UNKNOWN`.
 

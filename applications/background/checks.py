@@ -7,14 +7,13 @@ from extract.errors import InputError
 from extract.hashing import differences
 from extract.store.store import Store
 
-#: Decoding options that must be the same in all systems.
 _FIXED = ("max_new_tokens", "stop", "prompt")
 
 
 def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
     """Return the unit in which outputs are compared.
 
-    If `unit` is None, the unit is tokens if all tokenizers are known to be equal, and words otherwise.
+    The default is tokens if all tokenizers are known to be equal, and words otherwise.
 
     Raises:
         InputError: If a source does not have outputs in the unit, or the unit is tokens and the tokenizers differ.
@@ -42,11 +41,7 @@ def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
 
 
 def check_policies(stores: Sequence[Store]) -> None:
-    """Check that all stores have the same prompt template, token limit and stop strings. Skip unknown settings.
-
-    Raises:
-        InputError: If one of these settings differs.
-    """
+    """Check that prompt template, token limit and stop strings, where known, are the same in all stores."""
     for store in stores[1:]:
         first, second = (one.identity["policy"]["decoding"] for one in (stores[0], store))
         known = {name for name in _FIXED if first[name] is not None and second[name] is not None}
@@ -59,11 +54,7 @@ def check_policies(stores: Sequence[Store]) -> None:
 
 
 def check_random_numbers(tested: Store, references: Sequence[Store]) -> None:
-    """Check that the tested store and the references do not share random numbers.
-
-    Raises:
-        InputError: If the tested store and a reference were sampled from the same model with the same seed.
-    """
+    """Check that the tested store and a reference were not sampled from the same model with the same seed."""
     policy = tested.identity["policy"]
     seed, model = policy["decoding"]["seed"], policy["model"]["fingerprint"]
     for store in references:
@@ -78,11 +69,7 @@ def check_random_numbers(tested: Store, references: Sequence[Store]) -> None:
 
 
 def check_full_distribution(store: Store) -> None:
-    """Check that a reference store was sampled from the model's full distribution.
-
-    Raises:
-        InputError: If `top_p` or `top_k` truncates the distribution.
-    """
+    """Check that neither `top_p` nor `top_k` truncates the distribution of a reference store."""
     decoding = store.identity["policy"]["decoding"]
     if decoding["top_p"] != 1 or decoding["top_k"] != 0:
         raise InputError(

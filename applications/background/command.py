@@ -38,10 +38,9 @@ def background_temperature(
         references: Folders of temperature grids, one for each reference model. A temperature grid contains outputs at
             several temperatures. Sample it with the prompts, prompt template and token limit of the tested system, for
             example with `--policy.temperature 0:1:0.05`.
-        unit: Unit in which outputs are compared: tokens, or words (which include punctuation marks). The default is
-            tokens if all tokenizers are known to be equal, and words otherwise.
-        shared: Whether to use only the prompts that all systems have. Otherwise, all systems must have the same
-            prompts.
+        unit: Unit in which outputs are compared: tokens, or words and punctuation marks. The default is tokens if all
+            tokenizers are known to be equal, and words otherwise.
+        shared: Whether to use only the prompts that all systems have, if the prompts differ.
         out: Folder to create for the page, record, tables and pictures. The default is
             runs/background-temperature-TESTED.
         seed: Seed for resampling.

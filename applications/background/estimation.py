@@ -1,7 +1,4 @@
-"""Estimate the background temperature of a system by comparing it with references on several metrics.
-
-The method is tested on held-out outputs of the references, whose temperatures are known.
-"""
+"""Estimate the background temperature of a system by comparing it with references on several metrics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +21,6 @@ from applications.background.variability import METRICS, Counted, measure
 from extract.errors import InputError
 from probes.metrics.intervals import Interval, resample_weights
 
-#: Significance level of the Kolmogorov–Smirnov tests.
 LEVEL = 0.05
 
 
@@ -35,16 +31,15 @@ class Cell:
     Index 0 of the axis `resample` is the original set of prompts, and the other indices are bootstrap resamples.
 
     Attributes:
-        means: [resample, temperature] mean of the metric for the reference at each temperature. If the metric falls
-            with temperature, this is 1 − mean.
-        tested: [resample] mean of the metric for the tested system, or 1 − mean if the metric falls with temperature.
-        temperature: [resample] temperatures at which the curve from `monotone_curves` reaches the value of the tested
-            system.
+        means: [resample, temperature] means of the metric for the reference, or 1 − mean if the metric falls with
+            temperature.
+        tested: [resample] mean (or 1 − mean) of the metric for the tested system.
+        temperature: [resample] temperatures at which the curve from `monotone_curves` reaches `tested`.
         ks_temperature: [resample] temperatures from `ks_temperatures`.
         ks_distance: [temperature] Kolmogorov–Smirnov distances between the tested system and the reference.
-        ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests that compare the two.
-        outside: ``above`` if the tested system varies more than the reference does at its highest temperature,
-            ``below`` if it varies less than the reference does at its lowest temperature, and empty otherwise.
+        ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests.
+        outside: ``above`` if the tested system varies more than the reference at its highest temperature, ``below`` if
+            it varies less than the reference at its lowest temperature, and empty otherwise.
     """
 
     means: Array
@@ -69,10 +64,9 @@ class Estimate:
         cells: Comparison for each reference and metric.
         tested: Dict from each metric to its values [prompt] for the tested system.
         references: Values [prompt] for the references, by name, temperature and metric.
-        mismatch_rate: 95 % upper limit of the tested system's mismatch rate (see `highest_mismatch_rate`). None if the
-            system has different outputs for the same prompt.
-        limits: Dict from each reference to the highest temperature at which its mismatch rate is at most
-            `mismatch_rate`. See `temperature_limit`. Empty if `mismatch_rate` is None.
+        mismatch_rate: Result of `highest_mismatch_rate` for the tested system. None if the system has different outputs
+            for the same prompt.
+        limits: Dict from each reference to its `temperature_limit`. Empty if `mismatch_rate` is None.
         recovery: Dict from each reference to the estimated temperatures [resample, temperature] of its held-out
             outputs. Empty if a prompt has fewer than four outputs.
     """
@@ -152,7 +146,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Treat half of a reference's outputs as the tested system, and estimate their temperatures with the other half.
+    """Estimate the temperatures of half of a reference's outputs with the other half as the reference.
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.
@@ -176,13 +170,13 @@ def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights
 
 
 def rising(name: str, values: Sequence[Mapping[str, Array]]) -> Array:
-    """Return the values [temperature, prompt] of a metric. If it falls with temperature, return 1 minus the values."""
+    """Return the values [temperature, prompt] of a metric, or 1 − values if the metric falls with temperature."""
     stacked = np.stack([one[name] for one in values])
     return stacked if METRICS[name].rises else 1 - stacked
 
 
 def _limit(grid: Mapping[float, Mapping[str, Array]], rate: float, weights: Array) -> float | None:
-    """Return the highest temperature at which the mismatch rate is at most `rate`. See `temperature_limit`."""
+    """Return the `temperature_limit` of a reference."""
     (curve,) = monotone_curves(rising("memf", [*grid.values()]), weights)
     return temperature_limit(curve, rate, np.array([*grid]))
 
@@ -199,13 +193,11 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
-    """Return an estimate with its 95 % expanded percentile interval.
+    """Return the first of `values` [resample] with its 95 % expanded percentile interval from the others.
 
-    The estimate is the first element of `values` [resample]. The interval is computed from the other elements.
-
-    The bounds of the interval are the quantiles at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t, where n is the number of
-    prompts and t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom (Hesterberg, The
-    American Statistician 69, 2015).
+    The bounds are the quantiles at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t, where n is the number of prompts and t is
+    the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom (Hesterberg, The American Statistician
+    69, 2015).
     """
     reach = (n_prompts / (n_prompts - 1)) ** 0.5 * stdtrit(n_prompts - 1, 0.975)
     low, high = np.quantile(values[1:], ndtr([-reach, reach]))

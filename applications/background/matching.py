@@ -1,7 +1,6 @@
 """Find the temperature at which a reference varies as much as the tested system.
 
-Some functions take resampling weights [resample, prompt]. Each row sums to 1, and the same weights are used for the
-reference and the tested system.
+Resampling weights [resample, prompt] sum to 1 in each row and are shared by the reference and the tested system.
 """
 
 import numpy as np
@@ -13,15 +12,12 @@ Array = NDArray[np.float64]
 
 
 def ks_distances(tested: Array, reference: Array, weights: Array) -> Array:
-    """Compute the Kolmogorov–Smirnov distances between the tested system's values and the reference's values.
+    """Compute the Kolmogorov–Smirnov distances [resample, temperature] between the tested system and the reference.
 
     Args:
         tested: [prompt] values of the metric.
         reference: [temperature, prompt] values of the metric.
-        weights: [resample, prompt] weights of the prompts in both systems.
-
-    Returns:
-        [resample, temperature] largest absolute differences between the two distribution functions.
+        weights: [resample, prompt] weights.
     """
     signed, columns = np.hstack([weights, -weights]), []
     for values in reference:
@@ -33,53 +29,44 @@ def ks_distances(tested: Array, reference: Array, weights: Array) -> Array:
 
 
 def ks_temperatures(distances: Array, temperatures: Array) -> Array:
-    """For each row of `distances`, return the mean of all temperatures with the smallest distance, [resample].
+    """Return the mean [resample] of all temperatures with the smallest of the `distances` [resample, temperature].
 
-    This is the rule of Messina and Scotta. `distances` has shape [resample, temperature], and
-    `temperatures` has shape [temperature].
+    This is the rule of Messina and Scotta.
     """
     smallest = distances <= distances.min(axis=1, keepdims=True) + 1e-9
     return np.asarray(smallest @ temperatures / smallest.sum(axis=1))
 
 
 def ks_p_values(tested: Array, reference: Array) -> Array:
-    """Compute the p-values [temperature] of the two-sample Kolmogorov–Smirnov tests.
+    """Compute the asymptotic p-values [temperature] of the two-sample Kolmogorov–Smirnov tests.
 
-    The tests assume independent samples, so they are conservative if both systems answer the same prompts. The p-values
-    are asymptotic, because values can be tied.
+    The tests assume independent samples, so they are conservative if both systems answer the same prompts.
     """
     return np.array([ks_2samp(tested, values, method="asymp").pvalue for values in reference])
 
 
 def monotone_curves(reference: Array, weights: Array) -> Array:
-    """Fit curves of the mean metric that never decrease with temperature (isotonic regression).
+    """Fit curves [resample, temperature] of the mean metric by isotonic regression.
 
     Args:
         reference: [temperature, prompt] values of a metric that increases with temperature. Temperatures are in
             ascending order.
-        weights: [resample, prompt] weights of the prompts.
-
-    Returns:
-        [resample, temperature] values of the curves.
+        weights: [resample, prompt] weights.
     """
     return np.stack([isotonic_regression(means).x for means in weights @ reference.T])
 
 
 def invert(curves: Array, values: Array, temperatures: Array) -> Array:
-    """Return the temperatures at which `curves` reach `values`.
+    """Return the temperatures [resample, system] at which `curves` reach `values`.
 
     Each flat part of a curve is treated as one point at its mean temperature, and the points are joined by straight
-    lines. This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). For a value
-    outside the range of the curve, the result is the temperature of the nearest point. For the value 0, it is always
-    the lowest temperature.
+    lines. This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). Values outside the
+    range of the curve get the temperature of the nearest point, and the value 0 the lowest temperature.
 
     Args:
         curves: [resample, temperature] non-decreasing curves.
         values: [resample, system] values of the metric.
         temperatures: [temperature] in ascending order.
-
-    Returns:
-        [resample, system] temperatures.
     """
     found = []
     for curve, wanted in zip(curves, values, strict=True):
@@ -91,19 +78,17 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
     """Return the 95 % upper limit of a system's mean mismatch rate, if its outputs for each prompt are all identical.
 
-    The mismatch rate of a prompt is 1 minus its maximum exact match fraction (MEMF).
-
-    The limit for the mean over M prompts is 1 − 0.05^(1 / (M (N − 1))), where N is the smallest number of outputs
-    in `n_outputs` [prompt]. It is also valid if the prompts have different mismatch rates.
+    The mismatch rate of a prompt is 1 minus its maximum exact match fraction (MEMF). The limit for the mean over M
+    prompts is 1 − 0.05^(1 / (M (N − 1))), where N is the smallest number of outputs in `n_outputs` [prompt]. It is also
+    valid if the prompts have different mismatch rates.
     """
     return float(1 - 0.05 ** (1 / (len(n_outputs) * (n_outputs.min() - 1))))
 
 
 def temperature_limit(curve: Array, rate: float, temperatures: Array) -> float | None:
-    """Return the highest temperature above 0 at which the mismatch rate of the reference is at most `rate`.
+    """Return the highest temperature above 0 at which the mismatch rate of the reference is at most `rate`, or None.
 
-    `curve` [temperature] contains the non-decreasing mismatch rates of the reference. Returns None if there is no such
-    temperature.
+    `curve` [temperature] contains the non-decreasing mismatch rates of the reference.
     """
     within = temperatures[(curve <= rate) & (temperatures > 0)]
     return float(within[-1]) if len(within) else None

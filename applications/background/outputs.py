@@ -15,7 +15,6 @@ from extract.store.samples import WITHOUT_ANSWER
 from extract.store.store import Store
 
 Unit = Literal["tokens", "words"]
-#: A word, or a single punctuation mark.
 _WORD = re.compile(r"\w+|[^\w\s]")
 _FORMAT = (
     "Use a JSON object that maps each prompt to a list of outputs (texts or lists of token ids), or a CSV file with "
@@ -29,7 +28,7 @@ class Source:
 
     Attributes:
         name: Name in messages and tables.
-        units: Units in which the outputs can be read: tokens, words or both.
+        units: Units in which the outputs can be read.
         read: Function that takes a unit and returns a dict from each prompt to its outputs, without end tokens.
         store: The store; None if the source is a file.
     """
@@ -55,7 +54,7 @@ def split_words(text: str) -> list[str]:
 
 
 def of_store(store: Store) -> Source:
-    """Return a source that reads the outputs in a store. Rejected, skipped and missing samples have no output."""
+    """Return a source that reads the outputs in a store."""
 
     def read(unit: Unit) -> dict[str, list[Output]]:
         outputs: dict[str, list[Output]] = {}
@@ -80,11 +79,7 @@ def prompts_of(store: Store) -> dict[str, str]:
 
 
 def of_lists(name: str, listed: Any) -> Source:
-    """Return a source whose outputs are already loaded from a file.
-
-    Args:
-        name: Name in messages.
-        listed: Dict from prompts to lists of texts, or to lists of lists of token ids.
+    """Return a source from a dict of prompts to lists of texts, or to lists of lists of token ids.
 
     Raises:
         InputError: If `listed` has a different type.

@@ -18,14 +18,13 @@ from probes.metrics.intervals import Interval
 from probes.report.results import FORMAT_VERSION, versions
 from probes.report.templates import render
 
-#: Metrics that Messina and Scotta use.
 AUTHORS = [name for name, metric in METRICS.items() if metric.authors]
 
 
 def background_record(
     tested: Source, references: References, systems: Systems, estimate: Estimate, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """Compute the content of background-temperature.json. Intervals are 95 % intervals.
+    """Compute the content of background-temperature.json.
 
     If all outputs for each prompt are identical, the upper bound of the temperature's interval comes from
     `temperature_limit`.
@@ -77,8 +76,8 @@ def _source(source: Source) -> dict[str, Any]:
 def _facts(outputs: Sequence[Counted]) -> dict[str, Any]:
     """Count the outputs of the tested system.
 
-    `first_divergence` is the median index of the first token or word that differs. Prompts whose outputs are all
-    identical are left out of this median.
+    `first_divergence` is the median index of the first token or word that differs, over the prompts with varying
+    outputs.
     """
     varying = [one.first_divergence for one in outputs if one.first_divergence is not None]
     return {
@@ -122,10 +121,9 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 
 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
-    """Return the upper limit of the temperature, or None if any outputs for the same prompt differ.
+    """Return the maximum of the references' limits, or None if any outputs for the same prompt differ.
 
-    The limit is the maximum over the references. If `inclusive` is false, the background temperature is below the
-    limit, which is then the lowest nonzero temperature of a grid.
+    If `inclusive` is false, the background temperature is below the limit, the lowest nonzero temperature of a grid.
     """
     if estimate.mismatch_rate is None:
         return None
@@ -136,7 +134,7 @@ def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] |
 
 
 def prompt_table(systems: Systems, estimate: Estimate) -> pa.Table:
-    """Return a table of all metrics with one row per prompt and system. The tested system has a null temperature."""
+    """Return all metrics with one row per prompt and system. The temperature of the tested system is null."""
     rows: list[dict[str, Any]] = []
 
     def add(name: str, temperature: float | None, outputs: Sequence[Counted], values: Mapping[str, Array]) -> None:
@@ -153,10 +151,7 @@ def prompt_table(systems: Systems, estimate: Estimate) -> pa.Table:
 
 
 def authors_csv(record: Mapping[str, Any]) -> str:
-    """Return the results as one CSV row, with the column and metric names of Messina and Scotta's notebook.
-
-    ``REFERENCE`` in the columns ``REFERENCE_METRIC_Tn`` is the full name of a reference.
-    """
+    """Return the results as one CSV row, with the column and metric names of Messina and Scotta's notebook."""
     cells = [cell for cell in record["cells"] if cell["metric"] in AUTHORS]
     row = {"Tested": record["tested"]["name"], "Tbg estimate": record["authors_temperature"]["value"]}
     for name in AUTHORS:
@@ -179,5 +174,5 @@ def background_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def background_verdict(record: dict[str, Any]) -> str:
-    """Return a short text that states the background temperature."""
+    """Return a summary of the background temperature."""
     return render("background/verdict.md.j2", record=record, metrics=METRICS)

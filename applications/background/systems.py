@@ -16,7 +16,7 @@ from applications.background.variability import Counted
 from applications.stores import open_stores
 from extract.errors import InputError
 
-#: Minimum number of prompts. Intervals resample the prompts.
+#: Minimum number of prompts.
 LEAST_PROMPTS = 5
 
 
@@ -25,7 +25,7 @@ class Systems:
     """Outputs of the tested system and of the references for the same prompts.
 
     Attributes:
-        prompts: Prompts, or the ids of their questions if the tested system or a reference is a store.
+        prompts: Prompts, or the ids of their questions if a system is a store.
         tested: [prompt] outputs of the tested system.
         references: Outputs [prompt] of the references, by name and then by temperature in ascending order.
         unit: Unit of the outputs.
@@ -51,9 +51,7 @@ References = Mapping[str, Mapping[float, Source]]
 
 
 def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
-    """Open references, and return them by name.
-
-    Each reference is a dict from temperature to source, in ascending order of temperature.
+    """Open references by name. Each one is a dict from temperature to source, in ascending order of temperature.
 
     Args:
         paths: Folders of temperature grids, or JSON files in the format of Messina and Scotta, which contain token ids
@@ -109,13 +107,11 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
         tested: The tested system.
         references: The references, from `open_references`.
         unit: Unit of the outputs. See `choose_unit` for the default.
-        shared: Whether to use only the prompts that all systems have. Otherwise, all systems must have the same
-            prompts.
+        shared: Whether to use only the prompts that all systems have, if the prompts differ.
 
     Raises:
-        InputError: If the systems have different prompts, prompt templates, tokenizers or token limits, if there are
-            too few prompts or outputs, or if the tested store and a reference were sampled with the same random
-            numbers.
+        InputError: If the prompts, prompt templates, tokenizers or token limits differ, there are too few prompts or
+            outputs, or the tested store and a reference share random numbers.
     """
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
     stores = [source.store for source in sources if source.store]

@@ -1,7 +1,4 @@
-"""Variability of a system's outputs for the same prompt (Messina and Scotta, arXiv 2604.22411, section 4).
-
-An output is a sequence of tokens or words.
-"""
+"""Variability of a system's outputs for the same prompt (Messina and Scotta, arXiv 2604.22411, section 4)."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,13 +11,13 @@ from rapidfuzz.process import cdist
 
 #: One output, as a sequence of tokens or words.
 Output = Sequence[Hashable]
-#: Number of random subsets over which the maximum exact match fraction is averaged.
+#: Number of random subsets for MEMF.
 N_SUBSETS = 1000
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Outputs for one prompt. Each distinct output is stored once.
+    """Outputs for one prompt.
 
     Attributes:
         texts: Distinct outputs. Each token is encoded as one character, so that string functions can be used.
@@ -67,10 +64,9 @@ class Counted:
 
 
 def max_exact_match(outputs: Counted, n: int, seed: int = 0) -> float:
-    """Compute the maximum exact match fraction (MEMF) of `n` outputs.
+    """Compute the maximum exact match fraction (MEMF): the fraction of outputs that equal the most frequent output.
 
-    This is the fraction of outputs that are identical to the most frequent output. If there are more than `n` outputs,
-    the result is the mean over `N_SUBSETS` random subsets of `n` outputs.
+    If there are more than `n` outputs, the result is the mean over `N_SUBSETS` random subsets of `n` outputs.
     """
     if n == outputs.n:
         return float(outputs.counts.max()) / n
@@ -81,8 +77,8 @@ def max_exact_match(outputs: Counted, n: int, seed: int = 0) -> float:
 def collision_rate(outputs: Counted) -> float:
     """Compute the fraction of pairs of outputs that are identical.
 
-    The fraction is Σ m (m − 1) / (N (N − 1)), where m is the count of each distinct output and N is the sum of the
-    counts. It is the unbiased estimate of the probability that two new outputs are identical.
+    The fraction is Σ m (m − 1) / (N (N − 1)), where m is the count of each distinct output and N = Σ m. It is the
+    unbiased estimate of the probability that two new outputs are identical.
 
     >>> collision_rate(Counted.of(["Lima", "Lima", "Rome"]))
     0.3333333333333333
@@ -114,8 +110,7 @@ class Metric:
 
     Attributes:
         label: Name in tables and pictures.
-        compute: Function of three arguments: the outputs for a prompt, the token limit, and the number of outputs for
-            `max_exact_match`.
+        compute: Function of the outputs for a prompt, the token limit, and the argument `n` of `max_exact_match`.
         rises: Whether the metric increases with temperature. A metric that decreases is 1 if all outputs are identical.
         authors: Name in the table of Messina and Scotta, or None if they do not use the metric.
     """
@@ -126,7 +121,6 @@ class Metric:
     authors: str | None = None
 
 
-#: Metrics by name.
 METRICS = {
     "memf": Metric("MEMF", lambda outputs, limit, n: max_exact_match(outputs, n), False, "max_exact_match"),
     "avg_lev": Metric("AvgLev", lambda outputs, limit, n: mean_levenshtein(outputs, limit), True, "Levenshtein_lists"),
@@ -136,15 +130,12 @@ METRICS = {
 
 
 def measure(outputs: Sequence[Counted], limit: int, n: int) -> dict[str, NDArray[np.float64]]:
-    """Compute all metrics for each prompt.
-
-    The values are rounded to 12 digits, so that equal values stay equal in comparisons of distributions.
+    """Compute all metrics for each prompt, rounded to 12 digits.
 
     Args:
         outputs: [prompt] outputs, at least two for each prompt.
         limit: Maximum number of tokens per output.
-        n: Number of outputs for which the maximum exact match fraction (MEMF) is computed. It must be the same for all
-            systems in a comparison.
+        n: Number of outputs for MEMF. It must be the same for all systems in a comparison.
 
     Returns:
         Dict from the names in `METRICS` to values [prompt] float64.

@@ -1,7 +1,7 @@
 """Allocate a sampling budget to questions by the expected gain of each further answer.
 
-The expected number of questions with at least one right answer is a sum of concave functions, one for each question. It
-is therefore optimal to draw the answers with the largest gains.
+The expected number of questions with at least one right answer is a sum of concave functions, one for each question.
+Drawing the answers with the largest gains is therefore optimal.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ class Ranking(NamedTuple):
     Attributes:
         question: [rank] question of each answer.
         answer: [rank] number of earlier answers to the same question.
-        last: [tie] rank of the last answer in each tie. A tie consists of all answers with the same gain and the same
-            value of `answer`.
+        last: [tie] rank of the last answer in each tie. Answers are tied if their gains and values of `answer` are
+            equal.
     """
 
     question: NDArray[np.int64]
@@ -31,19 +31,21 @@ class Ranking(NamedTuple):
 
 
 def uniform_gains(n_questions: int, most: int) -> Array:
-    """Return gains [question, answer] with which the answers are spread as evenly as possible over the questions."""
+    """Return gains [question, answer] that spread the answers as evenly as possible over the questions."""
     return np.tile(-np.arange(most, dtype=np.float64), (n_questions, 1))
 
 
 def plug_in_gains(confidence: Array, most: int) -> Array:
     """Return the gain f (1 − f)^j of each answer j = 0, 1, …, where f is the probability that an answer is right.
 
+    The gain is the probability that the answer is right and all earlier ones are wrong.
+
     Args:
         confidence: [question] confidences f. They are not clipped, so a question with f = 0 has no gain.
         most: Number of answers to each question.
 
     Returns:
-        [question, answer] float64 probabilities that the answer is right and all earlier ones are wrong.
+        [question, answer] float64 gains.
     """
     f = confidence[:, None]
     return _decreasing(f, np.repeat(1 - f, most - 1, axis=1))
@@ -58,7 +60,7 @@ def beta_gains(a: Array, b: Array, most: int) -> Array:
         most: Number of answers to each question.
 
     Returns:
-        [question, answer] float64 probabilities that the answer is right and all earlier ones are wrong.
+        [question, answer] float64 gains.
     """
     a, b, earlier = a[:, None], b[:, None], np.arange(most - 1)
     return _decreasing(a / (a + b), (b + earlier) / (a + b + 1 + earlier))
@@ -67,19 +69,18 @@ def beta_gains(a: Array, b: Array, most: int) -> Array:
 def hazards(a: Array, b: Array, most: int) -> Array:
     """Return the probability a / (a + b + j) that answer j is right, given that all j earlier answers are wrong.
 
-    This is the posterior mean of p for the prior Beta(a, b). See `beta_gains` for the arguments and the shape
-    of the result.
+    See `beta_gains` for the arguments and the shape of the result.
     """
     return a[:, None] / ((a + b)[:, None] + np.arange(most))
 
 
 def _decreasing(first: Array, factors: Array) -> Array:
-    """Return the cumulative products of `first` and `factors`, which are in [0, 1]. The products never increase."""
+    """Return the cumulative products of `first` and `factors` in [0, 1], rounded so that they never increase."""
     return np.concatenate([first, factors], axis=1).cumprod(axis=1)
 
 
 def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
-    """Sort all answers by decreasing gain. Answers with equal gains are ordered by `answer`, and then by question.
+    """Sort all answers by decreasing gain, then by `answer`, and then by question.
 
     Args:
         gains: [question, answer] gains, which do not increase along `answer`.
@@ -94,12 +95,9 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
 
 
 def allocate(gains: Array, caps: NDArray[np.int64], totals: Sequence[int]) -> NDArray[np.int64]:
-    """For each total number of answers, return the allocation with the largest sum of gains.
+    """Return the allocation [total, question] with the largest sum of gains for each total number of answers.
 
     See `rank` for the arguments `gains` and `caps`.
-
-    Returns:
-        [total, question] numbers of answers.
 
     Raises:
         InputError: If a total is not between 0 and the sum of the caps.

@@ -24,8 +24,7 @@ def budget(
     """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
     The allocations are uniform, or based on the base rates of the question groups, on confidences, or on half of the
-    grades (oracle). Some allocations are also compared online, where sampling for a question stops at its first
-    right answer.
+    grades (oracle).
 
     Args:
         store: Folder of the store. It must contain samples and grades.

@@ -1,7 +1,4 @@
-"""Expected success of an allocation: the expected proportion of questions with at least one right answer.
-
-Answers are drawn without replacement from the graded answers to a question, so expectations have a closed form.
-"""
+"""Expected proportion of questions with at least one right answer if answers are drawn without replacement."""
 
 import numpy as np
 import torch
@@ -11,7 +8,6 @@ from torch import Tensor
 from applications.budget.allocation import Array, rank
 from applications.passk.estimators import all_wrong
 
-#: Approximate size of a matrix of curves [question, point] in `success`.
 _CELLS = 2**17
 
 
@@ -26,16 +22,15 @@ def success(
 ) -> Tensor:
     """Compute the expected success of drawing answers in the order of their gains, at several budgets.
 
-    The budget is allocated again in each resample. If it runs out within a tie, the rest is shared equally
-    among the tied answers.
+    The budget is allocated again in each resample. If it runs out within a tie, the tied answers share the rest
+    equally.
 
-    The result is exact for the original questions. For resamples, success is interpolated between points of the
-    ranking.
+    The result is exact for the original questions, and interpolated between points of the ranking for resamples.
 
     Args:
         gains: [question, answer] gains, which do not increase along `answer`.
         right: [question] numbers of right answers.
-        known: [question] numbers of graded answers, which limit the allocation.
+        known: [question] numbers of graded answers.
         budgets: [budget] mean numbers of answers per question.
         weights: [resample, question] number of copies of each question.
         fold: [question] fold of each question. Each fold has a separate budget.
@@ -67,7 +62,7 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
 
     Args:
         level: [row, level] float64 levels of success.
-        curve: [row, answers] float64 success at budgets of 1, 2, 3, … answers per question. At a budget of 0, it is 0.
+        curve: [row, answers] float64 success at budgets of 1, 2, 3, … answers per question.
 
     Returns:
         [row, level] float64 budgets, linearly interpolated; NaN where the curve does not reach the level.
@@ -96,12 +91,7 @@ def _curves(
 
 
 def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Locate the values `at` [row, value] between the points of increasing curves `x` [row, point].
-
-    Returns:
-        The index of the upper point, and the relative position between the lower point (0) and the upper point (1).
-        Values outside the curve are clamped to its ends.
-    """
+    """Return the index of the point of `x` [row, point] above each value `at` [row, value], and the position below it."""
     upper = torch.searchsorted(x, at).clamp(1, x.shape[1] - 1)
     low, high = x.gather(1, upper - 1), x.gather(1, upper)
     return upper, ((at - low) / (high - low)).nan_to_num(0).clamp(0, 1)

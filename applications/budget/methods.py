@@ -1,4 +1,4 @@
-"""Methods that allocate a budget to questions, and the answers on which the methods are compared."""
+"""Methods of allocating a budget to questions."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,11 +15,9 @@ from extract.errors import InputError
 from probes.baselines.registry import is_half
 from probes.comparison.folds import fold_of_questions
 
-#: Number of folds. For each fold, base rates and concentrations are estimated on the other folds.
+#: Number of folds for base rates and concentrations.
 N_FOLDS = 5
-#: Minimum number of questions.
 LEAST_QUESTIONS = 20
-#: Methods that are always compared.
 METHODS = UNIFORM, BASE_RATE, ORACLE = "uniform", "base_rate", "oracle"
 PLUG_IN, BAYESIAN = "plug-in", "Bayesian"
 #: A method: the names of its confidence and its gain.
@@ -32,7 +30,7 @@ class Setting(NamedTuple):
     Attributes:
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers.
-        gains: Dict from method to gains [question, answer].
+        gains: Gains [question, answer] by method.
         online: Whether sampling for a question stops at the first right answer.
     """
 
@@ -42,10 +40,7 @@ class Setting(NamedTuple):
     online: bool = False
 
     def limit(self, fold: NDArray[np.int64]) -> float:
-        """Return the largest mean number of answers per question that can be drawn in every fold.
-
-        `fold` [question] is the index of each question's fold.
-        """
+        """Return the largest mean number of answers per question that can be drawn in every fold [question]."""
         parts = [(self.right[fold == number], self.known[fold == number]) for number in np.unique(fold)]
         return min(mean_cost(*part) if self.online else float(part[1].mean()) for part in parts)
 
@@ -55,11 +50,11 @@ class Questions(NamedTuple):
 
     Attributes:
         rows: [question] rows of the question table.
-        fold: [question] fold of each question. Folds are stratified by question group and have separate budgets.
+        fold: [question] folds, stratified by question group, with separate budgets.
         settings: The settings `all` (all answers), `half` (answers with odd indices) and `online` (all answers, but
             sampling stops at the first right answer).
-        concentration: Dict from the name of each confidence to the mean concentration of its beta priors, or to None if
-            it cannot be estimated.
+        concentration: Mean concentration of the beta priors of each confidence, by name. None if it cannot be
+            estimated.
     """
 
     rows: NDArray[np.int64]
@@ -71,13 +66,13 @@ class Questions(NamedTuple):
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
     """Compute the gains of all methods.
 
-    A question is used if it has all confidences, and graded answers at both even and odd indices. Some methods, such as
-    the oracle, use the grades of the answers with even indices. These methods are included only in the setting `half`,
-    which is evaluated on the answers with odd indices.
+    A question is used if it has all confidences, and graded answers at both even and odd indices. Methods that use the
+    grades of the answers with even indices, such as the oracle, are included only in the setting `half`, which is
+    evaluated on the answers with odd indices.
 
     Args:
         table: The question table.
-        confidences: Dict from name to confidences [row] of the questions in the table; NaN if missing.
+        confidences: Confidences [row] of the questions in the table, by name; NaN if missing.
         seed: Seed of the folds.
 
     Raises:

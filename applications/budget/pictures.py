@@ -1,4 +1,4 @@
-"""Plots of success against the budget. Success is the expected fraction of questions with a right answer."""
+"""Plots of the fraction of questions with a right answer against the budget."""
 
 from typing import Any
 
@@ -14,17 +14,14 @@ _CONFIDENCE_COLOURS = (BLUE, RED, *METHOD_COLOURS[2:4])
 
 
 def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
-    """Plot each setting that has at least two budgets, and return the plots by setting name."""
+    """Plot each setting that has at least two budgets. Return the plots by setting."""
     settings = {name: setting for name, setting in record["settings"].items() if len(setting["budgets"]) > 1}
     return {name: success_by_budget(setting, record["confidences"]) for name, setting in settings.items()}
 
 
 @styled
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
-    """Plot each method's success, and its difference from the uniform allocation, in two panels against the budget.
-
-    Lines of methods with plug-in gains are dashed. The 95 % intervals at one budget are drawn side by side.
-    """
+    """Plot the success of each method, and its difference from the uniform allocation. Plug-in gains are dashed."""
     figure, (left, right) = new_figure(8.4, 3.8, ncols=2)
     budgets, methods = np.array(setting["budgets"]), setting["methods"]
     colours = _COLOURS | {name: _CONFIDENCE_COLOURS[i % 4] for i, name in enumerate(confidences)}

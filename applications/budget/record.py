@@ -1,4 +1,4 @@
-"""Compare methods of allocating a budget of answers to questions. Build the record, the table and the report page."""
+"""Record, table and Markdown page of a comparison of allocations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from probes.metrics.intervals import Interval, resample_weights
 from probes.report.results import record_header
 from probes.report.templates import render
 
-#: Default mean numbers of answers per question. Budgets that exceed the available answers are left out.
+#: Default mean numbers of answers per question.
 BUDGETS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -36,8 +36,7 @@ def budget_record(
         store: The store.
         table: Question table of the store.
         confidences: Confidences [row] of the questions in the table, by name; NaN if missing.
-        budgets: Mean numbers of answers per question. The default is all values in `BUDGETS` for which there are enough
-            answers.
+        budgets: Mean numbers of answers per question. The default is `BUDGETS` up to the number of available answers.
         n_resamples: Number of resamples for each interval.
         seed: Seed of the folds and resamples.
 
@@ -94,10 +93,10 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
         - `limit`: The largest budget.
         - `n_answers`: Number of available answers.
         - `budgets`: The budgets up to `limit`.
-        - `methods`: One dict per method. The strings `confidence` and `gain` identify the method. The other entries map
-          each budget to an estimate with its interval: `success`, `difference` (success minus that of the uniform
-          allocation) and `saved`. `saved` is the number of additional answers per question that the uniform allocation
-          needs for the same success. It is None if the store has too few answers to estimate it.
+        - `methods`: One dict per method. `confidence` and `gain` identify the method. The other entries map each budget
+          to an estimate with its interval: `success`, `difference` (from the success of the uniform allocation), and
+          `saved`, the number of additional answers per question that the uniform allocation needs for the same success
+          (None if the store has too few answers).
     """
     counts, limit = (setting.right, setting.known), setting.limit(questions.fold)
     used = [budget for budget in budgets if budget <= limit]
@@ -123,10 +122,7 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
 
 
 def _interval(values: Tensor) -> Interval | None:
-    """Return the first value, and the 95 % percentile interval of the other values, which come from resamples.
-
-    Returns None if the first value is not finite, or if more than a tenth of the other values are not finite.
-    """
+    """Return the first value and the 95 % percentile interval of the others, or None if too many are not finite."""
     # With 40 questions, these intervals cover the expected difference in 92–96 % of simulations (BCa: 83–88 %).
     resampled = values[1:][values[1:].isfinite()]
     if not values[0].isfinite() or len(resampled) < 0.9 * (len(values) - 1):
@@ -136,7 +132,7 @@ def _interval(values: Tensor) -> Interval | None:
 
 
 def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence[int]) -> pa.Table:
-    """Return a table of how many answers each method allocates to each question, in the setting `all`."""
+    """Return the number of answers that each method allocates to each question, in the setting `all`."""
     setting, tables = questions.settings["all"], []
     for (name, gain), gains in setting.gains.items():
         answers = np.empty((len(budgets), len(questions.rows)), dtype=np.int64)
@@ -155,7 +151,7 @@ def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence
 
 
 def budget_verdict(record: dict[str, Any]) -> str:
-    """Describe in words how each confidence compares with the uniform allocation at the middle budget."""
+    """Return a comparison of each confidence with the uniform allocation at the middle budget."""
     methods = {(one["confidence"], one["gain"]): one for one in record["settings"]["all"]["methods"]}
     budget = record["budgets"][(len(record["budgets"]) - 1) // 2]
     shown = [
@@ -168,5 +164,5 @@ def budget_verdict(record: dict[str, Any]) -> str:
 
 
 def budget_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page of a record. `plots` contains the names of the figures."""
+    """Render the Markdown page with the pictures `plots`."""
     return render("budget/budget.md.j2", record=record, verdict=budget_verdict(record), plots=plots)

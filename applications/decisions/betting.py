@@ -1,4 +1,4 @@
-"""P-values for the hypothesis that the mean loss exceeds a given risk, computed for many thresholds at once."""
+"""P-values for the hypothesis that the mean loss exceeds a given risk, for many thresholds at once."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,22 +9,15 @@ Mask = NDArray[np.bool_]
 
 
 def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
-    r"""Compute p-values for the hypothesis that the mean loss exceeds `risk`, from Hoeffding's inequality.
+    r"""Compute p-values [threshold] for the hypothesis that the mean loss exceeds `risk`, from Hoeffding's inequality.
 
-    Answered questions contribute loss − risk, and unanswered questions contribute 0. These contributions lie in an
-    interval of width 1. If x̄ is their mean over all N questions, the p-value is
+    Answered questions contribute loss − risk, and unanswered questions contribute 0. If x̄ is the mean of these
+    contributions over all N questions, the p-value is
 
     .. math:: p = \exp(-2 N \max(0, -\bar x)^2)
 
-    This test is the baseline in Learn then Test (Angelopoulos et al., arXiv 2110.01052).
-
-    Args:
-        losses: [question, threshold] or [question, 1] losses in [0, 1].
-        is_kept: [question, threshold] bool. Whether the question is answered at this threshold.
-        risk: Largest mean loss under the alternative hypothesis.
-
-    Returns:
-        [threshold] p-values.
+    This test is the baseline in Learn then Test (Angelopoulos et al., arXiv 2110.01052). See `betting_p_values` for the
+    arguments.
     """
     total = np.einsum("qt,qt->t", np.broadcast_to(losses - risk, is_kept.shape), is_kept)
     margin = np.maximum(0, -total / len(losses))
@@ -32,14 +25,14 @@ def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
 
 
 def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | Array) -> Array:
-    r"""Compute p-values for the hypothesis that the mean loss exceeds `risk`, from a betting martingale.
+    r"""Compute p-values [threshold] for the hypothesis that the mean loss exceeds `risk`, from a betting martingale.
 
     A gambler starts with the wealth K = 1 and bets a fraction of it on each answered question, in the given order:
 
     .. math:: K_t = K_{t-1} \, (1 + b_t (\mathrm{risk} - \ell_t)), \qquad 0 \le b_t \le \frac{1}{1 - \mathrm{risk}}
 
     If the mean loss is at least `risk`, K is a nonnegative supermartingale, and p = 1 / max K is a p-value (Ville's
-    inequality; Waudby-Smith and Ramdas, arXiv 2010.09686). A bet can depend only on earlier losses. The bet here is
+    inequality; Waudby-Smith and Ramdas, arXiv 2010.09686). The bet here is
 
     .. math:: b = \frac{\varphi(\Phi^{-1}(u))}{u \, \sigma \sqrt n}
 
@@ -51,12 +44,9 @@ def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | A
     Args:
         losses: [question, threshold] or [question, 1] losses in [0, 1]. The order of the questions must not depend on
             their losses.
-        is_kept: [question, threshold] bool. Whether the question is answered at this threshold.
+        is_kept: [question, threshold] bool, whether the question is answered.
         risk: Largest mean loss under the alternative hypothesis.
         level: Level of the test, such as 0.9, or one level for each threshold.
-
-    Returns:
-        [threshold] p-values, at least 1 − level.
     """
     left = np.maximum(is_kept.sum(0).astype(float), 1)
     goal = np.broadcast_to(1 - np.asarray(level), left.shape).copy()  # wealth as a fraction of the target 1 / δ

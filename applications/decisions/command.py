@@ -37,28 +37,26 @@ def decide(
 ) -> Path:
     """Find confidence thresholds for abstention, with a guaranteed bound on the risk of the remaining answers.
 
-    The risk of a threshold is the expected fraction of wrong answers among the answers to questions whose confidence
-    reaches the threshold. The questions of the store are treated as a random sample. With probability `level`, the
-    threshold found in this sample has at most the requested risk.
+    The risk of a threshold is the expected fraction of wrong answers to the questions whose confidence is at least the
+    threshold. The questions of the store are treated as a random sample. With probability `level`, the threshold found
+    in this sample has at most the requested risk.
 
     Args:
         store: Folder of the store. It must contain samples and grades.
         confidences: Sources of confidences: folders of saved probes that were trained on other questions, or
             FILE:COLUMN for columns of Parquet or CSV files, such as the out-of-fold predictions of `probes compare`.
-        risk: One or more requested risks between 0 and 1. Each has its own threshold and guarantee.
+        risk: Requested risks between 0 and 1. Each has its own threshold and guarantee.
         level: Probability with which each guarantee holds.
         probe: Folder of a saved probe. The certified thresholds are stored in its config.json for use by
             `probes.abstain` and `probes.route`. `confidences` must be the out-of-fold predictions of the probe's
             method, or the probe itself if it was trained on other questions.
-        strong: Folder of a store with more accurate answers to the same questions. If it is passed, the page shows the
-            accuracy and the cost of routing the questions below a threshold to this store.
+        strong: Folder of a store with more accurate answers to the same questions. The page then shows the accuracy and
+            the cost of routing the questions below a threshold to this store.
         strong_price: Price of a token of the strong store, relative to a token of `store`.
-        shared: Whether to evaluate routing only on the questions that both stores share. Otherwise, both stores must
-            have the same questions.
+        shared: Whether to evaluate routing only on the questions that both stores have, if their questions differ.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and pictures. The default is runs/decide-STORE.
-        seed: Seed for the resampling, for dividing the questions into random halves, and for the order in which the
-            questions are tested.
+        seed: Seed for resampling, random halves, and the order in which the questions are tested.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

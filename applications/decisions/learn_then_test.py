@@ -18,10 +18,9 @@ from applications.decisions.betting import betting_p_values, hoeffding_p_values
 Array = NDArray[np.float64]
 #: Candidate thresholds from strict to loose: log-odds from 7 to −7, and the threshold 0.
 THRESHOLDS: Array = np.append(expit(np.arange(140, -141, -1) / 20), 0.0)
-#: Sequences of tested thresholds. Each pair contains the fraction of questions that the first threshold keeps, and the
-#: fraction of the error probability 1 − level that the sequence may spend. Sequences that start at looser thresholds
-#: help if the most confident questions are not the most accurate ones. The last sequence tests only whether all
-#: questions can be answered.
+#: Sequences of tested thresholds: the fraction of questions that the first threshold keeps, and the fraction of the
+#: error probability 1 − level that the sequence may spend. Sequences that start at looser thresholds help if the
+#: most confident questions are not the most accurate ones.
 STARTS = ((0.05, 0.55), (0.25, 0.15), (0.5, 0.15), (1.0, 0.15))
 #: P-values [threshold] as functions of losses [question, 1], kept questions [question, threshold], risk and levels.
 TESTS: dict[str, Callable[[Array, NDArray[np.bool_], float, Array], Array]] = {
@@ -48,9 +47,8 @@ class Certified(NamedTuple):
 def n_needed(risk: float, level: float) -> int:
     """Return the number of questions that the betting test needs to certify a risk if no answer is wrong.
 
-    `STARTS` divides the error probability 1 − level among several sequences. Here, the test has the error probability
-    w (1 − level), where w is the largest share of a sequence. Any valid test needs at least
-    log(w (1 − level)) / log(1 − risk) questions. The betting test needs slightly more.
+    The lower limit for any valid test is log(w (1 − level)) / log(1 − risk), where w is the largest share of the error
+    probability in `STARTS`. The betting test needs slightly more.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
     (14, 58)
@@ -66,16 +64,16 @@ def n_needed(risk: float, level: float) -> int:
 def necessary_abstention(base_risk: float, risk: float) -> float:
     """Return the smallest fraction of questions that a rule must leave unanswered to reach the given risk.
 
-    The fraction is (μ − α) / (1 − α), or 0 if this is negative, where μ is `base_risk`, the mean loss over all
-    questions, and α is `risk`.
+    The fraction is max(0, (μ − α) / (1 − α)), where μ is `base_risk`, the mean loss over all questions, and α is
+    `risk`.
     """
     return max(0.0, (base_risk - risk) / (1 - risk))
 
 
 def oracle_coverage(losses: Array, risk: float) -> float:
-    """Return the largest fraction of questions that an oracle can answer with a mean loss of at most `risk`.
+    """Return the largest fraction of questions that can be answered with a mean loss of at most `risk`.
 
-    The oracle knows the losses [question] and answers the questions with the lowest losses.
+    The oracle answers the questions with the lowest losses [question].
     """
     return float((np.sort(losses).cumsum() <= risk * np.arange(1, len(losses) + 1) + 1e-9).mean())
 
@@ -85,11 +83,11 @@ def certify(
 ) -> Certified:
     """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
-    The risk of the returned threshold exceeds `risk` with a probability of at most 1 − `level`.
+    The guarantee fails with a probability of at most 1 − `level`.
 
     The method is fixed-sequence testing with several starts. Each sequence in `STARTS` tests thresholds in descending
-    order, and ends at the first hypothesis that is not rejected. It starts at the highest threshold that keeps at least
-    the fraction of questions given in `STARTS`, and at least twice `n_needed` questions.
+    order until a hypothesis is not rejected. It starts at the highest threshold that keeps at least its fraction of the
+    questions, and at least twice `n_needed` questions.
 
     Args:
         confidence: [question] confidences f. A question with the confidence NaN is never answered.
@@ -102,7 +100,7 @@ def certify(
     order = np.random.default_rng(seed).permutation(len(confidence))
     confidence, losses = confidence[order], losses[order]
     kept = (confidence[:, None] >= THRESHOLDS).sum(0)
-    different = np.flatnonzero(np.append(kept[0] > 0, kept[1:] > kept[:-1]))  # thresholds that keep different questions
+    different = np.flatnonzero(np.append(kept[0] > 0, kept[1:] > kept[:-1]))
     counts = kept[different]
     least = [min(max(fraction * len(losses), 2 * n_needed(risk, level)), counts[-1]) for fraction, _ in STARTS]
     starts = np.searchsorted(counts, least)
@@ -120,8 +118,5 @@ def certify(
 
 
 def n_rejected(is_rejected: NDArray[np.bool_]) -> int:
-    """Return the number of hypotheses that are rejected before testing stops.
-
-    Fixed-sequence testing stops at the first hypothesis that cannot be rejected.
-    """
+    """Return the number of hypotheses that are rejected before the first one that is not."""
     return int(np.cumprod(is_rejected).sum())

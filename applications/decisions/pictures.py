@@ -39,10 +39,7 @@ def risk_coverage_picture(record: Mapping[str, Any]) -> Figure:
 
 @styled
 def routing_picture(routing: Mapping[str, Any]) -> Figure:
-    """Plot accuracy against the mean cost per question, with 95 % bands.
-
-    At the first point of each curve, no question is routed.
-    """
+    """Plot accuracy against the mean cost per question, with 95 % bands. Curves start without routing."""
     figure, axes = new_figure(5.8, 4.0)
     cheap, strong = routing["alone"]
     ends = [cheap["cost"], strong["cost"]], [one["accuracy"]["value"] for one in (cheap, strong)]
@@ -71,7 +68,7 @@ def routing_picture(routing: Mapping[str, Any]) -> Figure:
 
 
 def _explain(axes: Axes, confidences: Mapping[str, Any], certified: str) -> None:
-    """Add legend entries for the bands and for the dots of certified thresholds."""
+    """Add legend entries for the bands and the dots."""
     colour = METHOD_COLOURS[0] if len(confidences) == 1 else INK
     axes.fill_between([], [], color=colour, alpha=0.15, lw=0, label="95 % interval")
     axes.plot([], [], color=colour, marker="o", ms=7, ls="", label=certified)

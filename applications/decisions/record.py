@@ -24,9 +24,7 @@ from probes.report.results import record_header
 from probes.report.templates import method_label, render
 
 Array = NDArray[np.float64]
-#: Minimum number of questions.
 LEAST_QUESTIONS = 20
-#: Number of points of a risk–coverage curve.
 _N_POINTS = 40
 
 
@@ -90,11 +88,11 @@ def read_questions(store: Store, table: QuestionTable, sources: Sequence[str]) -
 def decide_record(
     decided: Decided, risks: Sequence[float], level: float, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """Compute the content of decide.json: the thresholds of each confidence for each requested risk.
+    """Compute the content of decide.json.
 
-    For each requested risk, `requests` contains the quantities that do not depend on a confidence. For each confidence,
-    `confidences` contains the risk–coverage `curve` and the results of `threshold_record`. `routing` is None until the
-    command sets it.
+    `requests` contains, for each requested risk, the quantities that do not depend on a confidence. `confidences`
+    contains, for each confidence, the risk–coverage `curve` and the results of `threshold_record`. `routing` is None
+    until the command sets it.
     """
     losses, options = decided.losses, {"n_resamples": n_resamples, "seed": seed}
     n, table = len(losses), decided.table
@@ -164,7 +162,7 @@ def threshold_record(
 
 
 def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate:
-    """Compute the fraction of questions in a mask [question], with its bootstrap interval."""
+    """Compute the fraction of True in a mask [question], with its bootstrap interval."""
     return estimate(mean_of(is_member.astype(np.float64)), len(is_member), n_resamples, seed)
 
 
@@ -175,10 +173,7 @@ def lowest_risk(confidence: Array, losses: Array, n_least: int) -> float:
 
 
 def risk_coverage(confidence: Array, losses: Array, n_resamples: int, seed: int) -> list[dict[str, Any]]:
-    """Compute points of the risk–coverage curve. Each has a `threshold`, a `coverage`, and a `risk` with its interval.
-
-    Questions with the same confidence are kept or left out together.
-    """
+    """Compute points of the risk–coverage curve: `threshold`, `coverage`, and `risk` with its interval."""
     points, before = [], 0
     for quantile in np.linspace(1, 0, _N_POINTS, endpoint=False)[::-1]:
         threshold = np.sort(confidence)[::-1][int(np.ceil(quantile * len(losses))) - 1]
@@ -213,11 +208,11 @@ def decide_table(decided: Decided, record: Mapping[str, Any]) -> pa.Table:
 
 
 def decide_page(record: Mapping[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page. `plots` contains the names of the figures."""
+    """Render the Markdown page with the pictures `plots`."""
     context = {"label_of": method_label, "verdict": decide_verdict(record), "plots": plots}
     return render("decisions/decide.md.j2", record=record, **context)
 
 
 def decide_verdict(record: Mapping[str, Any]) -> str:
-    """Return a summary of the thresholds. If a risk has no threshold, the summary gives the reason."""
+    """Return a summary of the thresholds, with the reason if a risk has no threshold."""
     return render("decisions/verdict.md.j2", record=record, label_of=method_label)

@@ -21,9 +21,8 @@ from extract.errors import InputError
 from probes.metrics.intervals import WeightedMetric
 
 Array = NDArray[np.float64]
-#: Fractions of routed questions for which the gain over random routing is reported.
+#: Fractions of routed questions in the table of gains.
 FRACTIONS = (0.25, 0.5, 0.75)
-#: Number of points of a cost–accuracy curve.
 _N_POINTS = 21
 
 
@@ -44,11 +43,11 @@ class Pair(NamedTuple):
     reading_cost: Array
 
     def accuracy(self, is_routed: NDArray[np.bool_]) -> Array:
-        """Return the accuracy [question] if the questions in the mask `is_routed` [question] are routed."""
+        """Return the accuracy [question] if the questions in the mask `is_routed` are routed."""
         return np.where(is_routed, self.strong, self.cheap)
 
     def cost(self, is_routed: NDArray[np.bool_]) -> Array:
-        """Return the cost [question] if the questions in the mask `is_routed` [question] are routed."""
+        """Return the cost [question] if the questions in the mask `is_routed` are routed."""
         return np.where(is_routed, self.reading_cost + self.strong_cost, self.cheap_cost)
 
 
@@ -61,7 +60,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
         strong_price: Price of a token of the strong store, relative to a token of the cheap store.
 
     Returns:
-        The indices into `rows` of the questions that both stores share, and their accuracies and costs.
+        The indices of the shared questions into `rows`, and their accuracies and costs.
 
     Raises:
         InputError: If fewer than two questions are shared, or a store does not record token counts.
@@ -86,14 +85,14 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
 
 
 def token_costs(table: QuestionTable) -> Array:
-    """For each question, return the number of prompt tokens plus the mean number of generated tokens, [question]."""
+    """Return the number of prompt tokens plus the mean number of generated tokens of each question."""
     answers, n = table.answers, len(table.ids)
     counts = np.bincount(answers.question, minlength=n)
     return table.prompt_tokens + np.bincount(answers.question, answers.n_tokens, n) / np.maximum(counts, 1)
 
 
 def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, seed: int) -> float | None:
-    """Find the smallest threshold for routing that is certified at `level`. Returns None if no threshold is certified.
+    """Return the smallest threshold for routing that is certified at `level`, or None.
 
     Questions below the threshold are answered by the strong store, and all others by the cheap store. A threshold is
     certified if a test rejects the hypothesis that the expected loss of these answers exceeds `risk`. Thresholds are
@@ -108,10 +107,7 @@ def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, se
 
 
 def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
-    """Return a function that maps resampling weights to the gain in accuracy over random routing.
-
-    Random routing sends the same number of questions to the strong store.
-    """
+    """Return a function that maps resampling weights to the gain in accuracy over routing as many random questions."""
     routed, cheap, strong, accuracy = (
         torch.from_numpy(np.asarray(values, np.float64))
         for values in (is_routed, pair.cheap, pair.strong, pair.accuracy(is_routed))
@@ -126,7 +122,7 @@ def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
 
 
 def lowest(values: Array, fraction: float) -> NDArray[np.bool_]:
-    """Return a mask [question] that selects the given fraction of the questions, starting from the lowest values."""
+    """Return a mask [question] of the given fraction of the questions with the lowest values."""
     is_member = np.zeros(len(values), bool)
     is_member[np.argsort(values, kind="stable")[: round(fraction * len(values))]] = True
     return is_member
@@ -138,15 +134,14 @@ def routing_record(
     """Compute the cost–accuracy curve of one confidence, its gains over random routing, and certified thresholds.
 
     Returns:
-        A dict with the entries below. Each point contains the fraction of questions that are `routed`, and the mean
-        `cost` and `accuracy` over all questions.
+        A dict with the entries below. A point is the fraction of `routed` questions, and the mean `cost` and `accuracy`
+        over all questions.
 
         - `curve`: Points at several fractions.
         - `oracle`: Points of an oracle, which first routes the questions with the largest gain in accuracy.
         - `gains`: Results of `random_gain` at `FRACTIONS`.
-        - `thresholds`: One dict per risk. `threshold` is the certified threshold. It is None if no threshold is
-          certified, or if the certified threshold is infinite (all questions are routed). `certified` is the point at
-          the certified threshold; None if no threshold is certified.
+        - `thresholds`: One dict per risk. `certified` is the point at the certified threshold, or None. `threshold` is
+          the threshold; None if it is infinite (all questions are routed) or not certified.
     """
     n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
 
@@ -186,10 +181,7 @@ def routings_record(
     n_resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Compute `routing_record` for each confidence, and the accuracy and cost of each store alone.
-
-    See `read_pair` and `routing_record` for the arguments.
-    """
+    """Compute `routing_record` for each confidence, and the accuracy and cost of each store alone."""
     index, pair = read_pair(panel, rows, strong_price)
     n, options = len(index), {"n_resamples": n_resamples, "seed": seed}
     alone = ((pair.cheap, pair.cheap_cost), (pair.strong, pair.strong_cost))

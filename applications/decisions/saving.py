@@ -17,8 +17,8 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
     """Check that thresholds for the given confidences can be stored in a probe.
 
     Raises:
-        InputError: If the folder is not a saved probe, if the probe reads answers, if its model or prompt differs from
-            the store's, or if `sources` contains several sources, or a source other than the probe's method.
+        InputError: If the folder is not a saved probe, the probe reads answers, its model or prompt differs from the
+            store's, or `sources` is not a single source from the probe's method.
     """
     if not Path(folder).is_dir():
         raise InputError(
@@ -48,15 +48,10 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
 
 
 def save_decisions(folder: str, record: Mapping[str, Any]) -> int:
-    """Replace the thresholds for the requested risks in a probe's config.json. All other fields stay the same.
+    """Replace the thresholds for the requested risks in a probe's config.json. Return the number of stored thresholds.
 
-    Args:
-        folder: Folder of the probe.
-        record: Record from `decide_record` with a single confidence. If a risk has no certified threshold, its stored
-            threshold is removed.
-
-    Returns:
-        The number of stored thresholds.
+    `record` is the result of `decide_record` for a single confidence. If a risk has no certified threshold, its stored
+    threshold is removed.
     """
     file = Path(folder) / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from applications.decisions.learn_then_test import certify
 
 Array = NDArray[np.float64]
-#: Number of random divisions into halves.
 N_SPLITS = 200
 
 
@@ -19,7 +18,7 @@ def split_record(confidence: Array, losses: Array, risk: float, level: float, se
         confidence: [question] confidences.
         losses: [question] losses in [0, 1].
         risk: Requested risk.
-        level: Probability with which the risk of a certified threshold is at most the requested risk.
+        level: Probability with which the guarantee holds.
         seed: Seed of the random splits.
 
     Returns:
@@ -27,10 +26,10 @@ def split_record(confidence: Array, losses: Array, risk: float, level: float, se
 
         - `n`: Number of random splits into halves.
         - `certified`: Fraction of splits with a certified threshold.
-        - `coverage`: Mean coverage on the other halves. The coverage is 0 in splits without a threshold.
+        - `coverage`: Mean coverage on the other halves, counting splits without a threshold as 0.
         - `risk`: Mean measured risk on the other halves; None if no question is answered.
-        - `above`: Fraction of splits in which the measured risk on the other half exceeds the requested risk.
-          Measured risks are noisy, so this fraction can exceed 1 − level.
+        - `above`: Fraction of splits in which the measured risk on the other half exceeds the requested risk. It can
+          exceed 1 − level, because measured risks are noisy.
     """
     rng, coverages, risks = np.random.default_rng(seed), [], []
     for number in range(N_SPLITS):

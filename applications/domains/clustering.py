@@ -1,4 +1,4 @@
-"""Cluster questions by their embeddings with k-means. The number of clusters is chosen by stability."""
+"""Cluster questions by their embeddings with k-means."""
 
 from typing import NamedTuple
 
@@ -9,15 +9,15 @@ from extract.errors import InputError
 
 #: Numbers of clusters to choose from.
 CANDIDATES = (2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20)
-#: Minimum mean number of distinct questions per cluster for a candidate number.
+#: Minimum mean number of distinct questions per cluster.
 LEAST_MEAN_SIZE = 20
 #: Fraction of the highest stability that the chosen number must reach.
 SHARE_OF_BEST = 0.9
-#: Number of random splits into halves. Each one gives two clusterings of all questions.
+#: Number of random splits into halves.
 N_SPLITS = 10
-#: Number of principal components on which questions are clustered.
+#: Number of principal components.
 N_COMPONENTS = 50
-#: Number of runs of k-means with different initial centres. The one with the smallest inertia is used.
+#: Number of runs of k-means with different initial centres.
 _N_STARTS = 5
 
 Vectors = NDArray[np.float64]
@@ -28,11 +28,9 @@ class Clustering(NamedTuple):
 
     Attributes:
         cluster: [question] int64 index of the question's cluster.
-        distance: [question] float64 distance to the centre of the cluster. It is the Euclidean distance in the space
-            of the principal components.
+        distance: [question] float64 Euclidean distance to the centre of the cluster, in principal components.
         n_distinct: Number of distinct embeddings.
-        stability: Maps each candidate number of clusters to its adjusted Rand indices [split]. Empty if the number of
-            clusters was given.
+        stability: Result of `stability`. Empty if the number of clusters was given.
     """
 
     cluster: NDArray[np.int64]
@@ -42,19 +40,17 @@ class Clustering(NamedTuple):
 
 
 def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: int = 0) -> Clustering:
-    """Cluster questions by k-means on the principal components of their embeddings.
-
-    Questions with the same embedding are counted once when the components and centres are computed.
+    """Cluster questions by k-means on the principal components of their distinct embeddings.
 
     Args:
         embeddings: [question, d_model] embeddings.
-        n_clusters: Number of clusters. If it is None, `choose_number` chooses a number by its `stability`.
+        n_clusters: Number of clusters. By default, `choose_number` chooses it by its `stability`.
         seed: Seed of the splits and of the initial centres.
 
     Raises:
         InputError: If there are fewer distinct questions than clusters, or too few to choose the number of clusters.
     """
-    from sklearn.decomposition import PCA  # takes a second to import
+    from sklearn.decomposition import PCA
 
     distinct, row = np.unique(embeddings.round(4), axis=0, return_inverse=True)  # batching changes the last digits
     n = len(distinct)
@@ -78,19 +74,15 @@ def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: 
 
 
 def stability(points: Vectors, seed: int = 0) -> dict[int, NDArray[np.float64]]:
-    """Measure how well clusterings of two disjoint halves of the points agree, for each number of clusters.
+    """Measure how well clusterings of two disjoint halves of the points [point, component] agree.
 
     Each half is clustered, and all points are assigned to the nearest centres of both clusterings. The agreement is the
-    adjusted Rand index of the two assignments. See Lange et al., Stability-based validation of clustering solutions,
-    Neural Computation 16, 2004.
-
-    Args:
-        points: [point, component], at least 40 distinct points.
-        seed: Seed of the splits.
+    adjusted Rand index of the two assignments (Lange et al., Stability-based validation of clustering solutions, Neural
+    Computation 16, 2004).
 
     Returns:
-        A dict that maps each number of clusters to its adjusted Rand indices [split]. The numbers are those in
-        `CANDIDATES` with at least 20 points per cluster on average.
+        The adjusted Rand indices [split] for each number of clusters in `CANDIDATES` with at least 20 points per
+        cluster on average.
     """
     from sklearn.metrics import adjusted_rand_score
 

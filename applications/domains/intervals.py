@@ -1,4 +1,4 @@
-"""Simultaneous confidence intervals for the mean of each cluster, and for its difference from the mean of the rest."""
+"""Simultaneous confidence intervals for the mean of each cluster, and for its difference from the rest."""
 
 from typing import NamedTuple
 
@@ -14,10 +14,7 @@ ALPHA = 0.05
 
 
 class Estimates(NamedTuple):
-    """Value of each cluster, with simultaneous 95 % intervals. All arrays are [cluster] float64.
-
-    The bounds are NaN if there is no interval. The value is NaN if there are no questions.
-    """
+    """Value of each cluster, with simultaneous 95 % intervals; NaN where undefined. All arrays are [cluster] float64."""
 
     value: Values
     low: Values
@@ -27,16 +24,15 @@ class Estimates(NamedTuple):
 def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
     r"""Compute the mean of each cluster with simultaneous intervals.
 
-    For a cluster c with n questions, the result is the wider of two t intervals. The first interval uses the variance
-    of the cluster and n − 1 degrees of freedom. The second interval uses the pooled variance within the K clusters:
+    For a cluster c with n questions, the result is the wider of two t intervals: one with the variance of the cluster
+    and n − 1 degrees of freedom, and one with the pooled variance within the K clusters:
 
     .. math::
         s^2 = \frac{\sum_c \sum_{i \in c} (x_i - \bar x_c)^2}{N - K}, \quad
         \bar x_c \pm t_{N-K,\, 1 - \alpha/(2K)} \, s / \sqrt n
 
-    N is the number of questions in all clusters, and α is 0.05. The Bonferroni correction for K clusters makes the
-    intervals simultaneous. Clusters with fewer than 10 questions have no interval and are not counted in K and N. There
-    are no intervals if the pooled variance is 0.
+    N is the number of questions in all clusters, and α is 0.05 (Bonferroni correction). Clusters with fewer than 10
+    questions have no interval and are not counted in K and N. There are no intervals if the pooled variance is 0.
 
     Args:
         values: [question] finite values.
@@ -50,8 +46,8 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
 def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
     """Compute the mean of each cluster minus the mean of all other questions, with simultaneous intervals.
 
-    The result is the wider of two intervals: Welch's interval, and an interval from the pooled variance. There is no
-    interval if there are fewer than 10 other questions. See `cluster_means` for the arguments.
+    The result is the wider of Welch's interval and an interval from the pooled variance. There is no interval if there
+    are fewer than 10 other questions. See `cluster_means` for the arguments.
     """
     members = _members(cluster, n_clusters)
     inside, rest = _moments(values, members), _moments(values, ~members)
@@ -62,10 +58,7 @@ def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) 
 
 
 class _Moments(NamedTuple):
-    """Mean, variance and size of each set of questions, [set].
-
-    If a set has fewer than 10 questions, its variance and its size are NaN.
-    """
+    """Mean, variance and size of each set; variance and size are NaN for fewer than 10 questions."""
 
     mean: Values
     variance: Values
@@ -78,7 +71,7 @@ def _members(cluster: NDArray[np.int64], n_clusters: int) -> NDArray[np.bool_]:
 
 
 def _moments(values: Values, members: NDArray[np.bool_]) -> _Moments:
-    """Compute the moments of the values [question] in each set. `members` is the mask [set, question] of the sets."""
+    """Compute the moments of the values [question] in each set of the mask `members` [set, question]."""
     count = members.sum(1)
     with np.errstate(invalid="ignore"):
         mean = np.where(members, values, 0).sum(1) / count

@@ -1,4 +1,4 @@
-"""Picture of each cluster's accuracy, its difference from the accuracy on other questions, and its calibration gap."""
+"""Picture of the accuracy and calibration of each cluster."""
 
 from typing import Any
 
@@ -14,10 +14,7 @@ _N_WORDS = 3
 
 @styled
 def domains_picture(record: dict[str, Any]) -> Figure:
-    """Draw a forest plot of the clusters with simultaneous intervals.
-
-    The most accurate cluster is at the bottom. Significant differences and gaps are blue (positive) or red (negative).
-    """
+    """Draw a forest plot of the clusters. Significant differences and gaps are blue (positive) or red (negative)."""
     clusters, names = record["clusters"], record["confidences"]
     order = sorted(range(len(clusters)), key=lambda one: -(clusters[one]["accuracy"]["value"] or 0))
     rows = [clusters[one] for one in order]

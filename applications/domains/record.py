@@ -31,7 +31,6 @@ from probes.report.templates import render
 N_SHOWN, _LONGEST = 10, 300
 #: Mean adjusted Rand index below which the page warns that the clusters are not stable.
 UNSTABLE = 0.5
-#: First columns of domains.parquet.
 COLUMNS = (ID, "cluster", "distance", "right", "known")
 _EMBEDDING = "text_embedding"
 
@@ -49,13 +48,6 @@ def load_domains(
     store: Store, sources: Sequence[str], n_clusters: int | None, grader: str | None, seed: int
 ) -> Domains:
     """Load the grades, confidences and embeddings of a store's questions, and cluster the questions.
-
-    Args:
-        store: The store.
-        sources: Sources of confidences (see `read_confidence`).
-        n_clusters: Number of clusters. None means that it is chosen by stability.
-        grader: Name of the grader. None means the store's only grader.
-        seed: Seed of the clustering.
 
     Raises:
         InputError: If grades or embeddings are missing, a source cannot be read, or there are too few questions.
@@ -77,8 +69,8 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
     Returns:
         A dict with these entries, among others:
 
-        - `all`: Metrics of all questions. These include the number of questions, the `accuracy`, and, for each
-          confidence, its `mean` and its `gap` (mean confidence minus accuracy).
+        - `all`: Metrics of all questions, including the `accuracy`, and for each confidence its `mean` and its `gap`
+          (mean confidence minus accuracy).
         - `clusters`: For each cluster, the same metrics, `minus_rest` (its accuracy minus the accuracy of all other
           questions), its characteristic `words`, and the `questions` nearest to its centre.
 
@@ -133,10 +125,7 @@ def _figures(domains: Domains, cluster: NDArray[np.int64], n_clusters: int) -> l
 
 
 def _accuracy_for(confidence: str, table: QuestionTable) -> Values:
-    """Return the accuracy [question] with which a confidence is compared; NaN without known grades.
-
-    If the confidence is computed from half of the answers, the accuracy on the other half is returned.
-    """
+    """Return the accuracy [question] on the answers that a confidence does not use; NaN without known grades."""
     if not is_half(confidence):
         return table.accuracy
     with np.errstate(invalid="ignore"):
@@ -145,7 +134,7 @@ def _accuracy_for(confidence: str, table: QuestionTable) -> Values:
 
 
 def _records(found: Estimates) -> list[dict[str, Any]]:
-    """Convert estimates to one dict per cluster, and add a `decision` (see `domains_record`). NaN becomes None."""
+    """Convert estimates to one dict per cluster with a `decision` (see `domains_record`). NaN becomes None."""
     records = _rows({name: _without_nan(values) for name, values in found._asdict().items()})
     for record in records:
         low, high = record["low"], record["high"]
@@ -164,7 +153,7 @@ def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def _nearest_questions(domains: Domains, one: int) -> list[dict[str, Any]]:
-    """Return the distinct questions nearest to the centre of a cluster, the nearest one first."""
+    """Return the distinct questions nearest to the centre of a cluster, in order."""
     _, table, clustering, confidences = domains
     rows = np.flatnonzero(clustering.cluster == one)
     rows = rows[np.argsort(clustering.distance[rows], kind="stable")]
@@ -180,7 +169,7 @@ def _nearest_questions(domains: Domains, one: int) -> list[dict[str, Any]]:
 
 
 def domains_table(domains: Domains) -> pa.Table:
-    """Return a table with one row per question: cluster, distance to its centre, numbers of answers, confidences."""
+    """Return a table with one row per question."""
     _, table, clustering, confidences = domains
     columns = (table.ids, clustering.cluster, clustering.distance, table.right, table.known)
     return pa.table({**dict(zip(COLUMNS, columns, strict=True)), **confidences})
@@ -201,7 +190,7 @@ def domains_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def domains_summary(record: dict[str, Any]) -> str:
-    """Describe the clusters that have a significant difference in accuracy or a significant calibration gap."""
+    """Return a summary of the significant differences and calibration gaps."""
     gaps: dict[str, dict[int, list[Any]]] = {name: {1: [], -1: []} for name in record["confidences"]}
     for cluster in record["clusters"]:
         for name, found in cluster["confidences"].items():

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-#: Minimum z score of a characteristic word, the 99 % quantile of the standard normal distribution.
+#: Minimum z score, the 99 % quantile of the standard normal distribution.
 LEAST_Z = 2.326
 
 
@@ -14,18 +14,16 @@ def characteristic_words(
 ) -> list[list[str]]:
     r"""Return the words that are most characteristic of each cluster, by log-odds ratio.
 
-    The log-odds ratios compare the texts of the cluster with all other texts. They are computed with a Dirichlet
-    prior and divided by their standard deviations (Monroe, Colaresi and Quinn, Fightin' Words, Political Analysis 16,
-    2008):
+    The log-odds ratios compare the texts of the cluster with all other texts. They have a Dirichlet prior and are
+    divided by their standard deviations (Monroe, Colaresi and Quinn, Fightin' Words, Political Analysis 16, 2008):
 
     .. math::
         z_w = \frac{\log\frac{y_w + a_w}{n + a - y_w - a_w} - \log\frac{y'_w + a_w}{n' + a - y'_w - a_w}}
             {\sqrt{1/(y_w + a_w) + 1/(y'_w + a_w)}}
 
-    where :math:`y_w` and :math:`y'_w` are the counts of the word w in the cluster and in the other texts, and n and n'
-    are the total counts of all words. A word is counted at most once per text. The pseudo-counts :math:`a_w` of the
-    prior are proportional to the frequency of the word in all texts. Their sum :math:`a` is the number of distinct
-    words.
+    where :math:`y_w` and :math:`y'_w` are the numbers of texts with the word w inside and outside the cluster, and n
+    and n' are the sums of these numbers over all words. The pseudo-counts :math:`a_w` of the prior are proportional to
+    the frequency of the word in all texts. Their sum :math:`a` is the number of distinct words.
 
     Args:
         texts: Texts.
@@ -34,14 +32,14 @@ def characteristic_words(
         n_words: Maximum number of words per cluster.
 
     Returns:
-        The words of each cluster by decreasing z score. Words with z scores below 2.326 are left out.
+        The words of each cluster by decreasing z score, at least 2.326.
     """
-    from sklearn.feature_extraction.text import CountVectorizer  # takes a second to import
+    from sklearn.feature_extraction.text import CountVectorizer
 
     vectorizer = CountVectorizer(binary=True, token_pattern=r"\w[\w'’-]+")
     try:
         counts = vectorizer.fit_transform(texts)
-    except ValueError:  # the texts contain no words
+    except ValueError:  # no words
         return [[] for _ in range(n_clusters)]
     words = vectorizer.get_feature_names_out()
     of_all = np.asarray(counts.sum(0), dtype=np.float64).ravel()

@@ -24,7 +24,7 @@ class Auroc(NamedTuple):
         value: The AUROC.
         parts: [2, question] float64 contributions of each question to the error of the AUROC. Row 0 is for right
             answers, and row 1 for wrong answers. Each row sums to 0.
-        n_questions: [2] int64, numbers of questions with right answers and with wrong answers.
+        n_questions: [2] int64 numbers of questions with right and with wrong answers.
     """
 
     value: float
@@ -33,7 +33,7 @@ class Auroc(NamedTuple):
 
 
 def auroc_of(score: Tensor, right: Tensor, question: Tensor, n_questions: int) -> Auroc | None:
-    """Compute an AUROC. Returns None if the right answers, or the wrong answers, come from fewer than 5 questions.
+    """Compute an AUROC. Returns None if fewer than 5 questions have right answers, or fewer than 5 have wrong answers.
 
     Args:
         score: [answer] float64 scores; higher means more likely right.
@@ -58,9 +58,7 @@ def auroc_of(score: Tensor, right: Tensor, question: Tensor, n_questions: int) -
 def auroc_of_counts(
     confidence: NDArray[np.float64], right: NDArray[np.int64], known: NDArray[np.int64]
 ) -> Auroc | None:
-    """Compute the AUROC of confidences on all graded answers. All answers to a question have the same confidence.
-
-    Returns None in the same cases as `auroc_of`.
+    """Compute the AUROC of confidences on all graded answers. Returns None in the same cases as `auroc_of`.
 
     Args:
         confidence: [question] confidences.
@@ -74,7 +72,7 @@ def auroc_of_counts(
 
 
 def covariance(a: Auroc, b: Auroc) -> float:
-    r"""Estimate the covariance of two AUROCs on the same questions. If `a` is `b`, the result is the variance.
+    r"""Estimate the covariance of two AUROCs on the same questions. The result is the variance if `a` is `b`.
 
     .. math::
         \sum_{x,y} F_{xy} \sum_i a_{xi} b_{yi}, \quad F_{xx} = \frac{I_x}{I_x - 1}, \quad F_{xy} = \frac{I}{I - 1}
@@ -91,10 +89,9 @@ def covariance(a: Auroc, b: Auroc) -> float:
 
 
 def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
-    """Return the AUROC as `value` with its 95 % interval, or None if `auroc` is None.
+    """Return the AUROC as `value` with its 95 % interval, symmetric on the log-odds scale.
 
-    The interval is symmetric on the log-odds scale. There is no interval if all confidences are equal, or if they
-    perfectly separate the right answers from the wrong ones.
+    There is no interval if all confidences are equal or separate the right from the wrong answers perfectly.
     """
     if auroc is None:
         return None
@@ -107,10 +104,9 @@ def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
 
 
 def auroc_difference(a: Auroc | None, b: Auroc | None) -> dict[str, Any] | None:
-    """Compute the difference a − b of two AUROCs on the same questions, its 95 % interval and its p-value.
+    """Compute the difference a − b of two AUROCs on the same N questions, its 95 % interval and its p-value.
 
-    The interval and the p-value come from Student's t with N − 1 degrees of freedom for N questions. Returns
-    None if an AUROC is undefined.
+    Both come from Student's t with N − 1 degrees of freedom. Returns None if an AUROC is undefined.
     """
     if a is None or b is None:
         return None

@@ -16,9 +16,8 @@ from probes.metrics.intervals import WeightedMetric
 
 Values = NDArray[np.float64]
 Labels = NDArray[np.int64]
-#: Maximum number of classes. With more distinct right answers, answers are not treated as classes.
+#: Maximum number of classes.
 MOST_CLASSES = 20
-#: Metrics of a class and of the macro average.
 FIGURES = ("precision", "recall", "f1")
 
 
@@ -38,8 +37,8 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
     """Return the classes of the questions, or None if their answers are not classes.
 
     The class of a question is its first reference, such as the letter of the right option. Answers are treated as
-    classes if there are 2 to 20 distinct classes and, on average, at least two questions per class. Answers to private
-    questions are treated as classes only if they are option letters, because class names are displayed.
+    classes if there are 2 to 20 distinct classes and at least two questions per class on average. For private
+    questions, they must also be option letters, because class names are displayed.
     """
     if any(question.private and question.kind != "choice" for question in questions):
         return None
@@ -55,9 +54,9 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
 def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Question], classes: Classes) -> Values:
     """Return the fraction of each question's graded answers in each class, [question, class + 1] float64.
 
-    A right answer is in the class of its question. A wrong answer is in the class that it names. The last column is for
-    wrong answers that name no class, several classes or the class of their question. An answer names a class if it
-    contains the class name or an alias as whole words. If the name is a single letter, it must be the whole answer.
+    A right answer is in the class of its question, and a wrong answer in the class that it names. The last column is
+    for wrong answers that name no class, several classes or the class of their question. An answer names a class if it
+    contains the class name or an alias as whole words, or equals a one-letter name.
 
     Args:
         table: Question table of a store.
@@ -95,8 +94,8 @@ def _names(answer: str, names: set[str]) -> bool:
 def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) -> dict[str, Any]:
     """Compute the metrics of each class and their macro averages, with bootstrap intervals over questions.
 
-    Precision is undefined for a class without answers. Recall and F1 are undefined for a class without questions.
-    Undefined metrics are None. Macro averages leave out undefined metrics and classes without questions.
+    Precision is None for a class without answers. Recall and F1 are None for a class without questions. Macro averages
+    leave out these values and classes without questions.
 
     Args:
         classes: The classes.
@@ -110,8 +109,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
         - `classes`: Name, number of questions and metrics of each class.
         - `macro`: Macro averages of the metrics.
         - `n_averaged`: Number of classes in each macro average.
-        - `confusion`: Confusion matrix [class, class + 1]. Row i contains the sum of `shares` over the questions whose
-          right class is i.
+        - `confusion`: [class, class + 1] sums of `shares` over the questions of each class.
     """
     n, n_classes = len(shares), len(classes.names)
     actual = np.eye(n_classes)[:, classes.truth]
@@ -139,11 +137,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return a function that maps resampling weights to the mean over classes of Σ `above` / Σ `below`.
-
-    `above` and `below` have the shape [class, question], and the sums are over questions. Classes with
-    Σ `below` = 0 are left out.
-    """
+    """Return a function that maps resampling weights to the mean of Σ `above` / Σ `below` over classes."""
     numerators, denominators = torch.from_numpy(above), torch.from_numpy(below)
 
     def metric(weights: torch.Tensor) -> torch.Tensor:

@@ -26,17 +26,15 @@ def models(
     Args:
         stores: Folders of two or more stores, which must contain samples and grades. In the folder of a temperature
             grid, each temperature is treated as a store.
-        confidences: Confidences whose AUROCs are compared: one source for each store in the same order, or a single
-            source for all stores. A source is the folder of a saved probe, or FILE:COLUMN for a column of a Parquet or
-            CSV file.
+        confidences: Confidences whose AUROCs are compared: one source for each store, or one for all stores. A source
+            is the folder of a saved probe, or FILE:COLUMN for a column of a Parquet or CSV file.
         clusters: Field of the questions that defines clusters of correlated questions: group, dataset or meta.KEY. By
             default, questions are treated as independent.
-        shared: Whether to use only the questions that all stores share. Otherwise, all stores must have the same
-            questions.
+        shared: Whether to use only the questions that all stores have, if their questions differ.
         difference: Difference in accuracy for which the required number of questions is computed.
         grader: Grader whose grades are used. Required if the stores have several graders.
         out: Folder to create for the page, record, table and picture. The default is runs/models-STORE-STORE.
-        seed: Seed for the resampling and the sign-flip tests.
+        seed: Seed for resampling and sign-flip tests.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

@@ -51,7 +51,7 @@ class Panel:
 
     @property
     def accuracy(self) -> Values:
-        """[store, question] accuracies p̂."""
+        """[store, question] accuracies."""
         return self.right / self.known
 
     @property
@@ -62,11 +62,7 @@ class Panel:
 
 
 def check_stores(paths: Sequence[str]) -> None:
-    """Check the option `stores`.
-
-    Raises:
-        InputError: If `paths` is empty or not a list.
-    """
+    """Raise an InputError if the option `stores` is empty or not a list."""
     if isinstance(paths, str) or not paths:
         raise too_few_stores(repr(paths))
 
@@ -88,9 +84,9 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
         grader: Name of the grader. None means the only grader of the first store.
 
     Raises:
-        InputError: If there are fewer than two different stores, if the questions differ and `shared` is False, if no
-            question is in all stores, if grades are missing or follow different rules, or if fewer than two questions
-            have a known grade in every store.
+        InputError: If there are fewer than two different stores, no shared questions or, if `shared` is False,
+            different questions, if grades are missing or follow different rules, or if fewer than two questions have a
+            known grade in every store.
     """
     stores = [store for path in paths for store in open_stores(path).values()]
     grader = stores[0].grades.choose(grader)
@@ -120,10 +116,7 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
 
 
 def shared_rows(stores: Sequence[Store]) -> Labels:
-    """Return the rows [store, question] of the questions that all stores have, in the order of the first store.
-
-    Questions are the same if all their fields except `dataset` are the same.
-    """
+    """Return the rows [store, question] of the questions that all stores have, in the order of the first store."""
     if len({store.identity["questions"] for store in stores}) == 1:
         return np.tile(np.arange(len(stores[0].questions)), (len(stores), 1))
     rows_of = [{sha256_json(_content(question)): row for row, question in enumerate(s.questions)} for s in stores]
@@ -146,11 +139,7 @@ def _first_difference(stores: Sequence[Store]) -> str:
 
 
 def _check_rules(stores: Sequence[Store], grader: str) -> None:
-    """Check that the grades of all stores follow the same rule. Unrecorded rules are not compared.
-
-    Raises:
-        InputError: If the rules differ.
-    """
+    """Check that the grades of all stores follow the same rule, where rules are recorded."""
     store_of = {store.grades.rule(grader, part): store for store in stores for part in store.grades.ranges(grader)}
     store_of.pop("", None)
     if len(store_of) > 1:
@@ -188,7 +177,7 @@ def clusters_of(questions: Sequence[Question], column: str) -> Labels:
 
 
 def _field(question: Question, column: str) -> str:
-    """Return the value of a field, or an empty string if the question does not have it."""
+    """Return the value of a field, or "" if the question does not have it."""
     fields = {"group": question.group, "dataset": question.dataset}
     fields |= {f"meta.{key}": question.meta_label(key) for key in question.meta}
     return fields.get(column, "")
@@ -198,8 +187,8 @@ def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
     """Read the confidences [store, question]; NaN where they are missing.
 
     Args:
-        sources: Sources of confidences (see `read_confidence`): one for each store, one for all stores, or none. If one
-            table is used for all stores, its question ids must be those of the first store.
+        sources: Sources of confidences (see `read_confidence`): one for each store, one for all stores, or none. The
+            question ids of a table for all stores are those of the first store.
         panel: The stores.
 
     Raises:

@@ -17,7 +17,7 @@ from probes.metrics.significance import add_holm
 from probes.report.results import record_header
 from probes.report.templates import LEVEL, render
 
-#: Minimum effective number of clusters for a reliable clustered interval.
+#: With fewer effective clusters, clustered intervals are unreliable.
 FEW_CLUSTERS = 20
 
 
@@ -101,7 +101,7 @@ def accuracy_record(values: Values, clusters: Labels | None, n_resamples: int, s
 
 
 def policy_differences(panel: Panel) -> list[dict[str, Any]]:
-    """Return the fields in which the models or sampling settings of the stores differ, with the value in each store."""
+    """Return the fields of the models and sampling settings that differ, with the value in each store."""
     policies = [{**store.identity["policy"], "sampler": store.identity["sampler"]} for store in panel.stores]
     lines = (line for policy in policies[1:] for line in differences(policy, policies[0]))
     fields = dict.fromkeys(line.partition(":")[0] for line in lines)
@@ -109,7 +109,7 @@ def policy_differences(panel: Panel) -> list[dict[str, Any]]:
 
 
 def _value_at(record: Mapping[str, Any], field: str) -> Any:
-    """Return the value of a nested dict at a dotted name, or None if the name does not exist."""
+    """Return the value of a nested dict at a dotted name, or None."""
     value: Any = record
     for key in field.split("."):
         value = (value or {}).get(key)
@@ -117,14 +117,7 @@ def _value_at(record: Mapping[str, Any], field: str) -> Any:
 
 
 def auroc_record(panel: Panel, confidences: Values) -> dict[str, Any]:
-    """Compute the AUROC of each store's confidences on all graded answers, and test the paired differences.
-
-    Only questions with a confidence in every store are used.
-
-    Args:
-        panel: The stores.
-        confidences: [store, question] confidences, NaN if missing.
-    """
+    """Compute the AUROCs and test their differences, on questions with a confidence in every store."""
     kept = np.isfinite(confidences).all(0)
     right, known = panel.right[:, kept], panel.known[:, kept]
     found = [auroc_of_counts(*columns) for columns in zip(confidences[:, kept], right, known, strict=True)]
@@ -158,12 +151,12 @@ def classes_record(panel: Panel, n_resamples: int, seed: int) -> dict[str, Any] 
 
 
 def main_interval(accuracy: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the clustered interval of an accuracy. Without clusters, return the t interval."""
+    """Return the clustered interval of an accuracy, or the t interval without clusters."""
     return accuracy["clustered"] or accuracy["t"]
 
 
 def models_table(panel: Panel, confidences: Values, clusters: Labels | None) -> pa.Table:
-    """Return a table with one row per question: its cluster, and the counts and confidence in each store."""
+    """Return a table with one row per question."""
     ids = panel.tables[0].ids
     columns: dict[str, Any] = {"question_id": [ids[row] for row in panel.rows[0]]}
     if clusters is not None:

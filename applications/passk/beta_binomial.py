@@ -1,7 +1,7 @@
 """Beta-binomial models of accuracies, with and without questions that are never answered correctly.
 
 The probability p of a right answer has a Beta(α, β) distribution over questions (arXiv 2510.05197). In the
-zero-inflated model, p is 0 for a fraction π₀ of questions. The models extrapolate Pass@K beyond the sampled answers.
+zero-inflated model, p is 0 for a fraction π₀ of questions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,6 @@ from applications.passk.estimators import Counts, Values
 
 #: Bounds of α and β.
 LEAST, MOST = 1e-3, 1e4
-#: Names of the parameters, in the order of `BetaBinomial`.
 PARAMETERS = ("alpha", "beta", "zero_share")
 
 
@@ -24,8 +23,8 @@ class BetaBinomial(NamedTuple):
     """Parameters of a beta-binomial model, optionally zero-inflated.
 
     Attributes:
-        alpha: First parameter α of the beta distribution.
-        beta: Second parameter β of the beta distribution.
+        alpha: Parameter α of the beta distribution.
+        beta: Parameter β of the beta distribution.
         zero_share: Fraction π₀ of questions that are never answered correctly; 0 in the plain beta-binomial model.
     """
 
@@ -68,7 +67,7 @@ def moments(right: Counts, known: Counts, weights: Values) -> tuple[float, float
     """Estimate α and β by the method of moments, and clip them to a finite range.
 
     If c of n answers to a question are right, the variance of p is the variance of c/n minus the mean sampling variance
-    c(n − c)/(n²(n − 1)). Questions with only one answer contribute to the mean, but not to the variance.
+    c(n − c)/(n²(n − 1)).
     """
     mean = np.clip(np.average(right / known, weights=weights), 1e-3, 1 - 1e-3)
     several = known >= 2
@@ -89,20 +88,17 @@ def fit(
     fixed: Mapping[str, float] | None = None,
     starts: Sequence[BetaBinomial] = (),
 ) -> BetaBinomial:
-    """Fit a model by maximum likelihood, over ln α, ln β and π₀ (L-BFGS-B with exact gradients).
+    """Fit a model by maximum likelihood over ln α, ln β and π₀, and return the best fit over all initial models.
 
     Args:
         right: [question] numbers of right answers. For speed, pass each distinct pair of counts once,
             with its frequency as the weight.
         known: [question] numbers of graded answers.
-        weights: [question] weight of each question. By default, all weights are equal.
+        weights: [question] weights. By default, all weights are equal.
         zero_inflated: Whether π₀ is fitted. Otherwise, it is 0.
         fixed: Values of parameters that are not fitted, by name.
-        starts: Initial models. The default is the result of `moments`. By default, a zero-inflated fit also starts from
-            a model with a positive π₀.
-
-    Returns:
-        The best fit over all initial models.
+        starts: Initial models. By default, the fit starts from the result of `moments`. A zero-inflated fit also starts
+            from a positive π₀.
     """
     weights = np.ones(len(right)) if weights is None else weights
     weights = weights / weights.sum()
@@ -131,7 +127,7 @@ def fit(
 
 
 def _coordinates(model: BetaBinomial) -> Values:
-    """Return the coordinates [3] in which models are optimised: ln α, ln β and π₀."""
+    """Return the coordinates [3] of a fit: ln α, ln β and π₀."""
     return np.array([np.log(model.alpha), np.log(model.beta), model.zero_share])
 
 
@@ -162,10 +158,7 @@ def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[fl
 def deviance(
     right: Counts, known: Counts, weights: Values, best: BetaBinomial, fixed: Mapping[str, float], zero_inflated: bool
 ) -> float:
-    """Return the deviance: twice the drop in log-likelihood from `best` if the parameters in `fixed` are held fixed.
-
-    All other parameters are fitted again, as in a profile likelihood.
-    """
+    """Return the deviance 2 (ln L(`best`) − ln L), where L is the highest likelihood with the parameters in `fixed`."""
     starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
     other = fit(right, known, weights, zero_inflated, fixed, starts)
     return max(0.0, 2 * float(weights @ (best.log_likelihood(right, known) - other.log_likelihood(right, known))))
@@ -176,13 +169,13 @@ Quantity = Callable[[Values], tuple[float, Values]]
 
 
 def coordinate(name: str) -> Quantity:
-    """Return a function that maps the coordinates (ln α, ln β, π₀) to one of them and its gradient."""
+    """Return a function that maps the coordinates to one of them and its gradient."""
     slope = np.eye(3)[PARAMETERS.index(name)]
     return lambda at: (float(slope @ at), slope)
 
 
 def pass_at(k: int) -> Quantity:
-    """Return a function that maps the coordinates (ln α, ln β, π₀) to the mean Pass@K and its gradient."""
+    """Return a function that maps the coordinates to the mean Pass@K and its gradient."""
 
     def quantity(at: Values) -> tuple[float, Values]:
         (alpha, beta), share = np.exp(at[:2]), at[2]
@@ -214,7 +207,7 @@ def profile_interval(
         known: [question] numbers of graded answers.
         weights: [question] number of copies of each question.
         best: The maximum likelihood fit.
-        quantity: The quantity as a function of the fitted coordinates.
+        quantity: Function of the coordinates.
         zero_inflated: Whether π₀ is fitted.
         level: Confidence level.
     """
@@ -231,9 +224,9 @@ def profile_interval(
     for sign in (-1, 1):
         step, slope = sign * 1.0, quantity(center)[1]
         while likely["fun"](start := np.clip(center + step * slope, *limits.T)) < 0:
-            step /= 2  # start inside the region, but not at the maximum, where the constraint's gradient is zero
+            step /= 2  # start inside the region; at the maximum, the gradient of the constraint is zero
         found = minimize(
-            _scaled(quantity, -sign * n**0.5),  # so that the gradient has order 1
+            _scaled(quantity, -sign * n**0.5),
             start,
             jac=True,
             method="SLSQP",

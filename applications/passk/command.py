@@ -20,9 +20,8 @@ def passk(
 ) -> Path:
     """Estimate Pass@K, the probability that at least one of K answers is right.
 
-    The command also measures how well confidences predict Pass@K, and extrapolates Pass@K beyond the number of sampled
-    answers. For a temperature grid, it also compares two ways to draw the same number of answers: split over all
-    temperatures, or all at one temperature.
+    The command also scores predictions of Pass@K from confidences, and extrapolates Pass@K beyond the number of sampled
+    answers. For a temperature grid, it compares answers from all temperatures with the same number of answers from one.
 
     Args:
         store: Folder of a store, or of a temperature grid. It must contain samples and grades.
@@ -32,15 +31,15 @@ def passk(
             to this limit.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and pictures. The default is runs/passk-STORE.
-        seed: Seed for the resampling, and for dividing the questions into folds and halves.
+        seed: Seed for resampling, folds and halves.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, if samples or grades are missing, if the stores of a grid differ in more
-            than the temperature, or if a question has no confidence or fewer than K graded answers.
+        InputError: If an option is invalid, samples, grades or confidences are missing, the stores of a grid differ in
+            more than the temperature, or a question has fewer than K graded answers.
     """
     with result_folder("passk", [store], out, seed, n_resamples) as (folder, final):
         graded = load_graded(open_stores(store), grader)

@@ -5,8 +5,6 @@ The functions share these arguments:
 - `right`, `known` [question]: number of right answers, c, and number of graded answers, n. If sampling stopped at a
   right answer, the estimates are biased.
 - `k` [k]: numbers of answers, each at least 1.
-
-The results are float64.
 """
 
 from collections.abc import Sequence
@@ -24,14 +22,9 @@ Counts = NDArray[np.int64]
 
 
 def pass_at_k(right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Estimate the probability that at least one of k answers is right (Chen et al., arXiv 2107.03374).
+    r"""Estimate the probability [k, question] that at least one of k answers is right (Chen et al., arXiv 2107.03374).
 
     .. math:: 1 - \binom{n-c}{k} \Big/ \binom{n}{k}
-
-    For the Pass@k of a set of questions, average the returned values.
-
-    Returns:
-        [k, question] estimates.
 
     Raises:
         InputError: If a value in `k` is below 1 or above the smallest n.
@@ -40,7 +33,7 @@ def pass_at_k(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
 
 def none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    """Estimate the probability that none of k answers is right, 1 − `pass_at_k`. Returns [k, question]."""
+    """Estimate the probability [k, question] that none of k answers is right, 1 − `pass_at_k`."""
     for one in k:
         if not 1 <= one <= known.min(initial=one):
             raise InputError(
@@ -54,7 +47,7 @@ def none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 def all_wrong(right: Counts, known: Counts, most: int) -> Values:
     r"""Compute the probability :math:`\binom{n-c}{j} / \binom{n}{j}` that j answers are all wrong, for j ≤ `most`.
 
-    `right` and `known` can have any number of axes. Returns [most + 1, ...] float64, which is 0 for j > n.
+    `right` and `known` can have any number of axes. Returns [most + 1, ...], which is 0 for j > n.
     """
     right, known = np.broadcast_arrays(right, known)
     drawn = np.arange(most).reshape(-1, *(1,) * known.ndim)
@@ -63,26 +56,20 @@ def all_wrong(right: Counts, known: Counts, most: int) -> Values:
 
 
 def distinct(*columns: Counts) -> tuple[tuple[Counts, ...], Counts]:
-    """Find the distinct combinations of values in `columns`.
-
-    Returns the combinations, and the index [question] of each question's combination.
-    """
+    """Return the distinct combinations of values in `columns`, and the index of each question's combination."""
     rows, place = np.unique(np.stack(columns), axis=1, return_inverse=True)
     return tuple(rows), place.ravel()
 
 
 def pass_of_split(right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Estimate the probability that at least one answer is right if k_t answers are drawn from each source t.
+    r"""Estimate the probability [question] that at least one answer is right if k_t answers come from each source t.
 
     .. math:: 1 - \prod_t \binom{n_t-c_t}{k_t} \Big/ \binom{n_t}{k_t}
 
     Args:
         right: [source, question] numbers c_t of right answers, for example at each temperature.
         known: [source, question] numbers n_t of graded answers.
-        k: Number of answers k_t from each source. Sources with k_t = 0 are not used.
-
-    Returns:
-        [question] estimates.
+        k: Number of answers k_t from each source; can be 0.
     """
     sources = zip(right, known, k, strict=True)
     return 1 - np.prod([none_right(c, n, [drawn])[0] for c, n, drawn in sources if drawn], axis=0)
@@ -107,7 +94,7 @@ def predict_from_prior(a: Values, b: Values, k: Sequence[int]) -> Values:
 
 
 def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Compute unbiased estimates of the squared errors (S − θ)² of predictions S, where θ is the true Pass@K.
+    r"""Compute unbiased estimates [k, question] of the squared errors of predictions S of the true Pass@K, θ.
 
     If a and b are estimates of θ from two disjoint halves of the answers, the expectation of (S − a)(S − b) is
     (S − θ)². The mean of this product over all divisions into halves is
@@ -121,19 +108,16 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers, each at least 2 · max(k).
         k: Numbers of answers.
-
-    Returns:
-        [k, question] estimates.
     """
     missed = 1 - predicted
     return missed**2 - 2 * missed * none_right(right, known, k) + none_right(right, known, [2 * one for one in k])
 
 
 def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    """Estimate the squared error of `predict` if the confidence is the accuracy on half of the answers.
+    """Estimate the squared error [k, question] of `predict` if the confidence is the accuracy on half of the answers.
 
-    The prediction from one half is scored on the other half. The result [k, question] is the mean over all divisions
-    into halves. Each n must be at least 2 · max(k).
+    The prediction is scored on the other half. The result is the mean over all divisions into halves. Each n must be at
+    least 2 · max(k).
     """
     both = none_right(right, known, [2 * one for one in k])
     (right, known), place = distinct(right, known)

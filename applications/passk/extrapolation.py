@@ -30,12 +30,7 @@ _PROFILE = 25
 
 
 class Extrapolation(NamedTuple):
-    """Fitted models, and a record of their results.
-
-    Attributes:
-        models: The fitted models, by their names in `MODELS`.
-        record: Dict with the results. See `extrapolate` for its entries.
-    """
+    """Fitted models by their names in `MODELS`, and the record that `extrapolate` describes."""
 
     models: dict[str, BetaBinomial]
     record: dict[str, Any]
@@ -47,7 +42,7 @@ class Extrapolation(NamedTuple):
 
 
 def why_not(right: Counts, known: Counts) -> str | None:
-    """Return the reason why no model can be fitted to the counts [question], or None if models can be fitted."""
+    """Return the reason why no model can be fitted to the counts [question], or None."""
     if len(right) < LEAST_QUESTIONS:
         return f"at least {LEAST_QUESTIONS} questions are required, but there are {len(right)}"
     if known.max() < 2:
@@ -60,8 +55,8 @@ def why_not(right: Counts, known: Counts) -> str | None:
 def extrapolate(right: Counts, known: Counts, k: Sequence[int], n_resamples: int, seed: int) -> Extrapolation:
     """Fit the models in `MODELS` to counts [question], and estimate Pass@K for each k.
 
-    `why_not` must return None for the counts. Intervals of the parameters and of Pass@K come from the profile
-    likelihood. Held-out log-likelihoods come from five-fold cross-validation.
+    `why_not` must return None for the counts. Intervals come from the profile likelihood. Held-out log-likelihoods come
+    from five-fold cross-validation.
 
     Returns:
         The models and a record with these entries:
@@ -108,7 +103,7 @@ def _estimate(value: float, low: float, high: float) -> dict[str, float]:
 
 
 def _held_out(c: Counts, n: Counts, place: Counts, fold: Counts, zero_inflated: bool) -> Values:
-    """Return the log-likelihood [question] of each question under a model that was fitted to the other folds."""
+    """Return the log-likelihood of each question under a model that was fitted to the other folds."""
     found = np.empty(len(place))
     for number in range(_FOLDS):
         test = fold == number

@@ -18,7 +18,7 @@ from applications.passk.estimators import (
 )
 from probes.baselines.registry import is_half
 
-#: Number of folds. For each fold, the concentration of the priors is estimated on the other folds.
+#: Number of folds for the concentration of the priors.
 _N_FOLDS = 5
 
 

@@ -1,4 +1,4 @@
-"""Pictures of Pass@K: curves with predictions and extrapolations, the deviance against π₀, and temperatures."""
+"""Pictures of Pass@K."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _MODELS = {"beta_binomial": ("beta-binomial", RED), "zero_inflated": ("zero-infl
 
 
 def passk_pictures(record: dict[str, Any]) -> dict[str, Figure]:
-    """Draw the pictures of Pass@K and return them by name."""
+    """Return the pictures by name."""
     stores = record["stores"]
     named = {"" if len(stores) == 1 else f"-t{store['temperature']:g}": store for store in stores}
     plots = {f"curve{ending}": curve_picture(store) for ending, store in named.items()}
@@ -71,7 +71,7 @@ def _scale(axis: Axes, most: int) -> None:
 
 @styled
 def profile_picture(extrapolation: dict[str, Any]) -> Figure:
-    """Plot the deviance against π₀, the fraction of questions that are never answered correctly."""
+    """Plot the deviance against π₀."""
     figure, axes = new_figure(4.6, 3.2)
     profile, found = extrapolation["profile"], extrapolation["zero_inflated"]["zero_share"]
     axes.axvspan(found["low"], found["high"], color=BLUE, alpha=0.12, lw=0, label="95 % interval")
@@ -87,7 +87,7 @@ def profile_picture(extrapolation: dict[str, Any]) -> Figure:
 
 @styled
 def temperature_picture(record: dict[str, Any]) -> Figure:
-    """Plot the pass rate against the budget for the even split, the best single temperature, and each temperature."""
+    """Plot the pass rate against the number of answers."""
     figure, axes = new_figure(5.6, 3.8)
     grid = record["temperatures"]
     budgets = [budget["k"] for budget in grid["budgets"]]

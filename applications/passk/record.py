@@ -23,9 +23,7 @@ from probes.report.templates import render
 
 #: Default values of K. Values above the smallest number of graded answers are left out.
 DEFAULT_K = (1, 4, 16, 64)
-#: First columns of passk.parquet.
 COLUMNS = (ID, "temperature", "group", "right", "known")
-#: Maximum number of points of a curve.
 _POINTS = 48
 
 
@@ -37,7 +35,7 @@ class Graded(NamedTuple):
         tables: Question tables of the stores.
         rows: [question] int64 rows of these questions in the tables.
         right: [temperature, question] numbers of right answers.
-        known: [temperature, question] numbers of answers with a known grade, at least 1.
+        known: [temperature, question] numbers of graded answers, at least 1.
     """
 
     stores: dict[float, Store]
@@ -51,7 +49,7 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
     """Count the right answers in one store, or in the stores of a temperature grid.
 
     Raises:
-        InputError: If grades are missing, or if no question has a known grade at every temperature.
+        InputError: If no question has a known grade at every temperature.
     """
     tables = list(load_tables(stores, grader).values())
     right, known = (np.stack([getattr(table, name) for table in tables]) for name in ("right", "known"))
@@ -65,10 +63,11 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
 
 
 def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -> list[dict[str, Values]]:
-    """Read the confidences [question] for each store, by name. The column names of passk.parquet are reserved.
+    """Read the confidences [question] for each store, by name.
 
     Raises:
-        InputError: If a source cannot be read, a question has no confidence, or a name is repeated or reserved.
+        InputError: If a source cannot be read, a question has no confidence, or a name is repeated or a column of
+            passk.parquet.
     """
     found, reserved = [], [*COLUMNS, "pass", "posterior", *(f"pass_at_{one}" for one in k)]
     for store in graded.stores.values():
@@ -98,11 +97,8 @@ def passk_record(
 
     Returns:
         The content of passk.json, and a table with one row per temperature and question. In passk.json, `stores`
-        contains the results for each temperature, and `temperatures` contains the result of `temperature_record` (None
-        for a single store).
-
-    Raises:
-        InputError: If `k` or a source is invalid.
+        contains the results for each temperature, and `temperatures` the result of `temperature_record` (None for a
+        single store).
     """
     temperatures, first = list(graded.stores), next(iter(graded.stores.values()))
     right, known = as_drawn(graded.right, graded.known, temperatures)
@@ -139,7 +135,7 @@ def passk_record(
 
 
 class _Measured(NamedTuple):
-    """Counts and groups [question] of one store, the values of K, and the options for resampling."""
+    """Counts and groups [question] of one store, and options."""
 
     right: Counts
     known: Counts
@@ -158,13 +154,12 @@ def _store_record(
     """Compute the results of the store with index `i`, and fit beta-binomial models to its counts.
 
     Returns:
-        A record and the fitted models (None if they cannot be fitted). The record has counts and these entries:
+        The fitted models (None if they cannot be fitted), and a record with counts and these entries:
 
         - `avg_at_n`: Mean accuracy.
         - `pass_at_k`, `over_groups`: [k] mean Pass@K over questions and over groups.
         - `errors`: Result of `error_records`.
-        - `curve`: Values `k`, and the results at these values. `predicted` contains a band for each confidence.
-          `measured` contains the measured Pass@K up to the smallest number of graded answers.
+        - `curve`: Values `k`, the band of each confidence (`predicted`), and `measured` Pass@K.
         - `extrapolation`: Record of `extrapolate`. If it is None, `not_extrapolated` gives the reason.
         - `beyond`: Values of k in the table of extrapolations.
     """
@@ -229,7 +224,7 @@ def _columns(
 
 
 def passk_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page. `plots` contains the names of the figures."""
+    """Render the Markdown page with the pictures `plots`."""
     decoding = record["policy"]["decoding"]
     temperatures = ", ".join(
         "unknown" if store["temperature"] is None else f"{store['temperature']:g}" for store in record["stores"]
@@ -239,5 +234,5 @@ def passk_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def passk_summary(record: dict[str, Any]) -> str:
-    """Describe the results in a few sentences, with a table of Pass@K."""
+    """Return a summary with a table of Pass@K."""
     return render("passk/summary.md.j2", record=record)

@@ -1,6 +1,6 @@
-"""Pass rates for the same number of answers, either split over temperatures or all at one temperature.
+"""Pass rates for the same number of answers, split over temperatures or all at one temperature.
 
-The pass rate is the mean over questions of the probability that at least one of these answers is right.
+The pass rate is the probability that at least one of these answers is right, averaged over questions.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,8 @@ from probes.metrics.intervals import WeightedMetric, minus
 def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
     """Count the only answer at temperature 0 several times, because further answers would be identical.
 
-    It is counted as often as the largest number of answers to a question at another temperature. `right` and `known`
-    are the counts [temperature, question] of a grid. Both are returned, and they are unchanged if the grid has no
-    temperature 0, or several answers at temperature 0.
+    It is counted as often as the largest number of answers to a question at another temperature. Counts [temperature,
+    question] of grids without temperature 0, or with several answers at temperature 0, are unchanged.
     """
     if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
         return right, known
@@ -32,8 +31,7 @@ def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tup
 def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
     """Return all even splits with at most `most` answers. A split lists the number of answers at each temperature.
 
-    In each split, all temperatures above 0 get the same number of answers: 1, 2, 4, … Temperature 0 gets only one
-    answer, because all its answers are identical.
+    All temperatures above 0 get the same number of answers: 1, 2, 4, … Temperature 0 gets one answer.
 
     >>> even_splits([0.0, 0.5, 1.0], most=10)
     [[1, 1, 1], [1, 2, 2], [1, 4, 4]]
@@ -45,8 +43,8 @@ def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
 def best_single(passed: Tensor, first: Tensor) -> WeightedMetric:
     """Return a function that maps resampling weights to the pass rate at the best single temperature.
 
-    The temperature with the highest pass rate on each half of the questions is evaluated on the other half. It is
-    chosen again in each resample.
+    The best temperature on each half of the questions is evaluated on the other half. It is chosen again in each
+    resample.
 
     Args:
         passed: [temperature, question] float64 Pass@K.
@@ -77,7 +75,7 @@ def temperature_record(
         temperatures: The temperatures, in ascending order.
         ids: Question ids.
         n_resamples: Number of resamples for each interval.
-        seed: Seed for the resampling and for dividing the questions into halves.
+        seed: Seed for resampling and halves.
 
     Returns:
         A dict with these entries:
@@ -87,9 +85,9 @@ def temperature_record(
         - `solved`: [temperature] fraction of questions with a right answer at each temperature.
         - `n_answers`: Mean number of answers per question, over all temperatures.
         - `budgets`: One dict per budget; empty if there are fewer than two questions. `k` is the number of answers, and
-          `split` is the number of answers at each temperature. The pass rates are `of_split`, `of_single`
-          [temperature] and `of_best` (see `best_single`). `split_minus_best` is the difference `of_split` − `of_best`.
-          `chosen` contains the best temperature on each half of the questions.
+          `split` the number at each temperature. The pass rates are `of_split`, `of_single` [temperature] and `of_best`
+          (see `best_single`). `split_minus_best` is the difference `of_split` − `of_best`. `chosen` contains the best
+          temperature on each half of the questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

@@ -23,7 +23,7 @@ def phrasing(
         store: Folder of the store. It must contain samples and grades.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and picture. The default is runs/phrasing-STORE.
-        seed: Seed for the resampling and the sign-flip tests.
+        seed: Seed for resampling and sign-flip tests.
         n_resamples: Number of bootstrap resamples of the facts for each interval.
 
     Returns:

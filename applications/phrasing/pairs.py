@@ -13,7 +13,6 @@ from extract.questions.question import Question
 
 Values = NDArray[np.float64]
 Labels = NDArray[np.int64]
-#: Name of the model-based baseline with the likelihoods of continuations.
 LIKELIHOOD = "likelihood"
 
 
@@ -42,7 +41,7 @@ class Cells(NamedTuple):
 def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     """Average the accuracies and likelihoods of the questions with the same pair and form.
 
-    Pairs and forms are strings or numbers. Questions with other values, such as null, are left out.
+    Questions whose pair or form is not a string or number are left out.
 
     Raises:
         InputError: If there are fewer than two forms, or no two forms share at least two pairs.
@@ -86,12 +85,10 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
 
 
 def target_likelihoods(asked: pa.Table) -> Values:
-    """Return the mean log-probability per token of each question's right continuation, [question] float64 in nats.
+    """Return the mean log-probability per token [question] of each question's right continuation, in nats.
 
-    Args:
-        asked: Table with one row per question. Its columns are `logprobs` (list of float64, log-probabilities of whole
-            continuations), `n_tokens` (list of int32) and `target` (int32, index of the right continuation). The result
-            is NaN if `target` is null.
+    `asked` has one row per question, with log-probabilities of whole continuations (`logprobs`), their numbers of
+    tokens (`n_tokens`) and the index of the right continuation (`target`). The result is NaN if `target` is null.
     """
     columns = (asked[name].to_pylist() for name in ("logprobs", "n_tokens", "target"))
     return np.array(

@@ -34,9 +34,8 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
         - `forms`: Counts, mean accuracy and mean likelihood of each form.
         - `tests`: Results of `paired_record` for the accuracies and the likelihoods of any two forms. The p-values
           are corrected by Holm's method over all tests.
-        - `joint`: For any two forms `a` and `b`, the probabilities of the outcomes `both`, `only_a`, `only_b` and
-          `neither`. An outcome is named after the forms that are answered correctly. The answers to the two forms are
-          assumed to be independent.
+        - `joint`: For any two forms `a` and `b`, the probabilities that independent answers to `both`, `only_a`,
+          `only_b` or `neither` are right.
     """
     values = {ACCURACY: cells.accuracy}
     if np.isfinite(cells.likelihood).any():
@@ -73,7 +72,7 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
 
 
 def _mean(figure: str, values: Values) -> dict[str, Any] | None:
-    """Return the mean of the finite values [pair] with its interval, or None if there are fewer than two."""
+    """Return the mean of the finite values [pair] with its interval, or None for fewer than two."""
     finite = values[np.isfinite(values)]
     mean = share_interval if figure == ACCURACY else mean_interval
     return mean(finite) if len(finite) > 1 else None
@@ -86,7 +85,7 @@ def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
 
 
 def phrasing_table(cells: Cells) -> pa.Table:
-    """Return a table with one row per pair and form. Unknown likelihoods are null."""
+    """Return a table with one row per pair and form."""
     form, pair = np.nonzero(cells.n_questions)
     columns: dict[str, Any] = {"pair": [cells.pairs[i] for i in pair], "form": [cells.forms[i] for i in form]}
     columns |= {name: getattr(cells, name)[form, pair] for name in ("n_questions", "n_answers", ACCURACY)}

@@ -48,8 +48,7 @@ class Poll:
         stores: The stores by temperature, in increasing order.
         table: Question table of the first store.
         questions: [question] rows of the included questions in the question table. A question is left out if it has
-            fewer than two answers, no answer at one of the temperatures, or a class in which no answer has a known
-            grade.
+            fewer than two answers, no answer at one of the temperatures, or a class without a known grade.
         ballots: Answers to each included question.
     """
 
@@ -62,7 +61,7 @@ class Poll:
 def read_poll(path: str, grader: str | None = None) -> Poll:
     """Read the answers and grades of a store, or of a temperature grid.
 
-    In a grid, only one answer per question is used at temperature 0.
+    One answer per question is used at temperature 0 of a grid.
 
     Raises:
         InputError: If the stores do not form a grid, samples or grades are missing, no answer is right, or no question
@@ -94,7 +93,7 @@ def read_poll(path: str, grader: str | None = None) -> Poll:
 def _ballots(
     tables: Mapping[float, QuestionTable], rows: Mapping[float, NDArray[np.int64]], equal: Equal | None
 ) -> Ballots | None:
-    """Join the answers to a question at all temperatures. Returns None if the question must be left out."""
+    """Join the answers to a question at all temperatures, or return None if the question must be left out."""
     drawn = {t: of[:1] if t == 0 and len(tables) > 1 else of for t, of in rows.items()}
     turns = sorted((turn, t, row) for t, of in drawn.items() for turn, row in enumerate(of.tolist()))
     if not all(map(len, drawn.values())) or len(turns) < 2:

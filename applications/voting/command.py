@@ -38,13 +38,12 @@ def vote(
     Args:
         store: Folder of the store, or of a temperature grid. It must contain samples and grades.
         confidences: Confidences for the rule `prior`: folders of saved probes, or FILE:COLUMN for columns of Parquet or
-            CSV files. The rule is also evaluated with a base rate: the mean accuracy on the other half of the
-            questions.
+            CSV files. The rule is also evaluated with the base rate of the other half of the questions.
         rules: Stopping rules. Choose from {rules}. The default is all applicable rules.
         orders: Number of random orders in which the answers to each question are replayed.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and picture. The default is runs/vote-STORE.
-        seed: Seed for the division into halves, the orders and the resampling.
+        seed: Seed for halves, orders and resampling.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

@@ -14,9 +14,8 @@ from extract.errors import InputError
 from extract.sampling.prior import Prior, fit_prior
 from extract.sampling.stopping import STOPPING_RULES, StoppingRule
 
-#: Largest loss of accuracy that a chosen threshold may have.
 MAX_LOSS = 0.01
-#: Name of the rule `prior`, and name of its confidence that equals the base rate of the other half of the questions.
+#: Name of the rule `prior`, and its confidence that equals the base rate of the other half.
 PRIOR, BASE_RATE = "prior", "base_rate"
 #: Votes that never stop early.
 MAJORITY, WEIGHTED, BEST_TEMPERATURE, SINGLE = "majority", "weighted", "best_temperature", "single"
@@ -28,13 +27,13 @@ Choose = Callable[[Outcome, NDArray[np.bool_]], int]
 class Evaluated:
     """Evaluation of a vote or a stopping rule.
 
-    If there is a setting (a threshold or a temperature), each half of the questions is evaluated with the setting that
-    is chosen on the other half.
+    Each half of the questions is evaluated with the setting (threshold or temperature) that is chosen on the other
+    half.
 
     Attributes:
         outcome: Outcome with the chosen settings, [question].
-        chosen: For each half of the questions, the threshold (or temperature) chosen on it. Empty if nothing is chosen.
-        priors: For each half, the concentration κ and diversity θ of the prior fitted on it. Empty without a prior.
+        chosen: The setting chosen on each half. Empty if nothing is chosen.
+        priors: The concentration κ and diversity θ of the prior fitted on each half. Empty without a prior.
         frontier: Outcome of each threshold, [threshold, question]. None without thresholds.
     """
 
@@ -70,11 +69,7 @@ def prior_name(confidence: str) -> str:
 
 
 def check_orders(orders: int) -> None:
-    """Check the number of orders.
-
-    Raises:
-        InputError: If `orders` is less than 10.
-    """
+    """Raise an InputError if `orders` is less than 10."""
     if orders < 10:
         raise InputError(f"Expected `orders` to be at least 10, but got {orders}. The default is 200.")
 
@@ -87,18 +82,18 @@ def evaluate_rules(
     orders: int,
     seed: int,
 ) -> Evaluation:
-    """Replay the answers to all questions with all rules, and evaluate the rules out of sample.
+    """Replay the answers to all questions with all rules, and evaluate the rules on held-out halves.
 
     Args:
         ballots: Answers to each question.
-        half: [question] the half that each question belongs to, 0 or 1.
+        half: [question] half of each question, 0 or 1.
         rules: Names of the rules.
-        confidences: Confidences [question] for the rule `prior`, by name. The rule is also evaluated with the base rate
-            of the other half of the questions. The results are named ``prior_NAME``.
+        confidences: Confidences [question] for the rule `prior`, by name. The results are named ``prior_NAME``. The
+            rule is also evaluated with the base rate of the other half.
         orders: Number of random orders per question.
         seed: Seed of the orders.
     """
-    priors = dict[str, list[list[Prior]]]()  # for each method and half, the prior of each question
+    priors = dict[str, list[list[Prior]]]()  # [method][half][question]
     if PRIOR in rules:
         base_rate = [np.full(len(half), _share_right(ballots, half == part)) for part in (0, 1)]
         values = {BASE_RATE: base_rate, **{name: [column, column] for name, column in confidences.items()}}
@@ -136,7 +131,7 @@ def evaluate_rules(
 
 
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
-    """Among the thresholds that lose at most `MAX_LOSS` in accuracy, choose the one with the fewest answers.
+    """Return the index of the threshold with the fewest answers among those that lose at most `MAX_LOSS` in accuracy.
 
     If every threshold loses more, the most accurate threshold is chosen.
 
@@ -144,9 +139,6 @@ def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: N
         outcome: Outcome of each threshold, [threshold, question].
         questions: [question] bool, the questions to use.
         accuracy: [question] accuracy of the vote over all answers.
-
-    Returns:
-        The index of the threshold.
     """
     reached = outcome.accuracy[:, questions].mean(1)
     enough = reached >= min(accuracy[questions].mean() - MAX_LOSS, reached.max())
@@ -159,9 +151,8 @@ def _cross_tuned(
     """Choose a setting on each half of the questions, and evaluate it on the other half.
 
     Args:
-        of_halves: For each half, the outcome [setting, question] on all questions. If a rule has a prior, the prior is
-            fitted on this half.
-        half: [question] the half that each question belongs to, 0 or 1.
+        of_halves: For each half, the outcome [setting, question] on all questions, with priors fitted on this half.
+        half: [question] half of each question, 0 or 1.
         choose: Function that chooses a setting for the questions in a mask.
         settings: The settings.
     """
@@ -176,12 +167,12 @@ def _cross_tuned(
 
 
 def _share_right(ballots: list[Ballots], questions: NDArray[np.bool_]) -> float:
-    """Return the mean proportion of right answers over the questions in a mask [question]."""
+    """Return the mean accuracy of the questions in a mask [question]."""
     return float(np.mean([ballots[i].right[ballots[i].classes].mean() for i in np.flatnonzero(questions)]))
 
 
 def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: NDArray[np.float64]) -> list[Prior]:
-    """Fit the concentration κ and the diversity θ on the questions in a mask. Return the prior of every question."""
+    """Fit κ and θ on the questions in a mask. Return the prior of every question."""
     counts = [
         (one.right[one.classes].sum(), len(one.classes), (~one.right[np.unique(one.classes)]).sum()) for one in ballots
     ]
@@ -189,7 +180,6 @@ def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: ND
     return [Prior(value, *fitted) for value in confidence.tolist()]
 
 
-#: A rule that never stops.
 _WHOLE = StoppingRule("", "", lambda answers, prior: np.full(answers.classes.shape, -np.inf), (0.0,), 0, (0, 0))
 
 

@@ -17,7 +17,7 @@ _COLOURS = {
 
 @styled
 def vote_picture(evaluation: Evaluation) -> Figure:
-    """Plot accuracy against the mean number of answers. Lines show all thresholds, and dots show the chosen ones."""
+    """Plot accuracy against the mean number of answers, with dots at the chosen thresholds."""
     figure, axes = new_figure(5.8, 4.2)
     axes.plot(evaluation.numbers, evaluation.mean_curve, color=GREY, lw=1.4, ls="--", label="majority vote")
     own = iter((RED, METHOD_COLOURS[4], METHOD_COLOURS[1]) * len(evaluation.methods))

@@ -30,9 +30,7 @@ from probes.metrics.intervals import WeightedMetric, bootstrap
 from probes.report.results import record_header
 from probes.report.templates import method_label, render
 
-#: Minimum number of questions.
 LEAST_QUESTIONS = 20
-#: Names of the methods in tables.
 LABELS = {
     SINGLE: "one answer",
     MAJORITY: "majority vote",
@@ -64,7 +62,7 @@ def halves(poll: Poll, seed: int) -> NDArray[np.int64]:
 
 
 def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
-    """Return the names of the rules to evaluate. The default is all applicable rules.
+    """Return the rules to evaluate. The default is all applicable rules.
 
     Raises:
         InputError: If a rule is unknown, or compares temperatures although there is only one store.
@@ -81,7 +79,7 @@ def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
 
 
 def read_confidences(sources: Sequence[str], poll: Poll) -> dict[str, NDArray[np.float64]]:
-    """Read the confidences for the questions in a poll. Return an array [question] for the name of each source.
+    """Read the confidences [question] of each source, by name.
 
     Raises:
         InputError: If a source is invalid, or a question has no confidence.
@@ -169,7 +167,7 @@ def _mean(values: NDArray[np.float64]) -> WeightedMetric:
 
 
 def _ratio(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> WeightedMetric:
-    """Return a function that maps resampling weights to the ratio of the weighted sums of two arrays [question]."""
+    """Return a function that maps resampling weights to the ratio of two weighted sums over questions."""
     above, below = torch.from_numpy(numerator), torch.from_numpy(denominator)
     return lambda weights: (weights @ above) / (weights @ below)
 
@@ -187,12 +185,12 @@ def vote_table(poll: Poll, half: NDArray[np.int64], evaluation: Evaluation) -> p
 
 
 def vote_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page. `plots` contains the names of the figures."""
+    """Render the Markdown page with the pictures `plots`."""
     context = {"label_of": label_of, "rules": STOPPING_RULES, "verdict": vote_verdict(record), "plots": plots}
     return render("voting/vote.md.j2", record=record, **context)
 
 
 def vote_verdict(record: dict[str, Any]) -> str:
-    """Describe the accuracy of the votes, and the number of answers that the best rule uses."""
+    """Return a summary of the votes and the best rule."""
     best = prior_name([BASE_RATE, *record["confidences"]][:2][-1])
     return render("voting/verdict.md.j2", record=record, best=best, label_of=label_of)

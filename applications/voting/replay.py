@@ -1,4 +1,4 @@
-"""Replay stored answers in random orders, and measure where a rule stops and how often its decision is right."""
+"""Replay stored answers in random orders, and measure where a rule stops and how often it is right."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -12,9 +12,7 @@ from extract.sampling.stopping import Answers, StoppingRule
 
 
 class Outcome(NamedTuple):
-    """Results of a rule, averaged over random orders of the answers.
-
-    Arrays have the shape [threshold], or [threshold, question] for several questions.
+    """Results of a rule, averaged over random orders of the answers: [threshold] or [threshold, question].
 
     Attributes:
         accuracy: Fraction of orders in which the decision is right.
@@ -39,11 +37,6 @@ class Replay:
 
     Means over the orders are unbiased, because the sampler could have drawn the answers in any of these orders
     with the same probability.
-
-    Args:
-        ballots: The answers.
-        orders: Number of orders.
-        rng: Random generator for the orders.
     """
 
     def __init__(self, ballots: Ballots, orders: int, rng: np.random.Generator) -> None:
@@ -65,7 +58,7 @@ class Replay:
         return Outcome(*np.array(found).T)
 
     def by_answers(self, numbers: Iterable[int]) -> NDArray[np.float64]:
-        """Return the accuracy of the majority vote over n answers, for each n; NaN if there are fewer answers."""
+        """Return the accuracy of the majority vote over the first n answers; NaN if there are fewer."""
         means = self.right.mean(0)
         return np.array([means[n - 1] if n <= len(means) else np.nan for n in numbers])
 

@@ -22,7 +22,7 @@ from extract.store.shards import SampleRange, Scope, Shard
 from extract.store.signals import Signals
 from extract.store.store import Store
 
-#: Progress callback. It receives the number of newly finished questions or answers, and the number of tokens in them.
+#: Progress callback. It receives the numbers of newly finished questions or answers, and of tokens in them.
 Done = Callable[[int, int], None]
 
 
@@ -33,13 +33,11 @@ class AskContext:
     Attributes:
         load: Function that returns the store's model and tokenizer. The first call in a process loads them.
         device: Device of the sentence encoder and the entailment classifier: auto, cpu, cuda or cuda:N.
-        embedding_model: Name of the embedded sentence encoder (`EMBEDDED_ENCODER`), or the Hub id or folder of another
-            encoder.
-        nli_model: Hub id or folder of an entailment classifier. None if no baseline uses it.
-        grader: Name of the grader that normalises answers for the baseline `entailment`. By default, the store's only
-            grader.
-        max_new_tokens: Maximum number of tokens in a reply for the baseline `verbalized`.
-        continuations: Whether the baseline `likelihood` scores the letters or the texts of the options.
+        embedding_model: Sentence encoder: `EMBEDDED_ENCODER`, a Hub id or a folder.
+        nli_model: Hub id or folder of an entailment classifier, or None.
+        grader: Grader that normalises answers for `entailment`. By default, the store's only grader.
+        max_new_tokens: Maximum length of a reply for `verbalized`, in tokens.
+        continuations: Whether `likelihood` scores the letters or the texts of the options.
     """
 
     load: Lazy[tuple[Any, Any]]
@@ -52,39 +50,33 @@ class AskContext:
 
 
 class AskedBaseline(ABC):
-    """Baseline that queries a model about one shard of a store at a time.
-
-    The attribute `name` is the baseline's key in the registry and in the store.
-    """
+    """Baseline that queries a model about one shard of a store at a time. `name` is its key in `ASKED`."""
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
         self.name, self.store, self.context = name, store, context
         self.scopes = ASKED[name].scopes
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, Store, AskContext]]:
-        # the Ray engine sends this object to actors of its own job, where each actor loads the models itself
+        # Ray actors load the models themselves
         return type(self), (self.name, self.store, self.context)
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. For a served model, this is the identity of its local copy.
-
-        The copy is loaded if its identity is not known yet.
-        """
+        """Identity of the store's model. For a served model, its local copy is loaded first if necessary."""
         if self.store.model_is_unknown:
             self.context.load()
         return self.store.model
 
     @property
     def always_compared(self) -> bool:
-        """Whether to compare the settings with the recorded settings even if no values are missing."""
+        """Whether to check the recorded settings even if no values are missing."""
         return True
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
         """Return the settings as JSON values: the model, the prompts and the options.
 
-        All files of the baseline for one scope must have the same settings.
+        They are the same for all files of the baseline with this scope.
         """
 
     @property
@@ -93,29 +85,18 @@ class AskedBaseline(ABC):
         return self.store.asked
 
     def check_file(self, shard: Shard) -> None:
-        """Check a finished file by reading it.
-
-        Raises:
-            Damaged: If the file is damaged or was written for a different shard.
-        """
+        """Read a finished file. Raises `Damaged` if it is damaged or belongs to another shard."""
         self.store.asked.read_shard(self.name, shard)
 
     def prepare(self) -> None:  # noqa: B027 (optional)
-        """Load the models and tokenizers that `fill` needs. Called once, before the first `fill`.
-
-        Raises:
-            InputError: If a model can't be loaded or does not support this baseline.
-        """
+        """Load what `fill` needs. Called once, before the first `fill`."""
 
     @abstractmethod
     def fill(self, shard: Shard, progress: Done) -> int:
         """Query the model and write the file of a shard. Return the number of rows without a usable value."""
 
     def questions(self, shard: Shard) -> dict[str, str]:
-        """Return the text of each question in a shard, by question id.
-
-        For a chat, the text has one line ``role: content`` per message.
-        """
+        """Return the text of each question in a shard, by id. A chat has one line ``role: content`` per message."""
         texts = {}
         for question in self.store.questions.block(shard):
             prompt = question.prompt
@@ -124,7 +105,7 @@ class AskedBaseline(ABC):
         return texts
 
     def answers(self, shard: Shard) -> list[dict[str, Any]]:
-        """Return the sampled answers in a shard as rows of the store's table of samples."""
+        """Return the sampled answers in a shard as rows of the samples table."""
         assert isinstance(shard, SampleRange)
         return self.store.samples.read(shard).to_pylist()
 
@@ -144,13 +125,7 @@ class AskedTable(AskedBaseline):
 
 
 def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker) -> None:
-    """Compute all missing values of the given baselines.
-
-    First, the settings of the baselines are compared with the settings recorded in the store.
-
-    Raises:
-        InputError: If the settings differ from the recorded settings, or a model can't be loaded or queried.
-    """
+    """Compute all missing values of the given baselines, whose settings must match those in the store."""
     missing = {}
     for baseline in baselines:
         shards = [shard for scope in baseline.scopes for shard in store.shards(scope)]
@@ -172,7 +147,7 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
 
 @contextmanager
 def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
-    """Load the models of a baseline, and yield a function that writes the file of a shard unless the file exists."""
+    """Load the models of a baseline, and yield a function that fills a shard unless its file exists."""
     baseline.prepare()
 
     def fill(shard: Shard, progress: Done) -> int:
@@ -182,19 +157,15 @@ def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
 
 
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
-    """Build the prompt template for querying the store's model.
+    """Build the prompt template for querying the store's model. `template` contains the placeholder ``{question}``.
 
-    The prompt uses the tokenizer's chat template if there is one, even if the policy's own prompt is plain text. A chat
-    prompt keeps the policy's system message.
-
-    Args:
-        policy: The `policy` entry of a store's identity.
-        template: Text with the placeholder ``{question}``.
+    It uses the tokenizer's chat template if there is one, even if the policy's own prompt is plain text. A chat keeps
+    the policy's system message.
     """
     chat = policy["model"]["chat_template"] != sha256_text("")
     return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)
 
 
 def answer_line(text: str) -> str:
-    """Remove the reasoning from an answer, and return the first non-blank line of the rest ("" if there is none)."""
+    """Return the first non-blank line of an answer without its reasoning ("" if there is none)."""
     return first_line(without_reasoning(text))

@@ -1,7 +1,7 @@
 """Log-probabilities of continuations, from one teacher-forced pass over a prompt and all its continuations.
 
-The continuations follow the prompt in one sequence. A tree-shaped attention mask hides them from each other, and each
-continuation has the position ids that it would have directly after the prompt.
+The continuations follow the prompt in one sequence. A tree-shaped attention mask hides them from each other, and their
+position ids are the same as directly after the prompt.
 """
 
 import math
@@ -21,19 +21,19 @@ from extract.signals.shared_prompt import SharedPrompt, can_share, read_prefix
 
 #: Maximum number of tokens in a batch. Batches shrink if memory runs out.
 BATCH_TOKENS = 2048
-#: Maximum relative difference between hidden states that should be equal. It allows for rounding in bfloat16.
+#: Maximum relative difference between hidden states that should be equal, to allow for rounding in bfloat16.
 _ROUNDING = 0.05
 
 
 class Item(NamedTuple):
-    """A prompt and its continuations as token ids. Each of these texts has at least one token."""
+    """A prompt and its continuations as token ids. None of them is empty."""
 
     prompt: Sequence[int]
     continuations: Sequence[Sequence[int]]
 
     @property
     def branches(self) -> bool:
-        """Whether at least two continuations have more than one token. If not, no tree mask is needed."""
+        """Whether at least two continuations have more than one token, so that a tree mask is needed."""
         return sum(len(continuation) > 1 for continuation in self.continuations) > 1
 
 
@@ -46,15 +46,8 @@ def encode_item(
     belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. Without such
     whitespace, a space is inserted before the continuation, except in a chat.
 
-    Args:
-        template: Prompt template of the policy.
-        tokenizer: The model's tokenizer.
-        prompt: Text or messages of the question.
-        continuations: Texts of the continuations.
-
     Returns:
-        The item, and a second item for the unconditional log-probabilities. The prompt of the second item is the
-        output of `first_token`.
+        The item, and an item for the unconditional log-probabilities, whose prompt is `first_token`.
     """
     text = template.rendered(tokenizer, prompt)
     context = text.rstrip()
@@ -67,11 +60,7 @@ def encode_item(
 
 
 def first_token(tokenizer: Any) -> list[int]:
-    """Return the first token of texts without a prompt. It is BOS, or EOS if the tokenizer has no BOS token.
-
-    Raises:
-        InputError: If the tokenizer has neither.
-    """
+    """Return the first token of texts without a prompt: BOS, or EOS if there is no BOS token."""
     token = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if token is None:
         raise InputError(
@@ -96,14 +85,14 @@ def score(
     Args:
         model: Causal language model in evaluation mode.
         items: Prompts and continuations.
-        batch_tokens: Maximum number of tokens in a batch, including padding. A longer sequence forms its own batch.
+        batch_tokens: Maximum number of tokens in a batch, including padding.
         progress: Callback that receives the numbers of items and tokens in each finished batch.
 
     Returns:
-        One list per item. Each value is the log-probability of a continuation in nats, summed over its tokens.
+        For each item, the log-probability of each continuation in nats, summed over its tokens.
 
     Raises:
-        InputError: If a prompt or a continuation is empty, the model can't read them, or a logit is NaN.
+        InputError: If a prompt or a continuation is empty or too long, or a logit is NaN.
     """
     if not all(item.prompt and all(item.continuations) for item in items):
         raise InputError("Expected prompts and continuations with at least one token, but got an empty one. Remove it.")
@@ -133,7 +122,7 @@ def score(
 
 
 def _score_batch(model: Any, head: ModelHead, items: Sequence[Item], shared: SharedPrompt | None) -> list[list[float]]:
-    """Compute the log-probabilities of a batch of items in a single pass. See `score`."""
+    """Compute the log-probabilities of a batch of items in a single pass."""
     n_before = 0 if shared is None else len(shared.tokens)
     ids = right_padded([_inputs(item)[n_before:] for item in items], model.device)
     options: dict[str, Any] = {}
@@ -153,30 +142,17 @@ def _score_batch(model: Any, head: ModelHead, items: Sequence[Item], shared: Sha
 
 
 def token_logprobs(head: ModelHead, states: Tensor, targets: Tensor) -> Tensor:
-    """Compute the log-probability of each target token, as float64 of shape [token] on the CPU.
-
-    Args:
-        head: Language-model head.
-        states: Hidden states from which the targets are predicted, of shape [token, d_model].
-        targets: Token ids of shape [token], int64.
-    """
+    """Compute the log-probability [token] float64 of each target from the hidden state [token, d_model] before it."""
     size = head.chunk_size(LOGITS_AT_ONCE)
     chunks = zip(states.split(size), targets.split(size), strict=True)
     return torch.cat([head(h).float().log_softmax(-1).gather(-1, y[:, None])[:, 0].double().cpu() for h, y in chunks])
 
 
 def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
-    """Return an additive attention mask for prompts with several continuations, here called branches.
+    """Return an additive attention mask [row, 1, token, n_before + token] for prompts with several continuations.
 
-    A token attends to the cached tokens, to itself, and to earlier tokens of branch 0 and of its own branch.
-
-    Args:
-        branch: Branch number of each token, int64 of shape [row, token]. Prompt and padding belong to branch 0.
-        n_before: Number of cached tokens.
-        dtype: Dtype of the mask.
-
-    Returns:
-        Mask of shape [row, 1, token, n_before + token]: 0 where a token attends, and the dtype's minimum elsewhere.
+    A token attends to the `n_before` cached tokens, to itself, and to earlier tokens of branch 0 and of its own branch.
+    `branch` [row, token] int64 numbers the continuations from 1. Prompt and padding belong to branch 0.
     """
     token = torch.arange(branch.shape[1], device=branch.device)
     visible = (branch[:, None] == 0) | (branch[:, None] == branch[:, :, None])
@@ -187,7 +163,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
 
 @torch.inference_mode()
 def supports_trees(model: Any) -> bool:
-    """Whether a model applies tree masks and position ids, as tested on a short prompt with two branches."""
+    """Whether a model applies tree masks and position ids, tested on a short prompt with two branches."""
     if not can_share(model):
         return False
     branch = torch.tensor([[0, 0, 1, 1, 1, 2, 2]], device=model.device)
@@ -203,7 +179,7 @@ def supports_trees(model: Any) -> bool:
 
 
 def _inputs(item: Item) -> list[int]:
-    """Return the tokens that the model reads: the prompt, and each continuation without its last token."""
+    """Return the tokens to read: the prompt, and each continuation without its last token."""
     return [*item.prompt, *(token for one in item.continuations for token in one[:-1])]
 
 

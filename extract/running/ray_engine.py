@@ -1,7 +1,6 @@
-"""The Ray engine: actors on one or several machines process the blocks of a store. Ray restarts actors that die.
+"""The Ray engine: actors on one or several machines process the blocks of a store.
 
-The environment variable RAY_ADDRESS selects an existing cluster. If it is not set, a cluster is started on this
-machine. It stops when the process that started it ends.
+RAY_ADDRESS selects an existing cluster. Otherwise, a cluster is started on this machine, until this process ends.
 """
 
 import os
@@ -21,8 +20,7 @@ from extract.running.progress import Count, Progress, quiet_loggers
 from extract.running.worker import Item, Result, Start, Worker
 
 Engine = Literal["local", "ray"]
-#: Maximum number of times that Ray repeats a block whose actor has died. Without a limit, a block that needs too much
-#: memory would kill one actor after another.
+#: Maximum number of repeats of a block whose actor has died, for example because memory ran out.
 RETRIES = 10
 #: Interval between two checks that the cluster still exists, in seconds.
 CHECK_SECONDS = 5.0
@@ -34,13 +32,9 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
 
     Args:
         engine: ``"local"`` or ``"ray"``.
-        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there is no GPU.
-        per_process: Options that the Ray engine does not support, because its actors do not see each other's answers.
-            This is a dict from the name of each option to its value, or to None if the option is unset.
-
-    Raises:
-        InputError: If an option in `per_process` is set, if `actors` is not positive or is passed without the Ray
-            engine, or if `torchrun` has started several processes with the Ray engine.
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU without GPUs.
+        per_process: Dict from option to value, for options that must be None with the Ray engine, because its actors do
+            not see each other's answers.
     """
     worker = Worker.from_environment()
     if engine == "ray":
@@ -66,13 +60,7 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
 
 
 class RayWorker(Worker):
-    """Worker that assigns all blocks to Ray actors, which write the files.
-
-    It connects to the cluster on first use. The errors below are raised only then.
-
-    Raises:
-        InputError: If Ray is not installed, or the cluster can't be reached, disappears or is too small for the actors.
-    """
+    """Worker that assigns all blocks to Ray actors, which write the files. It connects to the cluster on first use."""
 
     def __init__(self, actors: int | None = None) -> None:
         super().__init__()
@@ -102,13 +90,13 @@ class RayWorker(Worker):
 
     @contextmanager
     def writing(self, store: Path) -> Iterator[None]:
-        """Lock the store. On exit, delete the unfinished files of actors that have died. See `Worker.writing`."""
+        """Lock the store. On exit, delete the unfinished files of actors that have died."""
         with super().writing(store):
             yield
             self._delete_unfinished(store)
 
     def once(self, function: Callable[[], Result]) -> Result:
-        """Call a function in a process of the cluster. The process has the same resources as an actor."""
+        """Call a function in a process of the cluster with the resources of an actor."""
         task = self._ray.remote(max_retries=RETRIES, **self._resources[1])(_call).remote(function, os.getcwd())
         self._wait([task])
         return self._result(task)
@@ -120,10 +108,9 @@ class RayWorker(Worker):
         n_rows: Callable[[Item], int],
         bar: Callable[[], Progress],
     ) -> Iterator[Result]:
-        """Process the items in actors. Each actor processes one block at a time. See `Worker.run`.
+        """Process the items in actors, one block at a time. See `Worker.run`.
 
-        If an actor dies, Ray starts it again and repeats its block. The function that `start` yields must therefore
-        skip existing files.
+        The function that `start` yields must skip existing files, because Ray repeats the block of an actor that dies.
         """
         blocks: dict[int, list[Item]] = defaultdict(list)
         for item in items:
@@ -131,7 +118,7 @@ class RayWorker(Worker):
         todo, (n_actors, resources) = deque(blocks.values()), self._resources
         actor_class = self._ray.remote(max_restarts=-1, max_task_retries=RETRIES, **resources)(_Actor)
         actors = [actor_class.remote(start, os.getcwd()) for _ in range(min(n_actors, len(blocks)))]
-        # an actor gets its first block when it has started, which takes long if other jobs use its CPU or GPU
+        # an actor may have to wait for its CPU or GPU, and gets its first block when it has started
         running: dict[Any, tuple[Any, list[Item]]] = {actor.__ray_ready__.remote(): (actor, []) for actor in actors}
         n_left = len(blocks)
         try:
@@ -154,7 +141,7 @@ class RayWorker(Worker):
                 self._ray.kill(actor)
 
     def _wait(self, tasks: list[Any]) -> Any:
-        """Wait until one of the tasks has finished, and return this task."""
+        """Wait until one of the tasks has finished, and return it."""
         while True:
             finished, _ = self._ray.wait(tasks, timeout=CHECK_SECONDS)
             if finished:
@@ -190,18 +177,14 @@ def _gone(error: Exception) -> InputError:
 
 
 def check_address(address: str) -> None:
-    """Raise an OSError if nothing listens at an address of the form HOST:PORT. Other addresses are not checked."""
+    """Raise an OSError if nothing listens at HOST:PORT. Other forms of addresses are not checked."""
     host, _, port = address.rpartition(":")
     if port.isdecimal() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CHECK_SECONDS).close()
 
 
 def connect() -> Any:
-    """Connect this process to a Ray cluster, unless it is already connected. Returns the module `ray`.
-
-    Raises:
-        InputError: If Ray is not installed, or the cluster at RAY_ADDRESS can't be reached.
-    """
+    """Connect this process to a Ray cluster if necessary. Returns the module `ray`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # without a limit by default
     try:
@@ -235,7 +218,7 @@ def connect() -> Any:
 
 
 class _Tokens:
-    """Progress callback of an actor, which counts only tokens."""
+    """Progress callback that counts only tokens."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -244,7 +227,7 @@ class _Tokens:
         self.n += tokens
 
     def note(self, text: str) -> None:
-        """Ignore the text, because an actor has no progress bar."""
+        """Ignore the text: an actor has no progress bar."""
 
 
 class _Actor:
@@ -258,16 +241,13 @@ class _Actor:
         return self._stack.enter_context(self._start())
 
     def process(self, block: Sequence[Any]) -> Any:
-        """Process the items of a block. Return the result and the number of tokens, or the error."""
+        """Process a block. Return the result and the number of tokens, or the error."""
         tokens = _Tokens()
         return _call(lambda: (self._process(block, tokens), tokens.n), self._folder)
 
 
 def _call(function: Callable[[], Any], folder: str) -> Any:
-    """Call a function in the working directory of the driver, and return its result.
-
-    An `InputError` or `OSError` is returned instead of raised.
-    """
+    """Call a function in the driver's working directory. An `InputError` or `OSError` is returned, not raised."""
     try:
         os.chdir(folder)
         return function()

@@ -15,15 +15,15 @@ from extract.sampling.server.endpoint import Endpoint, Failure, import_package
 from extract.sampling.server.policy import Server
 from extract.sampling.server.protocol import Reply, Request
 
-#: Suffixes that servers append to model names: a revision, the tag `latest`, or a date.
+#: Suffixes that servers append to model names: a revision, the tag `latest` or a date.
 _VERSION = re.compile(r"(@[^/]*|:latest|-\d{4}-\d{2}-\d{2}|-\d{8})$")
 #: Number of consecutive failed requests after which the run ends.
 _MOST_GIVEN_UP = 16
-#: Maximum client backoff between two attempts, and maximum wait that a server can request, in seconds.
+#: Maximum wait between two attempts, and maximum wait that a server can request, in seconds.
 _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
 #: Number of prompt tokens per byte, assumed before the first reply. English text has about 0.25.
 _TOKENS_PER_BYTE = 0.5
-#: Text that is appended to errors of servers that may have crashed.
+#: Appended to the error if a server may have crashed.
 _SEEDS = (
     " Some servers, such as vLLM 0.32 on a CPU, crash on requests with a seed. If this server has crashed, restart it "
     "and pass --server.seeds=false."
@@ -32,23 +32,18 @@ _GO_ON = "A budget applies to one run. Run the same command again to continue."
 
 
 class Unanswered(Exception):
-    """Raised if all attempts at a request failed, or if the client was stopped. The message is a one-line reason."""
+    """Raised if all attempts at a request failed, or if the client was stopped."""
 
 
 class BudgetSpent(Exception):
-    """Raised if the next request could exceed a budget. The message states the budget and how to continue."""
+    """Raised if the next request could exceed a budget."""
 
 
 @dataclass
 class Spending:
     """Counts the requests and tokens of a run. A failed attempt counts as a request, but its tokens are unknown.
 
-    Attributes:
-        server: Server options with budgets and prices.
-        requests: Number of attempts.
-        retries: Number of attempts that repeat a failed attempt.
-        prompt_tokens: Total number of prompt tokens. It is estimated if the server does not report it.
-        answer_tokens: Total number of answer tokens. The maximum is assumed if the server does not report it.
+    If the server does not report the tokens, those of the prompt are estimated, and the answer counts with the maximum.
     """
 
     server: Server
@@ -69,11 +64,8 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens for an attempt. Inside the with block, call `count` with the reply.
 
-        If the attempts in flight have reserved too much of the budget, this method waits until some of them end. Most
-        attempts use fewer tokens than they reserve.
-
-        Raises:
-            BudgetSpent: If the attempt could exceed a budget even after all other attempts have ended.
+        If the attempts in flight have reserved too much of the budget, wait until some of them end. Raises
+        `BudgetSpent` if the budget is too small even then.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:
@@ -94,7 +86,7 @@ class Spending:
             self._released.set()
 
     def count(self, request: Request, reply: Reply) -> None:
-        """Add the tokens of a reply to the totals."""
+        """Add the tokens of a reply."""
         prompt, answer, most_answer = reply.prompt_tokens, reply.completion_tokens, request.n * request.max_tokens
         if prompt is not None:
             self._tokens_per_byte = max(self._tokens_per_byte, prompt / max(_prompt_bytes(request), 1))
@@ -102,7 +94,7 @@ class Spending:
         self.answer_tokens += most_answer if answer is None else answer
 
     def most_tokens(self, request: Request) -> int:
-        """Maximum number of tokens that a request can use. The number of prompt tokens is estimated."""
+        """Maximum number of tokens that a request can use, with an estimate for the prompt."""
         prompt = 1 + int(_prompt_bytes(request) * (self._tokens_per_byte or _TOKENS_PER_BYTE))
         return prompt + request.n * request.max_tokens
 
@@ -110,19 +102,11 @@ class Spending:
 class Client(AbstractAsyncContextManager["Client"]):
     """Sends requests to a server, with at most `server.max_concurrency` attempts in flight.
 
-    Args:
-        model: Name of the model on the server.
-        spending: Counts requests and tokens, and enforces the budgets.
-        known_as: Model names in the replies to the preflight (see `run_preflight`). If not empty, replies from
-            other models are rejected.
+    `known_as` contains the model names in the replies to the preflight. If it is not empty, replies from other models
+    are rejected.
 
     Attributes:
-        endpoints: One endpoint per address.
-        has_answered: Whether the server has answered any request.
-        given_up: Last failure of the most recent request whose attempts all failed. None if there is no such request.
-
-    Raises:
-        InputError: If a required package is not installed, or if the API key is invalid.
+        given_up: Last failure of the most recent request whose attempts all failed, or None.
     """
 
     def __init__(self, server: Server, model: str, spending: Spending, known_as: Collection[str | None] = ()) -> None:
@@ -153,8 +137,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             Unanswered: If all attempts failed, or if `stop` was called.
             BudgetSpent: If another attempt could exceed a budget.
             RejectedRequest: If the server rejects this request.
-            InputError: If the API key is rejected, if the model is unknown, if another model replies, or if no server
-                answers.
+            InputError: If any other request would fail, too.
         """
         try:
             return await self._retrying.copy()(self._attempt, request)  # a copy, because it is stateful
@@ -166,7 +149,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         self._stopping.set()
 
     async def _attempt(self, request: Request) -> Reply:
-        """Make one attempt at the least busy endpoint. Endpoints that are resting are used only if all are resting."""
+        """Make one attempt at the least busy endpoint. Resting endpoints are used only if all are resting."""
         async with self._free, self.spending.reserved(request):
             if self._stopping.is_set():
                 raise Unanswered("no further requests are sent")
@@ -190,7 +173,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
     def _note_retry(self, state: Any) -> None:
-        """Count a retry. If no request has been answered yet, report the first retry."""
+        """Count a retry. Report the first one if no request has been answered yet."""
         self.spending.retries += 1
         if not self.has_answered and not self._has_warned:
             self._has_warned = True
@@ -225,10 +208,10 @@ def _prompt_bytes(request: Request) -> int:
 
 
 def retry_wait(state: Any) -> float:
-    """Return the number of seconds to wait before the next attempt.
+    """Return the seconds until the next attempt: the wait that the server requests, plus full jitter.
 
-    The wait is the time that the server requests, plus full jitter (Brooker, Exponential Backoff and Jitter, AWS
-    Architecture Blog, 2015). The jitter is a random time between 0 and a limit that doubles with each attempt.
+    The jitter is a random time up to a limit that doubles with each attempt (Brooker, Exponential Backoff and Jitter,
+    AWS Architecture Blog, 2015).
     """
     wait_random_exponential = import_package("tenacity").wait_random_exponential
     jitter, asked = wait_random_exponential(multiplier=0.5, max=_LONGEST_WAIT)(state), state.outcome.exception().wait
@@ -236,7 +219,7 @@ def retry_wait(state: Any) -> float:
 
 
 def same_model(requested: str, replied: str) -> bool:
-    """Whether two names refer to the same model. A path, version, date or tag in only one of the names is ignored.
+    """Whether two names refer to the same model. A path, version, date or tag in only one name is ignored.
 
     >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("SmolLM2", "HuggingFaceTB/SmolLM2@main")
     (True, True)

@@ -1,4 +1,4 @@
-"""`Endpoint`: one address of a server, with its connections, error handling and rest periods."""
+"""One address of a server, with its connections, error handling and rest periods."""
 
 import asyncio
 import email.utils
@@ -20,14 +20,13 @@ from extract.text import one_line
 
 #: Number of consecutive failures after which an endpoint rests, and its longest rest in seconds.
 _MOST_FAILURES, _LONGEST_REST = 3, 30.0
-#: Connections per pool. httpcore scans all connections of a pool twice per request, so a single pool of 500 connections
-#: would be slower than the server.
+#: Connections per pool. httpcore scans all connections of a pool twice per request, so a large pool would be slow.
 _POOL = 8
 #: Connection timeout in seconds. A busy server can take a long time to accept a connection.
 _CONNECT = 30.0
 #: Maximum time in seconds to find out whether a server still replies.
 _LONGEST_CHECK = 10.0
-#: Statuses that are retried in addition to all 5xx. The second set contains statuses that concern only one request.
+#: Statuses that are retried in addition to all 5xx, and statuses that concern only one request.
 _TRANSIENT, _ABOUT_REQUEST = (408, 409, 425, 429), (400, 413, 422)
 
 
@@ -42,8 +41,8 @@ class Failure(Exception):
         reason: Why the attempt failed.
         reached: Whether the server was reached.
         wait: Number of seconds to wait, as requested by the server.
-        brief: Shorter reason without the server's text, which may quote a question. By default, the same as `reason`.
-        crashed: Whether the server may have crashed: the connection failed or broke, or the status is 500.
+        brief: Reason without the server's text, which may quote a question. By default, `reason`.
+        crashed: Whether the server may have crashed.
     """
 
     def __init__(
@@ -62,18 +61,9 @@ class Endpoint:
     """One server address with several connection pools.
 
     After repeated failures, an endpoint rests. The rest period doubles with each further failure, up to a limit.
-    Error messages never contain the API key, because `line` removes the key from the server's texts.
-
-    Args:
-        server: Server options. The API key is read from the environment variable `server.api_key_env`.
-        url: Base address, one of `server.urls`.
 
     Attributes:
-        rests_until: End of the rest period, on the clock `time.monotonic`. Until then, other endpoints are preferred.
-
-    Raises:
-        InputError: If the package openai is not installed, or if the API key, the address or a proxy address is
-            invalid.
+        rests_until: End of the rest period, on the clock `time.monotonic`.
     """
 
     def __init__(self, server: Server, url: str) -> None:
@@ -87,13 +77,7 @@ class Endpoint:
         return sum(self._in_flight.values())
 
     async def ask(self, request: Request, model: str) -> Reply:
-        """Make one attempt at a request.
-
-        Raises:
-            Failure: If the attempt failed, but can be repeated.
-            RejectedRequest: If the server rejects this request.
-            InputError: If all requests would fail, for example because the API key is invalid.
-        """
+        """Make one attempt at a request. Raises `Failure` if it can be repeated, and an `InputError` otherwise."""
         api = min(self._in_flight, key=self._in_flight.__getitem__)
         self._in_flight[api] += 1
         try:
@@ -116,7 +100,7 @@ class Endpoint:
             async with asyncio.timeout(self.server.timeout):
                 content = await next(iter(self._in_flight)).get("/models", cast_to=bytes)
             return {model["id"] for model in json.loads(content)["data"]}
-        except Exception:  # servers can send anything, and the list is optional
+        except Exception:  # servers can send anything
             return set()
 
     async def is_up(self) -> bool:
@@ -128,7 +112,7 @@ class Endpoint:
                 await next(iter(self._in_flight)).get("/models", cast_to=bytes)
         except openai.APIStatusError:  # the list of models is optional
             return True
-        except Exception:  # openai and its HTTP library raise many exception types for invalid HTTP
+        except Exception:  # see `_post`
             return False
         return True
 
@@ -161,7 +145,7 @@ class Endpoint:
             raise Failure(f"{self.url} sent an unreadable reply ({type(error).__name__})") from None
 
     def _failure_of_status(self, status: int, headers: Mapping[str, str], text: str) -> Exception:
-        """Return a `Failure` for a transient status, and a `RejectedRequest` or `InputError` for any other status."""
+        """Return a `Failure` for a transient status, and a `RejectedRequest` or `InputError` otherwise."""
         try:
             words = server_words(json.loads(text)) or text
         except (ValueError, RecursionError):
@@ -183,12 +167,12 @@ class Endpoint:
         return kind(f"Expected {self.url} to answer, but it returned status {status}: {words}. {next_step}")
 
     def line(self, words: str) -> str:
-        """Put a server's text on one line and remove the API key."""
+        """Put a server's text on one line, without the API key."""
         return without_key(one_line(words, 300), self._key)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait according to the Retry-After header. None if the header is missing or invalid."""
+    """Return the wait in seconds from the Retry-After header. None if it is missing or invalid."""
     given = headers.get("retry-after", "")
     with suppress(ValueError):
         return max(0.0, float(given))
@@ -198,7 +182,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _api_key(server: Server) -> str | None:
-    """Read the API key from the environment. Returns None if it is not set."""
+    """Read the API key from the environment. None if it is not set."""
     key = os.environ.get(server.api_key_env, "").strip()
     if key and not (key.isascii() and key.isprintable()):
         raise InputError(
@@ -209,11 +193,7 @@ def _api_key(server: Server) -> str | None:
 
 
 def import_package(name: str) -> ModuleType:
-    """Import a package that is installed with the extra `server`.
-
-    Raises:
-        InputError: If the package is not installed.
-    """
+    """Import a package of the extra `server`. Raises an `InputError` if it is not installed."""
     try:
         return import_module(name)
     except ImportError:
@@ -224,7 +204,7 @@ def import_package(name: str) -> ModuleType:
 
 
 def _clients(server: Server, url: str, key: str) -> list[Any]:
-    """Create clients for one address. Each has its own connection pool."""
+    """Create the clients for one address. Each has its own connection pool."""
     openai = import_package("openai")
     # httpx or httpx2, depending on the version of openai
     http = import_module(type(openai.DEFAULT_CONNECTION_LIMITS).__module__.partition(".")[0])
@@ -253,11 +233,7 @@ def _clients(server: Server, url: str, key: str) -> list[Any]:
 
 
 def allow_open_files(n: int) -> None:
-    """Raise the soft limit on open files, so that `n` connections and logs can be open at the same time.
-
-    Raises:
-        InputError: If the hard limit is too low.
-    """
+    """Raise the soft limit on open files to allow `n` connections and logs."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

@@ -1,4 +1,4 @@
-"""Wire protocol of OpenAI-compatible servers: request bodies and parsed replies."""
+"""Wire protocol of OpenAI-compatible servers: request bodies and replies."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from extract.text import one_line, valid_text
 #: Types of the parts into which some servers split an answer.
 _TEXT_PARTS = ("text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "reasoning_text")
-#: Map from a server's finish reasons to stored finish reasons. Tool calls count as "stop", as no tools are offered.
+#: Map from a server's finish reasons to stored ones. Tool calls count as "stop", as no tools are offered.
 FINISH_REASONS: dict[str, Literal["stop", "length", "content_filter"]] = {
     **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "tool_calls", "function_call"), "stop"),
     **dict.fromkeys(("length", "max_tokens"), "length"),
@@ -22,17 +22,15 @@ _LARGEST_FLOAT32 = 3e38
 
 @dataclass(frozen=True)
 class Request:
-    """Request for one or more answers to a prompt. See `Decoding` for temperature, top-p, top-k and stop strings.
+    """Request for one or more answers to a prompt. See `Decoding` for temperature, top-p and stop strings.
 
     Attributes:
         prompt: Plain text for /completions, or a list of ``{"role", "content"}`` messages for /chat/completions.
         n: Number of answers.
-        top_k: Number of most likely tokens to sample from, or 0 for all. If 0, the field is not sent, because some
-            servers do not support it.
+        top_k: 0 means no limit. It is not sent then, because some servers do not support the field.
         max_tokens: Maximum number of tokens per answer.
-        seed: Seed that the server uses for sampling. If None, no seed is sent.
-        logprobs: Whether to request the log-probability of each answer token.
-        extra: Additional fields of the request body. A field with the value None is removed.
+        seed: Seed for sampling. If None, no seed is sent.
+        extra: Additional fields of the request body. None removes a field.
     """
 
     prompt: str | list[dict[str, str]]
@@ -52,7 +50,7 @@ class Request:
         return "/completions" if isinstance(self.prompt, str) else "/chat/completions"
 
     def body(self, model: str) -> dict[str, Any]:
-        """Build the JSON body of the request. Fields that have no effect are left out."""
+        """Return the JSON body of the request, without fields that have no effect."""
         chat = not isinstance(self.prompt, str)
         body = {
             "model": model,
@@ -71,15 +69,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer in a reply.
+    """One answer in a reply. Fields that the server does not return are None.
 
     Attributes:
         text: Answer as valid Unicode text. Empty if the server returned no text.
-        reasoning: Reasoning before the answer; None if the server does not return it separately.
-        finish_reason: "stop", "length" (max_tokens reached) or "content_filter".
-        logprobs: Log-probability of each token in nats; None if the server returns none.
-        token_ids: Ids of the answer's tokens; None if the server returns none.
-        cut: Whether the client cut the text at a stop string. If so, the server's token count does not match the text.
+        reasoning: Reasoning before the answer, if the server returns it separately.
+        logprobs: Log-probability of each token in nats.
+        cut: Whether the client cut the text at a stop string. If so, the server's token count does not match it.
     """
 
     text: str
@@ -101,13 +97,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Reply:
-    """Parsed reply to a request. It contains at least one answer, but may contain fewer answers than requested.
+    """Parsed reply with at least one answer, but possibly fewer than requested. Unreported fields are None.
 
     Attributes:
-        model: Name of the model according to the server; None if not reported.
-        choices: Answers, ordered by the index that the server gave them.
-        prompt_tokens: Number of prompt tokens; None if not reported.
-        completion_tokens: Total number of tokens in all answers; None if not reported.
+        choices: Answers, ordered by the server's index.
+        completion_tokens: Total number of tokens in all answers.
         n_left_out: Number of answers that were dropped because they were incomplete or had a duplicate index.
     """
 
@@ -119,12 +113,12 @@ class Reply:
 
     @property
     def tokens_of_only_choice(self) -> int | None:
-        """Server's token count for the answer. None if there are several answers, or if one was cut or dropped."""
+        """Server's token count for the only answer. None if there are several, or if one was cut or dropped."""
         alone = len(self.choices) == 1 and not self.n_left_out and not self.choices[0].cut
         return self.completion_tokens if alone else None
 
     def rows(self, question_id: str, samples: Sequence[int]) -> list[dict[str, Any]]:
-        """Convert the answers to rows of the samples table. Their sample indices are taken from `samples`, in order."""
+        """Convert the answers to rows of the samples table, with sample indices from `samples` in order."""
         return [
             {
                 "question_id": question_id,
@@ -140,7 +134,7 @@ class Reply:
 
 
 def _token_columns(choice: Choice, n_tokens: int | None) -> dict[str, Any]:
-    """Build the token columns for an answer. Contradictory or impossible values become null."""
+    """Return the token columns for an answer. Contradictory or impossible values become null."""
     ids, logprobs = choice.token_ids, choice.logprobs
     if choice.lacks_logprobs(n_tokens) or not all(-_LARGEST_FLOAT32 <= p <= _LARGEST_LOGPROB for p in logprobs or ()):
         logprobs = None
@@ -154,15 +148,11 @@ def _token_columns(choice: Choice, n_tokens: int | None) -> dict[str, Any]:
 
 
 class BrokenReply(ValueError):
-    """Raised if a reply contains no complete answer. The request can be retried."""
+    """Raised if a reply contains no complete answer. The request is retried."""
 
 
 def read_reply(body: bytes, request: Request) -> Reply:
-    """Parse the JSON body of a reply. If the server did not remove a stop string, the answer is cut before it.
-
-    Raises:
-        BrokenReply: If the body is not valid JSON or contains no complete answer.
-    """
+    """Parse the JSON body of a reply. If the server did not remove a stop string, the answer is cut before it."""
     text = body.decode("utf-8", "replace")
     try:
         content = json.loads(text)
@@ -212,11 +202,7 @@ def _read_choice(choice: dict[str, Any], stop: tuple[str, ...]) -> Choice:
 
 
 def split_content(content: Any) -> tuple[str, str]:
-    """Split content into answer and reasoning. The content is a string, null, or a list of typed parts.
-
-    Raises:
-        BrokenReply: If a part is not text.
-    """
+    """Split a string, null or a list of typed parts into answer and reasoning. Raises `BrokenReply` for other parts."""
     if content is None or isinstance(content, str):
         return content or "", ""
     text = reasoning = ""
@@ -246,17 +232,16 @@ def _dict(given: Any) -> dict[str, Any]:
 
 
 def _count(given: Any) -> int | None:
-    """Return a value if it is a count that fits into an int32 column. Otherwise, return None."""
+    """Return a value if it is a count that fits into an int32 column, and None otherwise."""
     return given if type(given) is int and 0 <= given < 2**31 else None
 
 
 def server_words(content: Any) -> str | None:
-    """Return the error message in a parsed reply, or None if the reply contains no message."""
+    """Return the error message in a parsed reply, or None."""
     error = _dict(content).get("error") or _dict(content).get("detail") or _dict(content).get("message")
     words = _dict(error).get("message", error)
     return words if words is None or isinstance(words, str) else _repr(words)
 
 
 def _repr(value: Any) -> str:
-    """Format a value on one line. The end of a long value is cut off."""
     return one_line(repr(value), 300)

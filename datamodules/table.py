@@ -77,11 +77,11 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether the sample index j is odd. Methods that use answers with even j are evaluated on these answers."""
+        """[row] whether j is odd. Methods that use some of the answers use even j and are evaluated on odd j."""
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
-        """Return the rows of each question's answers, except rejected answers and rows outside `included` [row] bool."""
+        """Return the rows of each question's answers in the mask `included` [row], except rejected answers."""
         rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
         return np.split(rows, np.searchsorted(self.question[rows], np.arange(1, n_questions)))

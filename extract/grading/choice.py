@@ -1,4 +1,4 @@
-"""The grader `choice`, which recognises the chosen option by its letter or its text."""
+"""The grader `choice`, which finds the chosen option by its letter or text."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -27,15 +27,14 @@ _AFFIRMED = re.compile(
     r"(?:answers?|options?|choices?|correct|right)\b",
     re.IGNORECASE,
 )
-#: Text allowed between "the answer is" and the letter. After other words, a letter can be part of a name (vitamin C).
+#: Text allowed between "the answer is" and the letter. A letter after other words can be part of a name (vitamin C).
 _LEAD = re.compile(r"(?:\W|\b(?:the|option|choice|letter|most|likely|either|both|that|to|be|\w+ly)\b)*", re.IGNORECASE)
 _ENDS = re.compile(r"\s*(?:$|,?\s*(?:because|since)\b)")
 _OPEN, _CLOSE = r"[(\[*\"'“$]{0,4}", r"[)\]*\"'”$.:]{0,4}"
 #: A single letter that is neither a degree nor a unit.
 _LETTER = re.compile(rf"{_OPEN}(?<!\w)(?<!\w')(?<!°)(?<![\d°] )([A-Z])(?!'?\w|#|\+\+){_CLOSE}")
-#: The end of a line, or another letter. A letter followed by either is not a word in a sentence.
+#: The end of a line, or another letter.
 _ALONE = re.compile(rf"[ \t]*(?:\Z|\n|{_LETTER.pattern})")
-#: Text allowed between letters that are named together: "(A) or (B)", "A, maybe D", "A and/or D".
 _BETWEEN = re.compile(
     r"(?:[\s,;/&+|(]|\b(?:and|or|maybe|possibly|perhaps|also|as well as|even|either|both|option|choice)\b)*",
     re.IGNORECASE,
@@ -43,7 +42,7 @@ _BETWEEN = re.compile(
 #: A lowercase letter that must be an option: alone, in brackets, before a bracket or period, or before "is the answer".
 _SMALL = re.compile(r"(\W{0,6}(?:(?:option|choice)\W{1,3})?)([a-z])(?=[)\].:*\"'”]|\W*$)")
 _SURELY_SMALL = re.compile(r"(?<!\w)\([a-z]\)|(?<!\w)[a-z](?=\s+is (?:the|my) (?:\w+ )?(?:answer|option|choice)\b)")
-#: Before most words, "A" is an article and "I" a pronoun. Before the words listed here, they can be options.
+#: Words after which "A" is an article and "I" a pronoun, that is, all words except the listed ones.
 _AFTER_LETTER = re.compile(
     r"[ \t]+(?!(?:is|are|was|seems|looks|must|would|because|since|as|and|or|not|maybe|possibly|which|for|due|unlike"
     r"|rather)\b)[A-Za-z]{2}"
@@ -54,7 +53,7 @@ _EXCEPTED = re.compile(
     rf"{FILLERS}{OPENING}$",
     re.IGNORECASE,
 )
-#: Words that reject the option next to them. `is_denied` handles words that can also reject a number.
+#: Words that reject the option next to them, in addition to those of `is_denied`.
 _REJECTED_BEFORE = re.compile(
     r"\b(?:than|exclud\w+|eliminat\w+|rul\w+ out|not(?:(?: go)? (?:with|for)| correct| right| best)?)"
     rf"{FILLERS}:?{OPENING}$",
@@ -69,14 +68,13 @@ _REJECTED_BEHIND = re.compile(
 )
 #: A line that begins with an option's letter and a punctuation mark.
 _HEAD = re.compile(r"^[(\[*]{0,2}([A-Z])[)\].:*].*$", re.MULTILINE)
-#: Signs that are part of an option's text and change the meaning of adjacent numbers or names.
+#: Signs that are part of an option's text.
 _SIGN = re.compile(r"[+/^<>≤≥≠=×·#%°√]|(?<=\d)[.,](?=\d)|[-−–‐](?=\s?[\d.])|(?<=[\d\s])\*(?=[\d\s])")
 _TOUCHING = frozenset("+/^<>≤≥≠×·#%°√.,-*")
 _ARTICLE = re.compile(r"\b(?:[Tt]he|[Aa]n?)\s+(?!(?:and|or|nor)\b)(?=\w)")
 
 
 def _grade(question: Question, text: str) -> Grade:
-    """Grade an answer by the option that it chooses. The parsed answer is the option's letter."""
     options, right = dict(zip(ascii_uppercase, question.choices, strict=False)), question.references[0]
     if right not in options:
         raise InputError(
@@ -90,7 +88,7 @@ def _grade(question: Question, text: str) -> Grade:
 
 
 def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
-    """Yield the option letters found by each of the grader's rules, from the most to the least reliable rule."""
+    """Yield the option letters found by each rule, from the most to the least reliable rule."""
     yield _match_exact(text, options)
     text = _plain(text)
     if (boxed := last_boxed(text)) is not None:
@@ -107,7 +105,7 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 
 
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
-    """Find the options that are chosen, by letter or by text, in the statement `text[start:end]`."""
+    """Find the options chosen, by letter or text, in `text[start:end]`."""
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
     if exact or not letters:
@@ -132,10 +130,7 @@ def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """Return the span of the statement after a cue such as "the answer is". The cue ends at `start`.
-
-    The span is the rest of the line. If that is blank and only one more line follows, the span includes that line.
-    """
+    """Return the span of the statement after a cue that ends at `start`: the rest of the line, or the next line."""
     line, _, below = text[start : start + _FAR].partition("\n")
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)
@@ -143,7 +138,7 @@ def _behind(text: str, start: int) -> tuple[int, int]:
 
 
 class _Letters(NamedTuple):
-    """Option letters that are named together, with their start and end in the text."""
+    """Option letters that are named together, with their span in the text."""
 
     letters: set[str]
     start: int
@@ -151,7 +146,7 @@ class _Letters(NamedTuple):
 
 
 def _plain(text: str) -> str:
-    """Normalise apostrophes, convert "n't" to "not", and capitalise letters that can only stand for options."""
+    """Normalise apostrophes and negations, and capitalise letters that can only stand for options."""
     text = re.sub(r"(?<=\bca)n't\b|(?<=\bca)nnot\b", "n not", text.replace("’", "'"), flags=re.IGNORECASE)
     text = re.sub(r"n't\b", " not", text, flags=re.IGNORECASE)
     text = re.sub(r"(?<!\w)_{1,3}([A-Za-z])_{1,3}(?!\w)", r"\1", text)
@@ -159,7 +154,7 @@ def _plain(text: str) -> str:
 
 
 def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: int | None = None) -> list[_Letters]:
-    """Find the option letters in `text[start:end]`, except denied ones ("not B"). `text` is the output of `_plain`."""
+    """Find the option letters in `text[start:end]`, the output of `_plain`, except denied ones ("not B")."""
     end = len(text) if end is None else end
     if small := _SMALL.match(text, start, end):
         text = f"{text[: small.start(2)]}{small[2].upper()}{text[small.end(2) :]}"
@@ -187,7 +182,7 @@ def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int)
 
 
 def _is_denied(text: str, start: int, end: int) -> bool:
-    """Whether an answer denies the option at `text[start:end]`, as in "not B" or "B is wrong"."""
+    """Whether the option at `text[start:end]` is denied, as in "not B" or "B is wrong"."""
     is_rejected = _REJECTED_BEHIND.match(text, end) is not None
     if _EXCEPTED.search(text, max(0, start - 80), start):
         return not is_rejected
@@ -195,7 +190,7 @@ def _is_denied(text: str, start: int, end: int) -> bool:
 
 
 def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
-    """Find the options whose text equals the whole answer, with or without the option's letter in front."""
+    """Find the options whose text equals the whole answer, with or without a letter in front."""
     texts = {letter: choice.strip() for letter, choice in options.items() if choice.strip().upper() not in options}
     exact = {letter for letter, choice in texts.items() if choice.casefold() == text.strip().casefold()}
     form, values = _form(text), set(numbers(text))
@@ -209,7 +204,7 @@ def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
-    """Find the options whose text occurs in an answer as whole words or numbers, except denied ones ("not Lima")."""
+    """Find the options whose text occurs in an answer as whole words or numbers, except denied ones."""
     words, values = f" {_form(text)} ", set(numbers(text))
     found, forms = set(), {letter: _form(choice) for letter, choice in options.items()}
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):
@@ -224,7 +219,7 @@ def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _places(words: str, form: str) -> list[tuple[int, int]]:
-    """Return the spans of `words` that equal `form`. A span next to a sign such as "-" or "/" does not count."""
+    """Return the spans of `words` that equal `form` and are not next to a sign such as "-" or "/"."""
     if not form or (len(form) == 1 and form.isalpha()):
         return []
     places = []
@@ -237,7 +232,7 @@ def _places(words: str, form: str) -> list[tuple[int, int]]:
 
 
 def _form(text: str) -> str:
-    """Reduce a text to words, numbers and signs, without case, accents, articles or punctuation."""
+    """Reduce a text to words, numbers and signs, without case, accents, articles and punctuation."""
     text = _ARTICLE.sub("", _plain(text))
     ends = [0, *(place for sign in _SIGN.finditer(text) for place in sign.span()), len(text)]
     pieces = [text[start:end] for start, end in pairwise(ends)]
@@ -247,10 +242,10 @@ def _form(text: str) -> str:
 
 def _without_list(text: str, options: Mapping[str, str]) -> str:
     """Remove the list of options from an answer that repeats it."""
-    # a list has at least two options, in alphabetical order; a later option that breaks this order is the answer
+    # a list has at least two options in alphabetical order; an option that breaks this order is the answer
     letters = options.items()
     listed = {start: (end, letter) for letter, choice in letters for start, end in _listed(text, letter, choice)}
-    for head in _HEAD.finditer(text):  # the text of the option can differ
+    for head in _HEAD.finditer(text):  # the text after the letter can differ
         if head[1] in options:
             listed.setdefault(head.start(), (head.end(), head[1]))
     runs: list[list[tuple[int, int, str]]] = []
@@ -269,10 +264,10 @@ def _without_list(text: str, options: Mapping[str, str]) -> str:
 
 
 def _listed(text: str, letter: str, choice: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans where the text lists an option with its letter, such as "B. Lima"."""
+    """Yield the spans where the text lists an option with its letter, as in "B. Lima"."""
     for match in re.finditer(rf"[(\[*]{{0,2}}\b{letter}(?:[)\].:*]{{1,3}}\s?|\Z)", text):
         rest = text[match.end() : match.end() + len(choice)]
-        # at the end of the text, the option can be truncated
+        # the last option can be truncated
         is_cut = match.end() + len(rest) == len(text) and choice.startswith(rest)
         if rest == choice or (is_cut and (rest or text[: match.start()].endswith("\n"))):
             yield match.start(), match.end() + len(rest)

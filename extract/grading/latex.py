@@ -1,4 +1,4 @@
-r"""Find LaTeX answers in a text, and convert equivalent notations to one spelling."""
+r"""Find LaTeX answers, and convert equivalent notations to one spelling."""
 
 import re
 from fractions import Fraction
@@ -6,14 +6,13 @@ from fractions import Fraction
 from extract.questions.numbers import has_terms, number_with_unit, numbers
 from extract.text import is_denied, normalize
 
-#: Start of a box, an escaped character (including \{ and \}), or a brace. Doubly escaped backslashes, as in JSON, also
-#: start a box.
+#: Start of a box (also with doubly escaped backslashes, as in JSON), an escaped character, or a brace.
 _BOX_PIECE = re.compile(r"\\{1,2}f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
-#: An exponent or index after a box, but not a degree sign or an ordinal (4^{th}).
+#: An exponent or index after a box, except degrees and ordinals (4^{th}).
 _SCRIPT = re.compile(r"\s*(?:[\^_]\s*(?:\{\s*-?[\dA-Za-z](?:[\d/]*)\s*\}|[\dA-Za-z](?![A-Za-z]))|[²³])")
 #: A minus sign (neither a dash nor a subtraction sign) in front of a box.
 _MINUS = re.compile(r"(?<![\w)}\]\-–—])[-−]$")
-_TAIL = 2000  # characters searched at the end of a text without a box; also the maximum length of an answer
+_TAIL = 2000  # characters searched at the end of a text without a box; maximum length of an answer
 _CUE = re.compile(r"\banswer\b[^.:\n]{0,40}?(?::|=|\bis\b)([^\n]*)", re.IGNORECASE)
 _FORMULA = re.compile(
     r"(?<!\\)\$\$((?:\\.|[^$\\])+)\$\$|(?<!\\)\$((?:\\.|[^$\n\\])+)\$"
@@ -23,7 +22,7 @@ _WORD = re.compile(
     r"(?<![\\A-Za-z])(?!(?:sqrt|sin|cos|tan|cot|sec|csc|log|exp)(?![A-Za-z]))"
     r"(?:[^\W\d_]{3,}|is|of|or|to|so|we|in|it)(?![A-Za-z])"
 )
-#: Words that show that the adjacent formula or number is not the whole answer: "10 or 20", "20 times x", "not 20".
+#: Words after or before a formula or number that is not the whole answer: "10 or 20", "20 times x", "not 20".
 _PART = (
     r"or|and|not|\w*n['’]t|between|minus|plus|times|over|than|least|most|twice|half|double|squared|cubed|hundred"
     r"|thousand|million|billion|trillion|dozen"
@@ -48,7 +47,7 @@ _NO_UNITS = {
     "squared",
     "cubed",
 }
-#: Patterns of equivalent spellings and their replacements, applied in this order.
+#: Equivalent spellings and their replacements, applied in this order.
 _SPELLINGS = [
     (re.compile(r"\\(?:displaystyle|left|right|[bB]igg?[lr]?)(?![A-Za-z])"), ""),
     (re.compile(r",\\!\s*"), ","),
@@ -64,25 +63,24 @@ _SPELLINGS = [
     (re.compile(r"\\?[$%]"), ""),
     (re.compile(r"(\d)_\s*(?:\\text\s*)?\{\s*(?:\\text\s*\{)?\s*(\d+)\s*\}?\s*\}"), r"\1_\2"),
     (re.compile(r"\s+"), " "),
-    # keep a space between letters, where it can end a command, and between digits, as in a mixed number
+    # keep a space that can end a command, or is part of a mixed number
     (re.compile(r"(?<![A-Za-z\d]) | (?![A-Za-z\d])|(?<=\d) (?=[A-Za-z])|(?<=[A-Za-z]) (?=\d)"), ""),
 ]
 _SEVERAL = re.compile(r"-?\d[\d.,]*(?: -?\d[\d.,]*)+")
-#: Digits and base of a numeral such as 52_8.
 NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last box, or None. Unclosed and denied boxes ("not \boxed{5}") are skipped.
 
-    The content includes a minus sign directly before the box, and an exponent or index directly after it. If boxes are
-    nested, the innermost box counts.
+    The content includes a minus sign before the box, and an exponent or index after it. Of nested boxes, the innermost
+    counts.
 
     >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3"), last_boxed(r"\boxed{4}^2")
     ('\\frac{1}{2}', '4^2')
     """
     opened: list[re.Match[str]] = []
-    boxes: list[tuple[int, int, int]] = []  # start of the command, start and end of the content
+    boxes: list[tuple[int, int, int]] = []  # start, and start and end of the content
     for piece in _BOX_PIECE.finditer(text):
         if piece[0].endswith("{") and piece[0] != r"\{":
             opened.append(piece)
@@ -91,19 +89,18 @@ def last_boxed(text: str) -> str | None:
     for start, inside, end in sorted(boxes, reverse=True):
         if not is_denied(text, start, end + 1):
             content, script = text[inside:end], _SCRIPT.match(text, end + 1)
-            if script and not content.endswith("}"):  # after a brace, it is the exponent of a unit
+            if script and not content.endswith("}"):  # else, it is the exponent of a unit
                 content = f"{content if content.strip().isalnum() else f'({content})'}{script[0]}"
             return f"-{content}" if _MINUS.search(text, max(0, start - 2), start) else content
     return None
 
 
 def stated_answer(text: str) -> str | None:
-    r"""Extract the final answer from a text and normalise it with `spelled`. Returns None if there is no answer.
+    r"""Extract the final answer from a text and normalise it with `spelled`, or return None.
 
     In order of preference, the answer is the content of the last \boxed{}, the text after the last "answer is", the
-    last formula, or the last line. If the chosen text is prose with a single number, the answer is the number. If it is
-    prose without numbers, the answer is all of its words. A number or formula is not an answer if it is denied
-    ("not 20") or incomplete ("10 or 20", "20 times x").
+    last formula, or the last line. In prose, the answer is the only number, or all words if there is none. Denied ("not
+    20") and incomplete ("10 or 20", "20 times x") answers are ignored.
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')
@@ -130,7 +127,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def spelled(latex: str) -> str | None:
-    r"""Convert LaTeX to a canonical spelling: the exact value of a number, lower-case words, or simplified LaTeX.
+    r"""Convert LaTeX to the exact value of a number, lower-case words, or simplified LaTeX.
 
     The result is None if the text is empty, too long, a denial ("5 is wrong"), or a list of numbers.
 
@@ -151,11 +148,11 @@ def spelled(latex: str) -> str | None:
     latex = latex.strip(" ,;:").rstrip(" .")
     if (number := value(latex)) is not None:
         return str(number)
-    return None if _SEVERAL.fullmatch(latex) else latex or None  # math-verify would use only one of several numbers
+    return None if _SEVERAL.fullmatch(latex) else latex or None  # math-verify would use only one of them
 
 
 def value(spelling: str) -> Fraction | None:
-    r"""Parse a single number with an optional unit and return its exact value, or None for anything else.
+    r"""Return the exact value of a number with an optional unit, or None for anything else.
 
     >>> value(r"137\frac{1}{2}"), value("90 degrees"), value("52_8"), value(r"5\text{or}6")
     (Fraction(275, 2), Fraction(90, 1), None, None)
@@ -164,7 +161,7 @@ def value(spelling: str) -> Fraction | None:
 
 
 def wrapped_words(latex: str) -> str | None:
-    r"""Return the words of a LaTeX expression that contains only text, or None for any other expression.
+    r"""Return the words of a LaTeX expression that contains only text, or None.
 
     >>> wrapped_words(r"\text{(C)}"), wrapped_words(r"\text{if } x")
     ('c', None)

@@ -35,8 +35,8 @@ def load_model(
         model: Name of the embedded model (`EMBEDDED_MODEL`), a Hub id, or a folder.
         revision: Commit, branch or tag of a Hub model.
         dtype: "auto" (the dtype of the checkpoint), "float32", "bfloat16" or "float16".
-        device: A torch device such as "cuda:1", or "auto". "auto" selects the CUDA device with index LOCAL_RANK, or the
-            CPU if CUDA is not available. Ignored if `device_map` is set.
+        device: A torch device such as "cuda:1", or "auto". "auto" selects CUDA device LOCAL_RANK, or the CPU without
+            CUDA. Ignored if `device_map` is set.
         device_map: How to distribute a large model over several devices, as in transformers ("auto", "balanced", …).
 
     Returns:
@@ -72,12 +72,12 @@ def resolve_device(device: str) -> torch.device:
         InputError: If the device is invalid, or not available on this machine.
     """
     if device == "auto":
-        # each worker on a machine uses its own device
+        # one device per worker
         index = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
         return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
     try:
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError):  # torch raises one of these, depending on the device
+    except (RuntimeError, AssertionError, NotImplementedError):  # depending on the device
         raise InputError(
             f"Expected `device` to be auto, cpu, cuda or cuda:N, and available on this machine, but got {device!r}. "
             "Use --device auto."
@@ -85,7 +85,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
-    """Return the identity of a loaded model. It depends on the weights in memory, not on their source."""
+    """Return the identity of a loaded model. It depends only on what is in memory."""
     path = Path(model.name_or_path)
     return ModelIdentity(
         id=path.resolve().name if path.is_dir() else str(model.name_or_path),
@@ -98,11 +98,7 @@ def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
 
 
 def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str) -> None:
-    """Check that a model and its tokenizer have the expected identity.
-
-    Args:
-        expected: The expected `ModelIdentity` as a dict. Its `id` and `revision` are only names and are not compared.
-        owner: Store or probe that needs the expected model. Used in the error message.
+    """Check that a model and its tokenizer have the identity `expected`. The `id` and `revision` are not compared.
 
     Raises:
         InputError: If the weights, dtype, tokenizer or chat template differ.
@@ -121,14 +117,12 @@ def weight_fingerprint(model: Any) -> str:
     """Return a checksum of a model's weights and of the config entries that affect the computation.
 
     The checksum covers the name, shape and dtype of each saved parameter and buffer, the sum of its bit patterns as
-    integers, and a sample of its values. The integer sum does not depend on the device, but it does not detect
-    reordered values, so the sample is included, too. Config entries are included if they differ from the defaults of
-    the model family.
+    integers, and a sample of its values. It does not depend on the device.
 
     Raises:
         InputError: If weights are offloaded to disk.
     """
-    # only differences from the defaults, because later versions of transformers add entries
+    # later versions of transformers add entries with defaults
     config = model.config.get_text_config().to_diff_dict()
     computing = {key: value for key, value in config.items() if not _NOT_COMPUTING.fullmatch(key)}
     digest = hashlib.sha256(canonical_json(json.loads(json.dumps(computing, default=str))).encode())
@@ -156,7 +150,7 @@ _NOT_COMPUTING = re.compile(
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """SHA-256 of a tokenizer's state. Padding and truncation settings are excluded, because they vary between calls."""
+    """SHA-256 of a tokenizer's state, without its padding and truncation settings, which vary between calls."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return sha256_text(json.dumps([sorted(tokenizer.get_vocab().items()), str(tokenizer.special_tokens_map)]))
@@ -170,7 +164,7 @@ def _backend_hash(serialised: str) -> str:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Return the ids of all tokens that end an answer, from the generation config and the tokenizer."""
+    """Return the ids of all tokens that end an answer."""
     configured = model.generation_config.eos_token_id
     ids = configured if isinstance(configured, list) else [configured]
     return sorted({token for token in (*ids, tokenizer.eos_token_id) if token is not None})
@@ -181,8 +175,8 @@ def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int =
 
     Args:
         prompts: Token ids of each prompt.
-        n_further: Maximum number of tokens after each prompt.
-        name: Name of a prompt in messages. The index of the prompt is appended to it.
+        n_further: Maximum number of further tokens.
+        name: Name of a prompt in messages.
 
     Raises:
         InputError: If a prompt is empty, contains a token outside the vocabulary, or is too long for the model.

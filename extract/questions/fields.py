@@ -13,29 +13,24 @@ from extract.errors import InputError, nearest
 from extract.questions.numbers import gold_number
 from extract.questions.question import Kind
 
-#: Fields of a question in the package's own format, and the fields that `by_fields` can set.
+#: Fields of a question in the package's own format, and those that `by_fields` can set.
 FIELDS = ("id", "text", "messages", "references", "kind", "choices", "group", "meta")
 MAPPED = tuple(name for name in FIELDS if name != "messages")
 _COLUMN = re.compile(r"\{([^{}]+)\}")
 
-#: Question fields read from one row. `id` and `dataset` may be missing.
+#: Fields of a question, read from one row.
 Draft = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a dataset.
-
-    Attributes:
-        values: Dict from column name to value.
-        where: Location of the row, for error messages.
-    """
+    """A row of a dataset, as a dict `values` from column to value. `where` names the row in error messages."""
 
     values: Mapping[str, Any]
     where: str
 
     def value(self, column: str) -> Any:
-        """Return the value of a column, given by its name or a dotted path such as ``answer.aliases``.
+        """Return the value of a column or of a dotted path such as ``answer.aliases``.
 
         Raises:
             InputError: If the column does not exist.
@@ -59,7 +54,7 @@ class Row:
         return self._text(self.value(given), given)
 
     def texts(self, given: str | Sequence[str]) -> tuple[str, ...]:
-        """Return the texts of one or more columns. A column can contain a list of texts."""
+        """Return the texts of one or more columns, which can contain lists of texts."""
         if not isinstance(given, str):
             return tuple(text for column in given for text in self.texts(column))
         if _COLUMN.search(given):
@@ -68,7 +63,7 @@ class Row:
         return tuple(self._text(item, given) for item in (value if isinstance(value, list | tuple) else [value]))
 
     def plain(self, column: str) -> Any:
-        """Convert the value of a column to JSON types. Dates become strings, and NaN and infinity become None."""
+        """Convert a column's value to JSON types. Dates become strings, and NaN and infinity become None."""
 
         def convert(value: Any) -> Any:
             if isinstance(value, Mapping):
@@ -88,10 +83,10 @@ class Row:
             return str(value).lower()
         if isinstance(value, float) and value.is_integer():
             return str(int(value))
-        if isinstance(value, datetime):  # `datasets` parses texts such as 2020-01-31 in JSON files as times
+        if isinstance(value, datetime):  # `datasets` parses dates in JSON files as times
             return value.date().isoformat() if value == datetime(*value.timetuple()[:3]) else value.isoformat()
         if isinstance(value, str | int | float | Decimal | date):
-            return str(value).replace("\r\n", "\n").strip()  # Windows line endings
+            return str(value).replace("\r\n", "\n").strip()
         raise InputError(
             f"Expected the column {column!r} of {self.where} to contain text or a number, but got a "
             f"{type(value).__name__}. Specify another column, or a path inside this column, such as {column}.NAME."
@@ -99,20 +94,19 @@ class Row:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether a cell is empty. Tables store missing numbers as NaN."""
     return value is None or (isinstance(value, float | Decimal) and not math.isfinite(value))
 
 
-#: Function that reads the fields of a question from a row. The seed determines the order of shuffled options.
+#: Function that reads the fields of a question from a row. The seed shuffles options.
 Read = Callable[[Row, int], Draft]
 
 
 def by_fields(fields: Mapping[str, Any]) -> Read:
-    r"""Build a function that converts a row to question fields, given a mapping from fields to columns.
+    r"""Build a function that reads question fields, given a mapping from fields to columns.
 
-    A column is given as a name, a path such as ``answer.aliases``, or a template such as ``{Body} {Question}``.
-    `references` and `choices` also accept a list of columns. `kind` is a literal value. `meta` maps keys to columns.
-    For kind `number`, text up to the last ``####`` in a reference is ignored. For kind `choice`, see `right_option`.
+    A column is a name, a path such as ``answer.aliases``, or a template such as ``{Body} {Question}``. `references` and
+    `choices` also accept a list of columns. `kind` is a literal value. `meta` maps keys to columns. For kind `number`,
+    text up to the last ``####`` in a reference is ignored. For kind `choice`, see `right_option`.
 
     Raises:
         InputError: If the mapping is invalid. The returned function raises `InputError` for invalid rows.
@@ -174,9 +168,9 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
 
 
 def own_form(row: Row, seed: int = 0) -> Draft:
-    """Read question fields from a row in the package's own format. Null fields are treated as missing.
+    """Read question fields from a row in the package's own format. Null fields are missing.
 
-    For a `choice` question, a row gives the letter, text or index of the correct option (see `right_option`).
+    For kind `choice`, see `right_option`.
 
     Raises:
         InputError: If a field is unknown or has the wrong type.
@@ -208,7 +202,7 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
     """Return the letter and the text of the correct option.
 
     Args:
-        answer: 0-based index of the option, or a string that is its letter, text or index (tried in this order).
+        answer: 0-based index of the option, or its letter, text or index as a string (tried in this order).
         choices: Texts of the options, in order.
         where: Location of the question, for error messages.
 

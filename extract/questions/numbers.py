@@ -1,4 +1,4 @@
-"""Parse the numbers in references, answers and options as exact fractions."""
+"""Parse numbers as exact fractions."""
 
 import re
 from collections.abc import Callable
@@ -15,9 +15,9 @@ def _without_separators(match: re.Match[str]) -> str:
     return re.sub(r"\D", "", match[0]) + ("." if match[0].endswith(",") else "")
 
 
-#: Patterns for LaTeX and typographic spellings of numbers, with their plain replacements.
+#: LaTeX and typographic spellings of numbers, with their plain replacements.
 _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
-    (re.compile(r"(?<=\d)!(?=\s?(?:[+/×÷=^]|[-*]\s?\d))"), "^!"),  # a factorial, spelled as a power
+    (re.compile(r"(?<=\d)!(?=\s?(?:[+/×÷=^]|[-*]\s?\d))"), "^!"),
     (re.compile(r",\\!\s?|\{,\}|\\,(?=\d{3}(?!\d))"), ","),
     (re.compile(r"\\[,!;:]|\\left|\\right"), ""),
     (re.compile(r"\s?\\[dtc]?frac\s?\{\s?(\d+)\s?\}\s?\{\s?(\d+)\s?\}"), r" \1/\2 "),
@@ -32,8 +32,8 @@ _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] =
     (re.compile(r"-\s?\\?[$€£¥]\s?|\\?[$€£¥]\s?-(?=[\d.])"), " -"),
     (re.compile(r"\\?[$€£¥]"), " "),
 ]
-# Atomic groups (?>…) keep the matching time linear and never split a number. Possessive quantifiers would be shorter,
-# but they match wrongly before Python 3.11.5 (python/cpython#100061).
+# Atomic groups (?>…) keep the matching time linear. Possessive quantifiers match wrongly before Python 3.11.5
+# (python/cpython#100061).
 _NUMBER = re.compile(
     r"""
     (?P<sign>-\s?)?
@@ -54,19 +54,19 @@ _WORDS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**
 _UNIT = re.compile(r"(?:\s?[A-Za-z]{2,}\.?(?:\^\{?[23]\}?|[²³])?)*\s?(?:\\?%|°)?\s?\.?")
 _NO_UNITS = {*_WORDS, *"pi sqrt sin cos tan cot sec csc log ln exp or and mod dozen squared cubed factorial".split()}
 _MOST_CHARACTERS = 1000  # longest number that is parsed
-#: Text between two numbers that are operands or alternatives: an operator or "or", optionally after a unit.
+#: Text between two operands or alternatives: an operator or "or", optionally after a unit.
 _JOINT = re.compile(
     r"[ \t]*(?:\\?[$€£¥%°!]|[A-Za-z]{1,20}\b)?[ \t]*"
     r"(?:\bor\b|[-+*×÷/≠]|(?<=\s)!=|\bx\b|\\times|\\cdot|\\div|\\pm|\\neq?)[ \t\\$€£¥]*",
     re.IGNORECASE,
 )
-#: Text before or after a number that is the argument of a root, or an operand next to a variable.
+#: Text next to a number that is the argument of a root, or an operand next to a variable.
 _OPERATOR = r"\s?(?:[-+*/×÷]|\\times|\\cdot)\s?"
 _PART_BEFORE = re.compile(rf"(?:√|\\?\bsqrt(?:\[\d+\])?)[\s({{]*$|(?<![A-Za-z])[knqru-z]{_OPERATOR}$")
 _PART_BEHIND = re.compile(rf"{_OPERATOR}[knqru-z](?![A-Za-z])")
 _BETWEEN = re.compile(r"\bbetween[ \t\\$€£¥]*$", re.IGNORECASE)
 _AND = re.compile(r"[^\d\n]{0,20}\band[ \t\\$€£¥]*", re.IGNORECASE)
-#: A number with thousands separators, including Indian grouping. The comma in "1,5" is a decimal separator.
+#: A number with thousands separators, including Indian grouping.
 _THOUSANDS = re.compile(r"[-+]?\s*[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}(?:\.\d*)?")
 _MOST_DIGITS = 300  # in a gold number, on either side of the decimal point
 
@@ -83,7 +83,7 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def found_numbers(text: str) -> list[Fraction | None]:
-    """Find all numbers in a text. Powers, roots, operands and alternatives can't be answers, so they become None."""
+    """Find all numbers. Powers, roots, operands and alternatives can't be answers, and become None."""
     text = _spelled(text)
     found: list[Fraction | None] = []
     matches = list(_NUMBER.finditer(text))
@@ -101,7 +101,7 @@ def found_numbers(text: str) -> list[Fraction | None]:
 def has_terms(text: str) -> bool:
     """Whether a text contains a number that is only part of a term, as in 4x, 2√3 or x + 4.
 
-    Numbers that are connected to another number, as in "2x + 3" and "4x or 5", are ignored.
+    Numbers connected to another number, as in "2x + 3", are ignored.
     """
     text = _spelled(text)
     matches = list(_NUMBER.finditer(text))
@@ -111,7 +111,7 @@ def has_terms(text: str) -> bool:
 
 
 def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
-    """Whether two successive numbers are alternatives, or operands of the same operator."""
+    """Whether two successive numbers are alternatives or operands."""
     operator = 0 if _is_negative(text, match) else len(match["sign"] or "")
     between = text[last.end() : match.start() + operator]
     if len(between) - operator > 40:
@@ -121,14 +121,14 @@ def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
 
 
 def _is_part(text: str, match: re.Match[str]) -> bool:
-    """Whether a number is the argument of a root (√4), or an operand next to a variable (x + 4)."""
+    """Whether a number is the argument of a root (√4) or next to a variable (x + 4)."""
     start, end = match.span()
     before = _PART_BEFORE.search(text, max(0, start - 20), start + len(match["sign"] or ""))
     return bool(before or _PART_BEHIND.match(text, end))
 
 
 def plain_number(text: str) -> Fraction | None:
-    r"""Parse a text that consists of a single number. Returns None for any other text.
+    r"""Parse a text that consists of a single number, or return None.
 
     >>> plain_number(r"-1\frac{4}{5}"), plain_number("5 apples")
     (Fraction(-9, 5), None)
@@ -140,7 +140,7 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def number_with_unit(text: str) -> Fraction | None:
-    r"""Parse a text that consists of a single number and an optional unit. Returns None for any other text.
+    r"""Parse a text that consists of a single number and an optional unit, or return None.
 
     >>> number_with_unit("5.4 square inches"), number_with_unit("2 pi"), number_with_unit("1 or 2")
     (Fraction(27, 5), None, None)
@@ -153,7 +153,7 @@ def number_with_unit(text: str) -> Fraction | None:
 
 
 def _spelled(text: str) -> str:
-    if not re.search("[A-Za-z$=]", text):  # without words, an exclamation mark is a factorial
+    if not re.search("[A-Za-z$=]", text):  # here, an exclamation mark is a factorial
         text = re.sub(r"(?<=\d)!", "^!", text)
     for spelling, plain in _SPELLINGS:
         text = spelling.sub(plain, text)
@@ -167,7 +167,7 @@ def _is_step(match: re.Match[str]) -> bool:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """Value of a matched number without its sign. None if it is too long, divides by zero, or is not a plain number."""
+    """Return the value of a number without its sign, or None if it can't be used."""
     of = match.groupdict()
     is_plain = not (of["unread"] or of["term"] or _is_step(match) or (of["of"] and not int(of["of"])))
     if len(match[0]) > _MOST_CHARACTERS or not is_plain:
@@ -182,14 +182,14 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_negative(text: str, match: re.Match[str]) -> bool:
-    """Whether a minus sign makes the number negative. Between two values ("7 - 5", "7-5"), it means subtraction."""
+    """Whether a minus sign makes the number negative, unlike in "7 - 5"."""
     before = text[max(0, match.start() - 2) : match.start()]
     last = (before if match["sign"] == "-" else before.rstrip())[-1:]
     return bool(match["sign"]) and not (last.isalnum() or last in (")", "]", "}"))
 
 
 def gold_number(text: str, where: str) -> str:
-    """Convert a gold number to its canonical form without losing digits. Text up to the last ``####`` is ignored.
+    """Convert a gold number to its canonical form. Text up to the last ``####`` is ignored.
 
     Raises:
         InputError: If the text is not a number, or the number has more than 300 digits or misplaced commas.

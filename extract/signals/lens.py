@@ -1,4 +1,4 @@
-"""Logit lens: token distributions of all layers. They are computed in chunks with the model's final norm and head."""
+"""Logit lens: token distributions of all layers, computed with the model's final norm and head."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -12,20 +12,20 @@ from torch.linalg import vecdot
 from extract.signals.base import Lens, TokenSpans
 from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_norm, n_layers, not_norm_alone
 
-#: Number of layers that are compared with the last layer. They directly precede it.
+#: Number of layers before the last layer that are compared with it.
 N_COMPARED = 10
-#: Number of logits in memory at a time. On a CPU, they take 64 MB in float32. GPUs are faster with larger chunks.
+#: Number of logits in memory at a time.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}
-#: Number of logits that are reduced at a time if no layers are compared. On a CPU, they fit into the cache.
+#: Number of logits that are reduced at a time if no layers are compared.
 REDUCED_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
-#: Lower bound of logits relative to the largest logit. Excluded tokens (−∞) get a finite logit and keep probability 0.
+#: Lower bound of shifted logits. Excluded tokens (−∞) get a finite logit and keep probability 0.
 _IMPOSSIBLE = -1e4
-#: Lower bound of exponents. Below this bound, exp returns subnormal numbers, which are ten times slower.
+#: Lower bound of exponents. Lower ones give subnormal numbers, which are ten times slower.
 _NOTHING = -80.0
 
 
 class Softmax(NamedTuple):
-    """Token distributions p = weight / total, with log p = shifted − log(total). The division is left out for speed.
+    """Token distributions p = weight / total, with log p = shifted − log(total).
 
     Attributes:
         shifted: Logits minus the largest logit, [token, vocab] float32.
@@ -47,25 +47,25 @@ def softmax(logits: Tensor) -> Softmax:
 
 
 def entropy(p: Softmax) -> Tensor:
-    """Compute the Shannon entropy of p in nats, [token]: log Σ exp(z) − Σ p z, where z are the shifted logits."""
+    """Compute the Shannon entropy in nats, [token]."""
     return (p.total.log() - vecdot(p.weight, p.shifted) / p.total).clamp_(min=0)
 
 
 def most_likely(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the most likely token, its probability, and its margin over the second most likely token, [token] each."""
+    """Return the most likely token, its probability, and its margin over the second, [token] each."""
     best = p.shifted.topk(2)
     first, second = best.values.exp().unbind(-1)
     return best.indices[:, 0], first / p.total, (first - second) / p.total
 
 
 def kl(p: Softmax, q: Softmax) -> Tensor:
-    """Compute the Kullback–Leibler divergence KL(p ‖ q) = Σ p (log p − log q) in nats, [token]."""
+    """Compute the Kullback–Leibler divergence KL(p ‖ q) in nats, [token]."""
     logs = (vecdot(p.weight, p.shifted) - vecdot(p.weight, q.shifted)) / p.total
     return (logs - p.total.log() + q.total.log()).clamp_(min=0)
 
 
 def jensen_shannon(p: Softmax, q: Softmax) -> Tensor:
-    """Compute the Jensen–Shannon divergence in nats, [token]: mean of KL(p ‖ m) and KL(q ‖ m) for m = (p + q) / 2."""
+    """Compute the Jensen–Shannon divergence in nats, [token]."""
     mixed = (p.weight * (0.5 / p.total)[:, None]).addcmul_(q.weight, (0.5 / q.total)[:, None])
     entropy_mixed = -vecdot(mixed, mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log_())
     return (entropy_mixed - (entropy(p) + entropy(q)) / 2).clamp_(min=0)
@@ -78,11 +78,9 @@ def kl_of_means(p: Tensor, q: Tensor) -> Tensor:
 
 
 class LensReader(Hooks):
-    """Context manager that computes a `Lens` of each forward pass. Call `start` before the pass and `finish` after it.
+    """Context manager that computes a `Lens` of each forward pass, between `start` and `finish`.
 
-    Args:
-        model: A causal language model.
-        needs: Any of ``logits`` (the final distribution), ``lens`` (entropies), ``exit`` and ``divergence``.
+    `needs` are any of ``logits`` (the final distribution), ``lens`` (entropies), ``exit`` and ``divergence``.
 
     Raises:
         InputError: If the model's blocks or its final norm can't be found.
@@ -108,11 +106,11 @@ class LensReader(Hooks):
         self._spans, self._index = spans, spans.drawn_at(self._model.device)
 
     def finish(self, last_hidden_state: Tensor, tokens: Tensor | None) -> Lens:
-        """Compute the statistics of the most recent pass. Later passes are ignored until `start` is called again.
+        """Compute the statistics of the most recent pass.
 
         Args:
             last_hidden_state: Output of the decoder, [row, token, d_model].
-            tokens: Drawn tokens, [row, token] int64 with any padding. None if no tokens were drawn.
+            tokens: Drawn tokens, [row, token] int64 with any padding; None at question scope.
 
         Raises:
             InputError: If the last block is followed by anything other than the final norm.
@@ -142,7 +140,7 @@ class LensReader(Hooks):
         return Lens({name: spans.pad(values) for name, values in numbers.items()})
 
     def _chunk(self, chunk: slice, normed: Tensor, drawn: Tensor | None, kept: dict[int, Tensor]) -> dict[str, Tensor]:
-        """Compute the statistics of a chunk of tokens, as a dict of tensors [token, …]."""
+        """Compute the statistics of a chunk of tokens, [token, …] each."""
         last = softmax(self._head(normed[chunk]))
         log_p = torch.full_like(last.total, torch.nan)
         if drawn is not None:
@@ -157,7 +155,7 @@ class LensReader(Hooks):
         """Compute the statistics of `Lens` that compare layers, for a chunk of tokens.
 
         `states` contains each layer's residual stream. `last` and `token` are the distributions and the most likely
-        tokens of the last layer. The results have shape [token, layer], except `early_late`, which has shape [token].
+        tokens of the last layer.
         """
         n_layers, columns, means = self._n_layers, defaultdict[str, list[Tensor]](list), dict[str, Tensor]()
         n_quarter = max(1, n_layers // 4)
@@ -176,7 +174,7 @@ class LensReader(Hooks):
                 for name in (name for name, quarter in quarters.items() if layer in quarter):
                     share = (1 / (n_quarter * p.total))[:, None]
                     means[name] = means[name].addcmul_(p.weight, share) if name in means else p.weight * share
-            del p  # frees its memory before the next layer's logits
+            del p
         numbers = {name: torch.stack(layers, dim=1) for name, layers in columns.items()}
         return numbers | ({"early_late": kl_of_means(means["early"], means["late"])} if means else {})
 
@@ -184,14 +182,14 @@ class LensReader(Hooks):
         if self._spans is None:
             return
         row, index = self._index
-        # a model can span several devices, but the lens is computed on one
+        # the model can span several devices
         states = hidden[row.to(hidden.device), index.to(hidden.device)].to(self._model.device)
         whole = self._keeps_states or layer == self._n_layers
         self._kept[layer] = states if whole else layer_entropy(self._head, self._norm, states)
 
 
 def layer_entropy(head: ModelHead, norm: nn.Module, states: Tensor) -> Tensor:
-    """Compute a layer's entropy at each token in nats, [token], from its residual stream [token, d_model]."""
+    """Compute a layer's entropies in nats, [token], from its residual stream [token, d_model]."""
     few = head.chunk_size(REDUCED_AT_ONCE)
     chunks = states.split(head.chunk_size(LOGITS_AT_ONCE))
     return torch.cat([entropy(softmax(logits)) for chunk in chunks for logits in head(norm(chunk)).split(few)])

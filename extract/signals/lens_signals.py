@@ -46,14 +46,14 @@ def evolution(batch: Pass) -> dict[str, Tensor]:
     """Summarise how the token distributions change over the last layers.
 
     The result is a dict from ``L/name`` to tensors [row, token] in nats, or nats² for variances. L is the number of
-    layers, and p_l is the distribution of layer l. Means and variances (with divisor k − 1) are taken over the layers l
-    = L − k … L − 1, for each k < L in `N_LAST`.
+    layers, and p_l is the distribution of layer l. Means and variances (with divisor k − 1) are taken over the k
+    layers before L, for each k < L in `N_LAST`.
 
     - ``mean_kl_k``, ``var_kl_k``: mean and variance of KL(p_l ‖ p_L).
     - ``jsd_k``: mean Jensen–Shannon divergence between p_l and p_L.
     - ``mean_entropy_k``, ``var_entropy_k``: mean and variance of the entropy of p_l.
-    - ``early_late``: KL(p_E ‖ p_F), where p_E and p_F are the mean distributions of the first and the last max(1,
-      ⌊L/4⌋) layers.
+    - ``early_late``: KL(p_E ‖ p_F), where p_E and p_F are the mean distributions of the first and the last
+      max(1, ⌊L/4⌋) layers.
     """
     lens, last = batch.lens, batch.n_layers
     found = {"early_late": lens["early_late"]}

@@ -1,8 +1,7 @@
-"""`AnswerLog`: a log that saves answers as they arrive, so that they survive a crash.
+"""`AnswerLog`, a log that saves answers as they arrive, so that they survive a crash.
 
-Each unfinished range of samples has a log, which is a JSON Lines file. The first line identifies the store and the
-range. Each later line contains the rows of one reply. A line is written in a single call, so it survives a crash of
-the process. `sync` also protects it against a power failure.
+Each unfinished range of samples has a JSON Lines file. The first line identifies the store and the range, and each
+later line contains the rows of one reply.
 """
 
 import errno
@@ -26,14 +25,13 @@ from extract.store.shards import SampleRange, missing_ranges, overlap, range_of
 from extract.store.store import Store
 from extract.text import shown
 
-#: A row of the samples table.
 Row = dict[str, Any]
 
 
 class AnswerLog:
     """Log of the answers in a range of samples, opened for appending.
 
-    If the last line is incomplete, it is removed. Invalid lines and answers outside the range are ignored.
+    A line survives a crash of the process, and after `sync` also a power failure. An incomplete last line is removed.
 
     Args:
         store: The store.
@@ -45,12 +43,12 @@ class AnswerLog:
 
     Raises:
         InputError: If the file is the log of another store or range.
-        OSError: If the file cannot be read or written, for example because the disk is full.
+        OSError: If the file cannot be read or written.
     """
 
     def __init__(self, store: Store, samples: SampleRange) -> None:
         self.path = store.samples.log_file(samples)
-        self._lock = threading.Lock()  # only for `sync` and `close`, so that `append` never waits for a slow disk
+        self._lock = threading.Lock()  # not held by `append`, which must never wait for a slow disk
         make_folder(self.path.parent)
         rows = read_log(store, samples) if self.path.exists() else []
         self.answered = {(row["question_id"], row["sample"]) for row in rows}
@@ -65,7 +63,7 @@ class AnswerLog:
         """Append the rows of a reply.
 
         Raises:
-            OSError: If the rows cannot be written, for example because the disk is full.
+            OSError: If the rows cannot be written.
         """
         self._write(json.dumps(rows, allow_nan=False, separators=(",", ":")))
         self.answered.update((row["question_id"], row["sample"]) for row in rows)
@@ -90,7 +88,7 @@ class AnswerLog:
                 self._synced = size
 
     def close(self) -> None:
-        """Sync and close the log. If it contains no answers, delete it."""
+        """Sync and close the log. Delete it if it contains no answers."""
         try:
             self.sync()
         finally:
@@ -112,7 +110,7 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
     rows: dict[tuple[int, int], Row] = {}
     with path.open("rb") as file:
         expected, found = _header(store, samples), file.readline().decode(errors="replace")
-        if found.endswith("\n") and found != f"{expected}\n":  # otherwise the header is incomplete
+        if found.endswith("\n") and found != f"{expected}\n":  # otherwise incomplete
             raise InputError(
                 f"Expected {str(path)!r} to begin with the header {expected}, but it begins with {shown(found)}. Move "
                 "the file to the store it belongs to, or delete it to request the answers again."
@@ -133,10 +131,9 @@ def logged_ranges(store: Store) -> list[SampleRange]:
 
 
 def unfinished_ranges(store: Store, k: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
-    """Return the ranges that a worker must complete so that every question has k samples. They are sorted.
+    """Return the sorted ranges that a worker must complete so that every question has k samples.
 
-    The ranges in `damaged` are included, and so are ranges that an earlier run started. They are returned in full, even
-    if they extend beyond `k`.
+    Ranges in `damaged` and ranges that an earlier run started are returned in full, even if they extend beyond `k`.
 
     Raises:
         InputError: If an answer log shares samples with a finished range or another log.
@@ -161,24 +158,21 @@ def finish_range(
     absent: Mapping[str, str],
     stopping: dict[str, Any] | None = None,
 ) -> bool:
-    """Convert the log of a range to a table and delete the log.
+    """Convert the log of a range to a table and delete the log. Return whether this was possible.
 
-    Nothing is changed if a sample is missing and its question is not in `absent`.
+    Nothing is changed if a sample is missing and its question is not in `absent`, or if the table can't be written.
 
     Args:
         store: The store.
         samples: The range of samples.
         absent: Dict from question id to the finish reason of its missing samples, `REJECTED` or `SKIPPED`.
-        stopping: Record of early stopping (see `Samples.stopping`), to which the number of skipped samples is added.
-
-    Returns:
-        Whether the table was written.
+        stopping: Record of early stopping (see `Samples.stopping`), without the number of skipped samples.
 
     Raises:
-        InputError: If the table can't be written. In this case, the log is kept.
+        InputError: If the table can't be written.
         OSError: If the log can't be read or deleted.
     """
-    # read the file, because this process may have written only part of it; a log without answers has been deleted
+    # this process may have written only part of the log; a log without answers has been deleted
     logged = read_log(store, samples) if store.samples.log_file(samples).is_file() else []
     rows = {(row["question_id"], row["sample"]): row for row in logged}
     keys = [(id_, j) for id_ in store.questions.ids(samples) for j in range(samples.start, samples.stop)]
@@ -194,17 +188,17 @@ def finish_range(
 
 
 def reopen_range(store: Store, samples: SampleRange) -> None:
-    """Move the answers of a finished range to an answer log, so that the skipped samples can be drawn."""
+    """Move the answers of a finished range to an answer log, to draw the skipped samples."""
     rows = store.samples.read(samples).to_pylist()
     with closing(AnswerLog(store, samples)) as log:
         log.append([row for row in rows if row["finish_reason"] != SKIPPED])
     file = store.samples.file(samples)
-    file.with_suffix(".json").unlink()  # first, so that a run that is killed here leaves an unfinished file
+    file.with_suffix(".json").unlink()  # first: a run that is killed here leaves an unfinished file
     file.unlink()
 
 
 def delete_finished_logs(store: Store, worker: Worker) -> None:
-    """Delete the answer logs of a worker's finished ranges. A killed run can leave them behind."""
+    """Delete the answer logs of a worker's finished ranges, which a killed run can leave behind."""
     for samples in logged_ranges(store):
         if worker.has(samples.block) and is_whole(store.samples.file(samples), store.path):
             store.samples.log_file(samples).unlink()
@@ -215,7 +209,7 @@ def _header(store: Store, samples: SampleRange) -> str:
 
 
 def _rows(line: bytes) -> list[Row]:
-    """Parse the rows in a line. The list is empty if the line is incomplete or invalid."""
+    """Parse the rows in a line; empty if the line is incomplete or invalid."""
     with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         if line.endswith(b"\n"):
             rows = pa.Table.from_pylist(json.loads(line), SAMPLES_SCHEMA).to_pylist()

@@ -15,28 +15,17 @@ from extract.store.folder import StoreFolder
 from extract.store.parquet import COMPACT_SAMPLES_SCHEMA, SAMPLES_SCHEMA, write_table
 from extract.store.shards import SampleRange, missing_ranges
 
-#: `finish_reason` of a sample whose request the server rejected. The text is empty, and the grade is always unknown.
+#: `finish_reason` of samples without an answer: the server rejected the request, sampling stopped early, or an imported
+#: log does not contain the sample. Their text is empty, and their grade is unknown.
 REJECTED = "rejected"
-#: `finish_reason` of a sample that was not drawn, because sampling stopped early. The text is empty, and the grade is
-#: always unknown.
 SKIPPED = "skipped"
-#: `finish_reason` of a sample that an imported log does not contain. The text is empty, and the grade is unknown.
 MISSING = "missing"
-#: Finish reasons of samples without an answer.
 WITHOUT_ANSWER = (REJECTED, SKIPPED, MISSING)
-#: Key in the Parquet metadata under which the record of early stopping is stored.
 _STOPPING = "stopping"
 
 
 class Samples:
-    """Samples on disk.
-
-    Args:
-        folder: Directory of the store.
-
-    Attributes:
-        provides: Declared properties of the sampler that drew the samples.
-    """
+    """Samples on disk, and the declared properties (`provides`) of their sampler."""
 
     def __init__(self, folder: StoreFolder) -> None:
         self._folder = folder
@@ -47,7 +36,7 @@ class Samples:
         """Return the finished ranges of samples, sorted by block and sample index.
 
         Raises:
-            Damaged: If the name of a Parquet file is not a valid range, or ranges overlap.
+            Damaged: If a file name is not a valid range, or ranges overlap.
         """
         return self._folder.ranges()
 
@@ -56,7 +45,7 @@ class Samples:
         return missing_ranges(self.ranges(), self._folder.questions.n_blocks, k)
 
     def file(self, samples: SampleRange) -> Path:
-        """Path of the file for a range of samples, whether or not it exists."""
+        """Path of the file for a range of samples."""
         return self._folder.samples_file(samples)
 
     def log_file(self, samples: SampleRange) -> Path:
@@ -75,8 +64,8 @@ class Samples:
         Args:
             samples: The range of samples.
             rows: One row per sample.
-            max_rows: Maximum number of answers per batch, which affects the last bits of the log-probabilities.
-            stopping: Record of early stopping, as returned by the method `stopping`.
+            max_rows: Maximum number of answers per batch. It affects the last bits of the log-probabilities.
+            stopping: Record of early stopping, as in the method `stopping`.
         """
         metadata = {} if max_rows is None else {"max_rows": str(max_rows)}
         if stopping is not None:
@@ -84,7 +73,7 @@ class Samples:
         write_table(self.file(samples), pa.Table.from_pylist(rows, self._schema.with_metadata(metadata or None)))
 
     def absent(self, question_id: str, sample: int, reason: str) -> dict[str, Any]:
-        """Return the row that represents a sample without an answer. `reason` is one of `WITHOUT_ANSWER`."""
+        """Return the row of a sample without an answer. `reason` is one of `WITHOUT_ANSWER`."""
         tokens: dict[str, Any] = {"token_ids": [], "logprobs": []}
         if self.provides.nullable:
             tokens = dict.fromkeys(("token_ids", "logprobs", "reasoning", "n_tokens"))
@@ -100,15 +89,12 @@ class Samples:
         - ``grader``: grader that parsed the answers.
         - ``priors``: SHA-256 of the priors.
         - ``skipped``: number of skipped samples in the range.
-        - ``questions``: dict from question id to a dict with the keys below.
+        - ``questions``: dict from question id to a dict with these keys:
 
-        The keys for a question are:
-
-        - ``reason``: ``rule`` if the rule stopped sampling, ``budget`` if all answers were drawn, or ``rejected`` if a
-          server rejected the request.
-        - ``n_answers``: number of answers on which the decision is based.
-        - ``evidence``: number that the rule compared with the threshold; null if it is not finite.
-        - ``answer``: leading (most frequent) answer; null if the grader could not parse it.
+          - ``reason``: why sampling ended: ``rule``, ``budget`` (all answers were drawn) or ``rejected`` (by a server).
+          - ``n_answers``: number of answers on which the decision is based.
+          - ``evidence``: number that the rule compared with the threshold; null if it is not finite.
+          - ``answer``: most frequent answer; null if the grader could not parse it.
 
         Raises:
             Damaged: If the metadata of the file is invalid.
@@ -116,7 +102,7 @@ class Samples:
         file = self.file(samples)
         try:
             text = (pq.read_schema(file).metadata or {}).get(_STOPPING.encode())
-        except (OSError, pa.ArrowException):  # the damage is reported when the samples are read
+        except (OSError, pa.ArrowException):  # reported when the samples are read
             return None
         return None if text is None else parse_metadata(file, text)
 
@@ -125,11 +111,11 @@ class Samples:
         return [part for part in self.ranges() if (self.stopping(part) or {}).get("skipped")]
 
     def read(self, samples: SampleRange | None = None) -> pa.Table:
-        """Read the samples of one range, or of all ranges by default, sorted by block, range and question.
+        """Read the samples of one range, by default of all ranges, sorted by block, range and question.
 
         The columns are `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
-        `prompt_tokens`. If the sampler declares nullable columns, unknown values in them are null, and there is also a
-        column `reasoning`.
+        `prompt_tokens`. If the sampler declares nullable columns, their unknown values are null, and there is a column
+        `reasoning`.
 
         Raises:
             Damaged: If a file is damaged.

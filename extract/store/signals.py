@@ -55,8 +55,7 @@ class _Header(NamedTuple):
 
 
 class Signals(ShardFiles):
-    """Signals on disk. Rows are in the order of the questions, or of `Samples.read`. Files are verified on first
-    access.
+    """Signals on disk. Rows are in the order of the questions, or of `Samples.read`.
 
     Args:
         folder: Directory of the store.

@@ -1,4 +1,4 @@
-"""Select which answers of a store to show, and read the text, uncertainty and influence of their tokens."""
+"""Select answers of a store to show, and read the text, uncertainty and influence of their tokens."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,7 +15,6 @@ from extract.store.store import Store
 from extract.text import shown
 from extract.viewing.summary import MARKS
 
-#: Default number of questions.
 N_QUESTIONS = 4
 #: Token weights that are shown as influence by default, if they were read.
 INFLUENCE = "norm_element_mean_token"
@@ -26,11 +25,11 @@ Key = tuple[str, int]
 
 
 class Piece(NamedTuple):
-    """A displayable piece of an answer: the text of one token, or of several tokens that share a character.
+    """Text of one token, or of several tokens that share a character.
 
     Attributes:
-        text: Text of the piece, empty only if the answer is empty.
-        tokens: Indices of the piece's tokens among the answer's content tokens, starting at 0.
+        text: Empty only if the answer is empty.
+        tokens: 0-based indices among the answer's content tokens.
     """
 
     text: str
@@ -49,7 +48,7 @@ class ShownAnswer:
         verdict: Grade in words: right, wrong, unknown, or not graded.
         taken: Answer that the grader found in the text; None if it found none.
         cut: Whether the answer was truncated at the token limit.
-        pieces: Text of the answer, divided at token boundaries; empty if the answer has no tokens.
+        pieces: Text of the answer, divided at token boundaries.
         entropy: Entropy of each token's distribution in nats, [token] float64; NaN if missing.
         one_minus_pmax: 1 minus the largest probability in each token's distribution, [token] float64.
         nll: Negative log-probability of each token in nats, [token] float64.
@@ -87,15 +86,15 @@ def read_answers(
 
     Args:
         store: Store with the signal `tokens` of the answers.
-        load: Function that loads the store's tokenizer. It is called after all checks.
+        load: Function that loads the store's tokenizer.
         questions: Question ids. If None, a few questions are chosen, with a right and a wrong answer to each.
         samples: Sample indices to show for each question. If None, all answers to the given `questions`.
         grader: Grader whose grades are shown. By default, the store's only grader, if any.
-        influence: Name of the token weights to show, with or without the signal's name, for example
-            ``rollout/norm_element_mean_token``. By default, ``norm_element_mean_token`` if the store has it.
+        influence: Token weights to show, such as ``norm_element_mean_token`` (the default if it was read), with or
+            without the signal's name.
 
     Returns:
-        The answers, and the name of the token weights that are shown as influence.
+        The answers, and the name of the token weights.
 
     Raises:
         InputError: If an id or sample is unknown, a signal was not read, or a question is private.
@@ -140,17 +139,7 @@ def read_answers(
 
 
 def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, samples: Sequence[int] | None) -> list[Key]:
-    """Choose the answers to show.
-
-    Args:
-        right: Whether each answer is right; None if its grade is unknown.
-        questions: Question ids. If None, a few questions are chosen, with both right and wrong answers if possible.
-        samples: Sample indices. By default, all answers to the given questions. If `questions` is also None, a right
-            and a wrong answer to each chosen question.
-
-    Raises:
-        InputError: If an id or sample is unknown, or a list is empty.
-    """
+    """Choose the answers to show, as in `read_answers`. `right` says whether each answer is right, or None."""
     samples_of: dict[str, list[int]] = defaultdict(list)
     for id_, sample in right:
         samples_of[id_].append(sample)
@@ -186,7 +175,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 
 
 def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | None:
-    """Find the signal and key of the influence to show, or return None if the default influence was not read."""
+    """Find the signal and key of the influence to show, or None if the default influence was not read."""
     prefix, _, name = (influence or INFLUENCE).rpartition("/")
     weights, signals = signals_of("sample", weights=True), store.signals
     complete = [signal for signal in weights if signal in signals.names() and not signals.missing(signal, "sample")]
@@ -210,23 +199,20 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
 def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
-    A token's text is what the token adds to the decoded text of all earlier tokens. Tokens that add no text, such as
-    special tokens or bytes of an unfinished character, are merged into the next piece. At the end of the answer, they
-    are merged into the last piece.
-
-    `token_ids` are the ids of the content tokens. `text` ends before any stop string, which can begin inside the last
-    token.
+    Tokens that add no text to the decoded text of earlier tokens, such as bytes of an unfinished character, are merged
+    into the next piece, or into the last piece at the end of the answer. `text` ends before any stop string, which can
+    begin inside the last token.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)
     if n > LONGEST:
-        return [Piece(text, range(n))]  # the division takes quadratic time
+        return [Piece(text, range(n))]  # takes quadratic time
     for stop in range(1, n):
         decoded = tokenizer.decode(token_ids[:stop], skip_special_tokens=True)
         if len(decoded) > len(before) and decoded.startswith(before) and not decoded.endswith("\ufffd"):
             found.append(Piece(decoded[len(before) :], range(start, stop)))
             before, start = decoded, stop
-    while found and not text.startswith(before):  # later tokens changed the text of earlier tokens
+    while found and not text.startswith(before):  # later tokens changed the text
         start, before = found[-1].tokens.start, before.removesuffix(found.pop().text)
     rest = text[len(before) :]
     if start < n and (rest or not found):

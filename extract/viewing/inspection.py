@@ -1,4 +1,4 @@
-"""Text report on a store, printed by `python -m extract inspect`, and a table that compares the stores of a grid."""
+"""Text report on a store, printed by `python -m extract inspect`, and a table of a grid's stores."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,23 +20,14 @@ from extract.text import aligned, one_line
 from extract.viewing.stopping import describe_stopping
 from extract.viewing.summary import MARKS, GradeCounts, interval, summarize
 
-#: Maximum number of groups in a table.
 _MOST_GROUPS = 40
-#: If there are more groups than this, groups with a single question are left out.
+#: If there are more groups, those with a single question are left out.
 _FEW_GROUPS = 10
-#: Maximum number of prompt lines to show.
 _MOST_LINES = 30
 
 
 def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> str:
-    """Return a text report about a store: its policy, counts, accuracy by grader and group, and example answers.
-
-    Args:
-        store: The store.
-        grader: Grader for the detailed tables. If None, the default grader for the kind of question is used, or the
-            first grader with grades if the default grader has none.
-        n_answers: Number of example answers, divided as evenly as possible among right answers, wrong answers and
-            answers with an unknown grade.
+    """Return the report of `inspect` for one store.
 
     Raises:
         InputError: If the store has no grades by this grader, or a file is damaged.
@@ -93,10 +84,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
 
 
 def deterministic(decoding: Mapping[str, Any]) -> str:
-    """Return the option that makes a policy deterministic, such as ``temperature 0``.
-
-    If there is no such option, an empty string is returned.
-    """
+    """Return the option that makes a policy deterministic, such as ``temperature 0``, or an empty string."""
     return "temperature 0" if decoding["temperature"] == 0 else "top-k 1" if decoding["top_k"] == 1 else ""
 
 
@@ -113,10 +101,9 @@ def _plural(count: int, noun: str) -> str:
 
 
 def compared(stores: Sequence[Store], grader: str | None = None) -> str:
-    """Format a table of a grid's stores: temperature, accuracy, distinct texts and percentage of truncated answers.
+    """Format a table of a grid's stores. Temperatures at which the policy is deterministic are marked.
 
-    Temperatures at which the policy is deterministic are marked. The stores need not have grades. If `grader` is None,
-    the grader of each store is chosen as in `describe`.
+    If `grader` is None, the grader of each store is chosen as in `inspect`.
     """
     rows = [["temperature", "answers", "grader", "expected accuracy [95 %]", "different texts per question", "cut"]]
     for store in stores:
@@ -134,14 +121,14 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
 
 
 def _usual_grader(store: Store) -> str | None:
-    """Return the default grader for the questions. If it has no grades, return the first grader with grades."""
+    """Return the default grader for the questions, or the first grader with grades if it has none."""
     names = store.grades.names()
     usual = (GRADER_OF_KIND[question.kind] for question in store.questions)
     return next((name for name in usual if name in names), next(iter(names), None))
 
 
 def _computed(store: Store) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind, the name and the progress of each signal and model-based baseline."""
+    """Yield the kind, name and progress of each signal and model-based baseline."""
     scopes: tuple[tuple[Scope, str], ...] = (("question", "blocks of questions"), ("sample", "sample ranges"))
     asked = sorted({*store.asked.names("question"), *store.asked.names("sample")})
     for noun, names, part in (("signal", store.signals.names(), store.signals), ("asked", asked, store.asked)):
@@ -152,14 +139,14 @@ def _computed(store: Store) -> Iterator[tuple[str, str, str]]:
 
 
 def _share(count: int, n: int) -> str:
-    """Format a count and its percentage. The percentage is never rounded to 0 % or 100 %."""
+    """Format a count and its percentage, which is never rounded to 0 % or 100 %."""
     percent = 100 * count / n
     rounded = f"{percent:.2g}" if 0 < percent < 1 else ">99" if 99 < percent < 100 else f"{percent:.0f}"
     return f"{count:,} ({rounded} %)"
 
 
 def _graders(grades: dict[str, GradeCounts]) -> list[str]:
-    """Format a table with the counts and the expected accuracy of each grader."""
+    """Format the counts and the expected accuracy of each grader."""
     rows = ["grader,answers,right,wrong,unknown,no answer found,questions,expected accuracy [95 %]".split(",")]
     for name, counts in grades.items():
         marks = [int(count.sum()) for count in (counts.right, counts.wrong, counts.unknown)]
@@ -169,7 +156,7 @@ def _graders(grades: dict[str, GradeCounts]) -> list[str]:
 
 
 def _accuracy(of_questions: NDArray[np.float64]) -> str:
-    """Format the mean accuracy over questions with its 95 % interval."""
+    """Format the mean accuracy with its 95 % interval."""
     if found := interval(of_questions):
         return "{:.3f} [{:.3f}, {:.3f}]".format(*found)
     known = of_questions[~np.isnan(of_questions)]
@@ -177,7 +164,7 @@ def _accuracy(of_questions: NDArray[np.float64]) -> str:
 
 
 def _groups(store: Store, name: str, accuracy: NDArray[np.float64]) -> list[str]:
-    """Format a table of the expected accuracy in each group of questions."""
+    """Format the expected accuracy of each group."""
     members: dict[str, list[float]] = defaultdict(list)
     for question, value in zip(store.questions, accuracy.tolist(), strict=True):
         if not np.isnan(value):
@@ -202,7 +189,7 @@ def _spread(name: str, counts: GradeCounts) -> list[str]:
     if not len(known):
         return []
     k = set(counts.n_known[counts.n_known > 0].tolist())
-    steps = max(k) if len(k) == 1 and max(k) <= 10 else 10  # one row for each number of right answers, if possible
+    steps = max(k) if len(k) == 1 and max(k) <= 10 else 10  # if possible, one row per number of right answers
     levels = np.bincount(np.round(steps * known).astype(int), minlength=steps + 1).tolist()
     lines = [f"spread of the expected accuracy, by {name}: standard deviation over questions {known.std():.3f}"]
     for level, n in enumerate(levels):
@@ -212,7 +199,7 @@ def _spread(name: str, counts: GradeCounts) -> list[str]:
 
 
 def _asked(store: Store) -> list[str]:
-    """Format the prompt of the first question. The chat template is not applied."""
+    """Format the prompt of the first question, without the chat template."""
     question, prompt = store.questions[0], prompt_of(store)
     if prompt.chat or not isinstance(question.prompt, str):
         turns = prompt.messages(question.prompt)
@@ -230,10 +217,9 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
 
     Args:
         store: Folder of a store, or of a temperature grid. The stores of a grid are shown one by one and then compared.
-        grader: Grader for the detailed tables. If omitted, the default grader for the kind of question is used, or the
-            first grader with grades if the default grader has none.
-        answers: Number of example answers, divided among right answers, wrong answers and answers with an unknown
-            grade.
+        grader: Grader for the detailed tables. If omitted, the default grader for the kind of question, or the first
+            grader with grades.
+        answers: Number of example answers, divided among right, wrong and unknown grades.
     """
     each_store(lambda store: print(describe(Store.open(store), grader, answers)))(store=store)
     if members := member_stores(Path(store)):

@@ -1,4 +1,4 @@
-"""Count the answers of a store, reading one block of questions at a time to save memory."""
+"""Count the answers of a store, one block of questions at a time."""
 
 import heapq
 import json
@@ -19,20 +19,14 @@ from extract.store.shards import Block, SampleRange
 from extract.store.store import Store
 
 Counts = NDArray[np.int64]
-#: Names of the grades, in the order in which answers are shown.
 MARKS = {True: "right", False: "wrong", None: "unknown"}
 
 
 @dataclass
 class GradeCounts:
-    """Counts of one grader's grades for each question.
+    """Counts of one grader's grades, [question] int64 each.
 
-    Attributes:
-        right: Number of right answers, [question] int64.
-        wrong: Number of wrong answers, [question] int64.
-        unknown: Number of answers with an unknown grade, [question] int64.
-        no_answer: Number of texts in which the grader found no answer, [question] int64. Each of these texts is also
-            counted in `right` or `wrong`.
+    Texts in which the grader found no answer (`no_answer`) are also counted in `right` or `wrong`.
     """
 
     right: Counts
@@ -47,11 +41,11 @@ class GradeCounts:
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """Fraction of right answers among answers with a known grade, [question] float64; NaN if no grade is known."""
+        """Fraction of right answers among known grades, [question] float64; NaN if no grade is known."""
         return np.divide(self.right, self.n_known, out=np.full(len(self.right), np.nan), where=self.n_known > 0)
 
     def add(self, places: pa.ChunkedArray, grades: pa.Table) -> None:
-        """Add the counts of a table of grades. `places` contains the question index of each row."""
+        """Add a table of grades. `places` contains the question index of each row."""
         right = grades["right"]
         chosen = (right, pc.invert(right), pc.is_null(right), pc.and_(pc.is_valid(right), pc.is_null(grades["answer"])))
         for counts, mask in zip((self.right, self.wrong, self.unknown, self.no_answer), chosen, strict=True):
@@ -59,7 +53,7 @@ class GradeCounts:
 
 
 class Shown(NamedTuple):
-    """A graded answer to show: its location, its grade, and the answer that the grader found."""
+    """A graded answer to show. `answer` is what the grader found."""
 
     part: SampleRange
     question_id: str
@@ -79,17 +73,16 @@ class Summary:
     """Counts of a store's answers.
 
     Attributes:
-        n_samples: Number of answers in finished sample ranges, [question] int64. Skipped samples are not counted.
-        n_texts: Number of these answers that have a text, [question] int64. Rejected answers, and answers that are
-            missing from an imported log, have no text.
+        n_samples: Number of answers in finished sample ranges, without skipped samples, [question] int64.
+        n_texts: Number of these answers that are neither rejected nor missing, [question] int64.
         n_distinct: Number of distinct texts, [question] int64.
         finish_reasons: Number of answers for each finish reason.
-        n_tokens: Number of tokens in each answer whose length is known, [answer] int32.
+        n_tokens: Length in tokens of each answer with a known length, [answer] int32.
         n_without_ids: Number of answers whose token ids are unknown.
         grades: Counts for each grader.
         n_logs: Number of unfinished sample ranges.
         n_logged: Number of answers in the logs of unfinished ranges.
-        shown: Example answers with their grades by one grader.
+        shown: Example answers.
     """
 
     n_samples: Counts
@@ -105,12 +98,7 @@ class Summary:
 
 
 def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
-    """Count the answers of a store, and draw example answers.
-
-    Args:
-        store: The store.
-        show_of: Grader whose grades are shown with the example answers. If None, no examples are drawn.
-        n_shown: Number of example answers. They are drawn with a fixed seed.
+    """Count the answers of a store, and draw `n_shown` examples with grades by `show_of` (none if it is None).
 
     Raises:
         Damaged: If a file is damaged.
@@ -155,7 +143,7 @@ def _keys(table: pa.Table) -> list[tuple[str, int]]:
 
 
 def _without(skipped: list[tuple[str, int]], table: pa.Table) -> pa.Table:
-    """Remove the rows of skipped samples from a table of samples or grades."""
+    """Remove the rows of skipped samples."""
     absent = set(skipped)
     return table.filter(pa.array([key not in absent for key in _keys(table)])) if absent else table
 
@@ -164,14 +152,14 @@ def _logged(store: Store) -> tuple[int, int]:
     """Count the unfinished sample ranges, and the answers in their logs."""
     logs, n_answers = list((store.path / "samples").glob("*.jsonl")), 0
     for line in (line for log in logs for line in log.read_bytes().splitlines()):
-        with suppress(ValueError, RecursionError):  # an incomplete line has no answers
+        with suppress(ValueError, RecursionError):  # an incomplete line
             rows = json.loads(line)
             n_answers += len(rows) if isinstance(rows, list) else 0
     return len(logs), n_answers
 
 
 def _draw(drawn: dict[bool | None, list[tuple[float, Shown]]], n: int, part: SampleRange, grades: pa.Table) -> None:
-    """Add random answers from a range to `drawn`, and keep at most `n` answers of each grade."""
+    """Add random answers from a range to `drawn`, at most `n` of each grade."""
     numbers = np.random.default_rng((part.block, part.start, part.stop)).random(grades.num_rows)
     ordered = grades.append_column("number", pa.array(numbers)).sort_by("number")
     for mark, of_mark in drawn.items():
@@ -182,7 +170,7 @@ def _draw(drawn: dict[bool | None, list[tuple[float, Shown]]], n: int, part: Sam
 
 
 def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
-    """Choose `n` answers, divided evenly among the grades. Answers to different questions are preferred."""
+    """Choose `n` answers, divided evenly among the grades, of different questions if possible."""
     taken: dict[bool | None, list[Shown]] = {mark: [] for mark in left}
     seen: set[str] = set()
     while sum(map(len, taken.values())) < n and any(left.values()):
@@ -196,8 +184,8 @@ def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
 def interval(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
     """Return the mean of `values` [question] and its 95 % interval (Student's t). NaN values are left out.
 
-    The interval is clipped to [0, 1]. If all n values are identical, its half-width is 1 − 0.025^(1/n). For values of 0
-    or 1, this is the exact binomial bound. If n is less than 2, the result is None.
+    The interval is clipped to [0, 1]. If all n values are equal, its half-width is 1 − 0.025^(1/n), the exact binomial
+    bound for values of 0 or 1. The result is None if n < 2.
     """
     known = values[~np.isnan(values)]
     n = len(known)

@@ -1,9 +1,7 @@
 """Fit the novelty of a probe and its back-off, which shifts the confidences of novel questions towards the base rate.
 
-The novelty of a question or answer increases with its distance from the training rows (see `probes.saved.novelty`).
-
-The back-off is fitted to the scores of held-out groups of questions. To save time, these scores are computed by a ridge
-regression on the features that the probe reads, not by the probe itself.
+The back-off is fitted to scores of held-out groups of questions. To save time, a ridge regression on the probe's
+features computes these scores.
 """
 
 from collections.abc import Sequence
@@ -25,10 +23,9 @@ from probes.saved.novelty import Confidences, Novelty, flat
 
 #: Number of folds of questions.
 N_FOLDS = 5
-#: With fewer than `LEAST_GROUPS` groups, the questions are divided into `N_CLUSTERS` clusters.
+#: With fewer groups than `LEAST_GROUPS`, the questions are divided into `N_CLUSTERS` clusters.
 LEAST_GROUPS, N_CLUSTERS = 3, 5
-#: Prior weight of the base rate, and the penalty on the squared deviation from the prior weight. The penalty is needed
-#: because a few held-out groups provide little evidence.
+#: Prior weight of the base rate, and the penalty on the squared deviation from it.
 PRIOR, PENALTY = 0.1, 1.0
 #: Maximum size of the features for fitting, in bytes. The fit takes six times as much memory.
 MOST_BYTES = 96 * 2**20
@@ -37,8 +34,7 @@ MOST_BYTES = 96 * 2**20
 def fit_novelty(module: ProbeModule) -> Novelty:
     """Fit the novelty and the back-off of a probe to the rows of the training and validation splits.
 
-    If the probe was trained on prefixes of answers, the rows include these prefixes. If the features of all rows take
-    more than `MOST_BYTES` bytes, only evenly spaced rows are used.
+    If their features take more than `MOST_BYTES` bytes, only evenly spaced rows are used.
     """
     assert module.choice is not None
     data, rows, chosen = module.data, module.data.batch("train", "val", prefixes=True), module.choice.features
@@ -90,9 +86,7 @@ def chosen_features(features: Any, chosen: Sequence[int]) -> Tensor:
 def clusters(features: Tensor, question: Tensor) -> list[int]:
     """Divide questions into clusters with k-means, and return the cluster of each row.
 
-    Args:
-        features: [row, width] features. They are averaged over the rows of each question.
-        question: [row] int64 question of each row.
+    The `features` [row, width] are averaged over the rows of each `question` [row] int64.
     """
     from sklearn.cluster import KMeans  # takes a second to import
 
@@ -114,8 +108,8 @@ def fit_backoff(
         features: [row, layer, width] float32 features. The novelty reads the hidden states of the first layer.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
-        random: [row] int64 fold of each row. Each question is assigned to a random fold.
-        groups: [row] int64 fold of each row in a second partition. All questions of a group are in the same fold.
+        random: [row] int64 fold of each row when questions are assigned to random folds.
+        groups: [row] int64 fold of each row when question groups are kept together.
     """
     distance = fit_distance(features[:, 0, :n_hidden], random, groups)
     novelty = Novelty(n_hidden, distance.rank)

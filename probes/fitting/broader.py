@@ -1,7 +1,6 @@
 """Fit a broader probe to the training questions of an existing probe and to the questions of other stores.
 
-The broader probe is a ridge regression with Platt scaling. It corrects the existing probe's confidences for novel
-questions that are close to the broader probe's training questions.
+It is a ridge regression with Platt scaling.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from probes.saved.novelty import Broader
 
 #: L2 penalty of the ridge regressions.
 L2 = 3.0
-#: Rewordings of held-out questions are left out if at least this number of training questions remains.
+#: Rewordings of held-out questions are left out if at least this many training questions remain.
 LEAST_ROWS = 50
 
 
@@ -32,9 +31,8 @@ def fit_broader(
 ) -> Broader:
     """Fit a broader probe, its weight, and the distance from its training questions.
 
-    The weight is used to average the broader probe's confidences with those of the existing probe. To fit the weight,
-    question groups of the other stores are held out in turn. Rewordings of the held-out questions are also left out.
-    In this step, the existing probe is replaced with a ridge regression.
+    To fit the weight, question groups of the other stores and all rewordings of their questions are held out in turn.
+    In this step, a ridge regression replaces the existing probe.
 
     Args:
         features: [row, layer, width] float32 features of the training questions and of the other stores' questions.
@@ -75,10 +73,7 @@ def fit_broader(
 
 
 def mixture_weight(narrow: Tensor, broad: Tensor, accuracy: Tensor) -> Tensor:
-    """Return the weight w in [0, 1] that minimises the squared error of (1 − w) · `narrow` + w · `broad`.
-
-    Args:
-        narrow, broad, accuracy: [row] confidences of the two probes, and measured accuracies.
+    """Return the weight w in [0, 1] that minimises the squared error of (1 − w) · `narrow` + w · `broad`, each [row].
 
     >>> half = torch.tensor([0.5, 0.5])
     >>> mixture_weight(torch.tensor([0.9, 0.1]), half, torch.tensor([0.6, 0.4]))

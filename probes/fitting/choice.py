@@ -15,8 +15,7 @@ class Choice:
         candidate: Index of the penalty, or of the number of neighbours.
         value: The penalty, or the number of neighbours.
         calibrator: Calibrator for the scores of the candidate.
-        prefixes: Calibrators for the scores of prefixes, in the order of `PREFIXES`. Empty if the probe was not trained
-            on prefixes.
+        prefixes: Calibrators for the scores of prefixes, in the order of `PREFIXES`; empty for a probe without them.
     """
 
     features: tuple[int, ...]

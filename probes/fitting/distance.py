@@ -1,4 +1,4 @@
-"""Fit a `Distance`, which measures how far a question or answer is from a given set of questions or answers."""
+"""Fit a `Distance`, which measures how far a question or answer is from a given set."""
 
 import torch
 from torch import Tensor
@@ -7,24 +7,22 @@ from probes.fitting.group_ridge import each_fold
 from probes.fitting.standardiser import standardiser
 from probes.saved.distance import N_QUANTILES, RANK, START, Distance
 
-#: Minimum number of rows per principal direction. With fewer rows, the remaining variance is underestimated.
+#: Minimum number of rows per principal direction.
 ROWS_PER_DIRECTION = 10
-#: Maximum number of rows for computing principal directions. The computation time grows quadratically.
+#: Maximum number of rows for computing principal directions, which takes quadratic time.
 MOST_ROWS = 2048
 #: Quantile of the distances of held-out groups at which the remoteness reaches 1.
 FULL = 0.1
 
 
 def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, rows: Tensor | None = None) -> Distance:
-    """Fit a `Distance` to the rows of a set.
+    """Fit a `Distance` to hidden states [row, d_model] float32.
 
     Args:
-        hidden: [row, d_model] float32 hidden states.
-        fold: [row] int64 fold of each row. The quantiles are computed from the distance between each row and the
-            rows of the other folds.
-        groups: [row] int64 fold of each row in a second partition, which keeps question groups together.
-            `Distance.full` is computed from the distance between each row and the rows of the other folds in this
-            partition. If `groups` is None, `Distance.full` is the highest quantile.
+        hidden: The hidden states of a set.
+        fold: [row] int64 folds. The quantiles are those of each row's distance from the other folds.
+        groups: [row] int64 folds that keep question groups together. `Distance.full` is computed from each row's
+            distance from the other folds of this partition. If None, it is the highest quantile.
         rows: [row] bool mask of the rows used for the quantiles. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)

@@ -17,7 +17,7 @@ MOST_FOLDS = 8
 
 
 def whole_groups(groups: Sequence[Any]) -> Tensor:
-    """Assign whole groups to at most `MOST_FOLDS` folds of similar size, and return the fold [row] of each row."""
+    """Assign whole groups to at most `MOST_FOLDS` folds of similar size. Returns the fold [row] of each row."""
     _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     fold, filled = np.zeros(len(sizes), dtype=np.int64), np.zeros(min(MOST_FOLDS, len(sizes)), dtype=np.int64)
     for group in np.argsort(-sizes, kind="stable"):  # the largest group goes into the emptiest fold
@@ -27,7 +27,7 @@ def whole_groups(groups: Sequence[Any]) -> Tensor:
 
 
 def each_fold(fold: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield two masks for each fold: one of its rows, and one of all other rows. Both have shape [row]."""
+    """Yield a mask [row] of each fold's rows and one of all other rows."""
     for number in fold.unique():
         yield fold == number, fold != number
 
@@ -40,9 +40,7 @@ def few_layers(features: Tensor) -> Tensor:
 def fit_ridge(features: Tensor, target: Tensor, l2: float = RIDGE) -> tuple[Tensor, Tensor]:
     """Fit a ridge regression to each layer of features [row, layer, width], and average the regressions.
 
-    Returns:
-        Weights [layer, width] and a scalar bias for raw features. The score of a row is the sum of its weighted
-        features plus the bias.
+    Returns weights [layer, width] and a scalar bias for raw features.
     """
     mean, scale = standardiser(features)
     weight, bias = (one[0] for one in solvers.ridge((features - mean).div_(scale).transpose(0, 1), target, [l2]))
@@ -51,7 +49,7 @@ def fit_ridge(features: Tensor, target: Tensor, l2: float = RIDGE) -> tuple[Tens
 
 
 def held_out_scores(features: Tensor, target: Tensor, fold: Tensor, l2: float = RIDGE) -> Tensor:
-    """Return held-out scores [row]. Each fold is scored by ridge regressions that are fitted to the other folds."""
+    """Return scores [row] of each fold by ridge regressions fitted to the other folds."""
     scores = torch.zeros(len(features), dtype=torch.float64)
     for held, others in each_fold(fold):
         weight, bias = fit_ridge(features[others], target[others], l2)

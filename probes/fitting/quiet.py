@@ -6,7 +6,7 @@ import warnings
 
 
 def quiet_lightning() -> None:
-    """Silence Lightning's messages about hardware, workers and loggers, but not its error messages."""
+    """Silence Lightning's messages about hardware, workers and loggers."""
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning 2.6 uses deprecated functions
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -19,10 +19,7 @@ TOKENS_AT_ONCE = 2**14
 
 
 class SequenceProbe(Descent):
-    """Base class of probes that compute a few values per token and pool them over the tokens of an answer.
-
-    A token with the standardised hidden state x has the values W x. The score of an answer is pool(W x) + b.
-    Subclasses implement `initial_head`.
+    """Base class of probes that compute values W x for each token's standardised state x, with score pool(W x) + b.
 
     Args:
         lr, l2, calibrator: See `Descent`.
@@ -33,18 +30,18 @@ class SequenceProbe(Descent):
 
     @abstractmethod
     def initial_head(self, d_model: int) -> SequenceHead:
-        """Return an untrained head. All candidates start from its weights."""
+        """Return an untrained head, with which all candidates start."""
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create the parameters of all candidates: the tensors of a head, with leading axes [penalty, feature]."""
+        """Create the tensors of a head for all candidates, with leading axes [penalty, feature]."""
         self.candidates = self.initial_head(d_model)
-        del self.candidates.mean, self.candidates.scale  # the probe has a standardiser for each feature
+        del self.candidates.mean, self.candidates.scale
         for name, initial in list(self.candidates.named_buffers()):
             copies = initial.repeat(len(self.penalties), n_features, *[1] * initial.dim())
             setattr(self.candidates, name, nn.Parameter(copies))
 
     def moments(self, features: Any) -> tuple[Tensor, Tensor]:
-        """Compute the mean and standard deviation over all tokens. Both have shape [feature, d_model]."""
+        """Compute the mean and standard deviation over all tokens, each [feature, d_model]."""
         if not isinstance(features, TokenStates):
             raise unreadable(type(self).__name__, self.data.signal, "hidden_tokens --data.target=response")
         of_features = (features[:, i].values[:, None] for i in range(features.shape[1]))
@@ -56,11 +53,11 @@ class SequenceProbe(Descent):
         return features[:, chosen[0]]
 
     def standardised(self, features: TokenStates) -> TokenStates:
-        """Return the raw states. To save memory, `candidate_scores` standardises them in chunks."""
+        """Return the raw states, which `candidate_scores` standardises in chunks."""
         return features
 
     def candidate_scores(self, features: TokenStates) -> Tensor:
-        """Return scores [penalty, row, feature] for the raw states of the rows."""
+        """Return scores [penalty, row, feature] for raw states."""
         return torch.cat([self._scores(part) for part in features.split(TOKENS_AT_ONCE)], dim=1)
 
     def _scores(self, features: TokenStates) -> Tensor:
@@ -89,5 +86,5 @@ class MultiHeadProbe(SequenceProbe):
 
 
 def random_rows(n: int, d_model: int) -> Tensor:
-    """Return random weights [n, d_model] whose products with standardised states have a variance of about 1."""
+    """Return random weights [n, d_model] whose products with standardised states have unit variance."""
     return torch.randn(n, d_model) / d_model**0.5

@@ -9,31 +9,23 @@ from extract.errors import InputError
 
 
 def standardiser(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the mean and standard deviation of each coordinate over rows. Both have shape [feature, d_model].
-
-    The standard deviation of constant coordinates is set to infinity, so that their standardised values are 0.
-    """
+    """Compute the mean and standard deviation over rows, each [feature, d_model]; infinite for constant coordinates."""
     deviation, mean = zip(*(torch.std_mean(rows.double(), 0) for rows in features.unbind(1)), strict=True)
     low, high = features.aminmax(dim=0)
     return rounded(torch.stack(mean), torch.stack(deviation), torch.maximum(-low, high))
 
 
 def rounded(mean: Tensor, deviation: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """Round moments to float32, and set the standard deviation of constant coordinates to infinity.
+    """Round moments to float32. The scale of constant coordinates becomes infinite.
 
-    Args:
-        mean, deviation: Mean and standard deviation of each coordinate, float64.
-        largest: Largest absolute value of each coordinate.
+    `largest` is the largest absolute value of each coordinate.
     """
     varies = deviation > 1e-6 * largest.clamp_min(1e-12)
     return mean.float(), torch.where(varies, deviation, torch.inf).float()
 
 
 def check_scale(scale: Tensor, names: Sequence[str]) -> None:
-    """Raise an InputError if all coordinates are constant.
-
-    `scale` has shape [feature, d_model]. `names` contains one name per feature.
-    """
+    """Raise an InputError if all coordinates of `scale` [feature, d_model] are constant."""
     if scale.isinf().all():
         raise InputError(
             "Expected the features to vary within the training split, but every coordinate of "

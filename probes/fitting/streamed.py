@@ -1,8 +1,4 @@
-"""Linear probes for streamed features, which are read in chunks because they do not fit into memory.
-
-Each probe reads one feature. It is fitted once to the rows outside each fold, and once to all rows. The objectives are
-defined in `probes.fitting.solvers`.
-"""
+"""Linear probes for features that do not fit into memory. `probes.fitting.solvers` defines the objectives."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -16,9 +12,7 @@ from probes.fitting.sums import Column, Statistics, outside_folds
 
 
 class Fits(NamedTuple):
-    """Linear fits to one feature, in float32.
-
-    The last fit is to all rows. Each of the other fits is to the rows outside one fold.
+    """Linear fits to one feature in float32: to the rows outside each fold, then to all rows.
 
     Attributes:
         mean, scale: [fit, d] standardisers.
@@ -63,7 +57,7 @@ def ridge(statistics: Statistics, penalties: Sequence[float]) -> tuple[Tensor, T
     """Fit ridge regression. See `solvers.ridge`."""
     check_fit(statistics.target[None], penalties)
     matrix, weights, added = statistics.covariance, [], 0.0
-    for penalty in penalties:  # the diagonal is changed in place, without a copy per penalty
+    for penalty in penalties:  # changes the diagonal in place
         matrix.diagonal().add_(penalty - added)
         added = penalty
         weights.append(torch.cholesky_solve(statistics.cross[:, None], torch.linalg.cholesky(matrix))[:, 0])
@@ -77,12 +71,12 @@ def difference_of_means(statistics: Statistics) -> tuple[Tensor, Tensor]:
 
 
 def targets_vary(target: Tensor) -> Tensor:
-    """Return whether the targets [row] are not all equal."""
+    """Whether the targets [row] differ, as a bool tensor."""
     return target.min() < target.max()
 
 
 def held_out_scores(features: StreamedFeatures, feature: int, fits: Fits, fold: Tensor) -> Tensor:
-    """Return held-out scores [row, penalty]. Each fold is scored by the fit to the other folds."""
+    """Return scores [row, penalty] of each fold by the fit to the other folds."""
 
     def score(places: Tensor, rows: Tensor) -> Tensor:
         found = rows.new_empty(len(rows), fits.bias.shape[1])

@@ -1,8 +1,4 @@
-"""Logistic regression for streamed features, fitted with a quasi-Newton method.
-
-Each step takes one pass over the rows. The pass computes losses and gradients for all penalties and folds of a feature.
-It computes no Hessians, which would take hundreds of times as long.
-"""
+"""Logistic regression for streamed features with a quasi-Newton method. Each step takes one pass over the rows."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +11,7 @@ from probes.fitting.solvers import check_fit
 from probes.fitting.streamed import Fits, targets_vary
 from probes.fitting.sums import Column, outside_folds
 
-#: Maximum number of passes. Most problems take about ten. With fewer rows than coordinates, they can take 150.
+#: Maximum number of passes. Most problems take about ten, and up to 150 with fewer rows than coordinates.
 MOST_PASSES = 1000
 #: Number of earlier steps that determine the next step.
 MEMORY = 10
@@ -24,8 +20,8 @@ MEMORY = 10
 def logistic(column: Column, target: Tensor, fold: Tensor, penalties: Sequence[float]) -> Fits:
     """Fit logistic regression to a feature. The objective is the same as in `solvers.logistic`.
 
-    The solver is L-BFGS (Nocedal & Wright, Numerical Optimization, alg. 7.4). It starts from zero weights and the
-    inverse Hessian at zero weights. Each fitted weight is within 10⁻⁷ of its optimal value.
+    L-BFGS (Nocedal & Wright, Numerical Optimization, alg. 7.4) starts from zero weights and the inverse Hessian at zero
+    weights. Each fitted weight is within 10⁻⁷ of its optimal value.
 
     Args:
         column: The feature.
@@ -40,7 +36,7 @@ def logistic(column: Column, target: Tensor, fold: Tensor, penalties: Sequence[f
     l2, moments = torch.tensor(list(penalties), dtype=torch.float64, device=target.device), []
     for statistics in outside_folds(column, target, fold, products=True):
         moments.append(statistics[:5])
-        covariance = statistics.covariance  # of all rows at the end
+        covariance = statistics.covariance
     mean, scale, _, rate, cross = map(torch.stack, zip(*moments, strict=True))
     outside = torch.stack([fold != number for number in range(len(rate))])  # [fit, row]
     varies = torch.stack([targets_vary(target[rows]) for rows in outside])
@@ -67,8 +63,8 @@ def passes(
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Return a function that computes losses and gradients in one pass over the rows.
 
-    The function takes points [fit, penalty, d + 1]. A point consists of the d weights of the standardised feature and
-    the bias. The function returns losses [fit, penalty] and gradients [fit, penalty, d + 1].
+    It maps points [fit, penalty, d + 1], the weights of the standardised feature and the bias, to losses [fit, penalty]
+    and gradients [fit, penalty, d + 1].
 
     Args:
         column, target: See `logistic`.
@@ -106,14 +102,11 @@ def passes(
 def newton_step(covariance: Tensor, l2: Tensor, curvature: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a function that multiplies gradients [fit, penalty, d + 1] by the inverse Hessian at zero weights.
 
-    Args:
-        covariance: [d, d] covariance of the standardised rows. It is overwritten.
-        l2: [penalty] penalties.
-        curvature: Variance of the labels, p (1 − p).
+    `covariance` [d, d] of the standardised rows is overwritten. `curvature` is the variance of the labels, p (1 − p).
     """
     hessian, factors = covariance.mul_(curvature), covariance.new_empty(len(l2), *covariance.shape)
     for added, factor in zip(l2.diff(prepend=l2.new_zeros(1)), factors, strict=True):
-        hessian.diagonal().add_(added)  # in place, without a copy per penalty
+        hessian.diagonal().add_(added)
         torch.linalg.cholesky(hessian, out=factor)
 
     def product(gradient: Tensor) -> Tensor:
@@ -129,9 +122,7 @@ def minimise(
     start: tuple[Tensor, Tensor, Tensor],
     enough: Tensor,
 ) -> Tensor | None:
-    """Minimise the losses of all candidates with L-BFGS, and return the optimal points.
-
-    If any candidate does not converge, None is returned.
+    """Minimise the losses of all candidates with L-BFGS. Returns None if any candidate does not converge.
 
     Args:
         evaluate: Function that maps points [fit, penalty, d + 1] to losses [fit, penalty] and gradients.

@@ -1,7 +1,6 @@
-"""Sums over the rows of a feature that does not fit into memory. Moments and linear fits are computed from these sums.
+"""Float64 sums over the rows of a feature that does not fit into memory, for moments and linear fits.
 
-The rows are read in chunks and in the order of the store. The sums are in float64. To prevent cancellation, a reference
-close to the mean is subtracted from all rows.
+A reference close to the mean is subtracted from all rows to prevent cancellation.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,12 +19,7 @@ REFERENCE_ROWS = 1024
 
 
 class Column:
-    """One feature of streamed rows. The vector `reference` [d] is subtracted from all rows.
-
-    Args:
-        features: Features of the rows.
-        feature: Index of the feature.
-    """
+    """One streamed feature, from whose rows the vector `reference` [d] is subtracted."""
 
     def __init__(self, features: StreamedFeatures, feature: int) -> None:
         self._features, self._feature = features, [feature]
@@ -33,7 +27,7 @@ class Column:
         self.reference = first[:, self._feature][:, 0].double().mean(0)
 
     def chunks(self, function: Callable[[Tensor, Tensor], Any]) -> Iterator[tuple[Tensor, Any]]:
-        """See `StreamedFeatures.chunks`. The function takes the indices of rows, [row], and the rows, [row, d]."""
+        """See `StreamedFeatures.chunks`. The function takes row indices [row] and rows [row, d]."""
 
         def of_rows(places: Tensor, rows: Tensor) -> Any:
             return function(places, rows[:, 0].double().sub_(self.reference))
@@ -46,11 +40,10 @@ class Statistics(NamedTuple):
 
     Attributes:
         mean, scale: [d] float32 standardiser.
-        offset: [d] float64 mean of z. It is not exactly 0, because `mean` is rounded.
+        offset: [d] float64 mean of z, which is not exactly 0.
         target: Mean of y.
         cross: [d] float64 covariance of y and z, with divisor n.
-        covariance: [d, d] float64 covariance of z, with divisor n. It is defined only if all products of coordinates
-            were summed, not just their squares.
+        covariance: [d, d] float64 covariance of z, with divisor n, if all products of coordinates were summed.
     """
 
     mean: Tensor
@@ -83,7 +76,7 @@ class Sums:
 
     @classmethod
     def zeros(cls, reference: Tensor, products: bool) -> Self:
-        """Return sums over no rows. If `products` is false, only the squares of coordinates are summed."""
+        """Return sums over no rows. If `products` is false, `xx` is a diagonal."""
         zero = torch.zeros_like(reference)
         xx = torch.outer(zero, zero) if products else zero.clone()
         return cls(0, zero.sum(), zero, zero.clone(), xx, zero + torch.inf, zero - torch.inf)
@@ -111,14 +104,14 @@ class Sums:
         self.low, self.high = torch.minimum(self.low, other.low), torch.maximum(self.high, other.high)
 
     def standardiser(self, reference: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean [d] and the scale [d]. See `probes.fitting.standardiser`."""
+        """Return the mean and the scale, each [d]. See `probes.fitting.standardiser`."""
         squares = self.xx.diagonal() if self.xx.dim() == 2 else self.xx
         variance = (squares - self.x.square() / self.n).clamp_min(0) / (self.n - 1)
         largest = torch.maximum((reference + self.low).abs(), (reference + self.high).abs())
         return rounded(reference + self.x / self.n, variance.sqrt(), largest)
 
     def statistics(self, reference: Tensor) -> Statistics:
-        """Compute the statistics. To save memory, the sums are overwritten."""
+        """Compute the statistics. The sums are overwritten."""
         mean, scale = self.standardiser(reference)
         inverse, centre, target = 1 / scale.double(), self.x / self.n, self.y / self.n
         cross = (self.xy / self.n - target * centre) * inverse
@@ -129,13 +122,9 @@ class Sums:
 
 
 def fold_sums(column: Column, target: Tensor, fold: Tensor, products: bool) -> list[Sums]:
-    """Sum the rows of each fold.
+    """Sum the rows of each fold, with targets [row] float64 and folds [row] int64.
 
-    Args:
-        column: The feature.
-        target: [row] float64 targets.
-        fold: [row] int64 fold of each row.
-        products: Whether to sum all products of coordinates. If false, only the squares are summed.
+    If `products` is false, only the squares of coordinates are summed.
     """
     sums = [Sums.zeros(column.reference, products) for _ in range(int(fold.max()) + 1)]
     for places, x in column.chunks(lambda _, x: x):

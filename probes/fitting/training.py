@@ -1,4 +1,4 @@
-"""Base classes of probes that are trained with Adam, learn from all rows at once, or have a closed-form solver."""
+"""Base classes of probes: trained with Adam, learning from all rows at once, or with a closed-form solver."""
 
 import math
 from abc import abstractmethod
@@ -38,7 +38,7 @@ class Descent(ProbeModule):
 
     #: Default of `lr`.
     default_lr: ClassVar[float] = 0.003
-    #: Names of the penalised parameters [penalty, feature, ...]. The loss includes λ/2 times the sum of their squares.
+    #: Names of the penalised parameters [penalty, feature, ...].
     penalised: ClassVar[tuple[str, ...]] = ("weight",)
     #: Whether the features can be streamed.
     streamed: ClassVar[bool] = True
@@ -47,14 +47,14 @@ class Descent(ProbeModule):
         self, lr: float | None = None, l2: list[float] | float | None = None, calibrator: str = "platt"
     ) -> None:
         super().__init__(list(PENALTIES) if l2 is None else l2, calibrator)
-        self.save_hyperparameters()  # including the arguments of subclasses
+        self.save_hyperparameters()
         self.lr = self.default_lr if lr is None else lr
         if not 0 < self.lr < math.inf:
             raise InputError(f"Expected `lr` to be above 0 and finite, but got {lr}. Try 0.01.")
         self._passed: list[tuple[Tensor, int]] = []
 
     def moments(self, features: Any) -> tuple[Tensor, Tensor]:
-        """See `ProbeModule.moments`. Streamed features are read in chunks."""
+        """See `ProbeModule.moments`."""
         if self.streamed and isinstance(features, StreamedFeatures):
             return moments(features)
         return super().moments(features)
@@ -91,7 +91,7 @@ class Descent(ProbeModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _score_validation(self) -> tuple[Tensor, Batch]:
-        """See `ProbeModule._score_validation`. Streamed features are read in chunks."""
+        """See `ProbeModule._score_validation`."""
         batch = self.data.batch("val", prefixes=True).to(self.device)
         if not isinstance(batch.features, StreamedFeatures):
             return super()._score_validation()
@@ -109,22 +109,17 @@ class AtOnce(ProbeModule):
 
     @abstractmethod
     def learn(self, features: Tensor, target: Tensor) -> None:
-        """Fit all candidates.
-
-        Args:
-            features: [row, feature, d_model] float32 standardised features.
-            target: [row] float32 training targets in [0, 1].
-        """
+        """Fit all candidates to float32 standardised features [row, feature, d_model] and targets [row] in [0, 1]."""
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Return no optimizers."""
         return []
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Do nothing, because `learn` uses all rows at the end of the epoch."""
+        """Do nothing: `learn` uses all rows at the end of the epoch."""
 
     def on_validation_epoch_end(self) -> None:
-        """Do nothing, because validation runs before the probe is fitted."""
+        """Do nothing: the probe is not fitted yet."""
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
@@ -135,10 +130,10 @@ class AtOnce(ProbeModule):
 
 
 class Directions(ProbeModule):
-    """Base class of linear probes, in which each candidate has a weight vector and a bias."""
+    """Base class of linear probes. Each candidate has a weight vector and a bias."""
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create weights [penalty, feature, d_model] and biases [penalty, feature], all 0."""
+        """Create zero weights [penalty, feature, d_model] and biases [penalty, feature]."""
         self.weight = nn.Parameter(torch.zeros(len(self.penalties), n_features, d_model))
         self.bias = nn.Parameter(torch.zeros(len(self.penalties), n_features))
 
@@ -162,9 +157,9 @@ class Directions(ProbeModule):
 class ClosedForm(Directions, AtOnce):
     """Base class of linear probes whose solver fits all layers and penalties at once.
 
-    These probes are cross-fitted. The questions of the training and validation splits are divided into five folds, and
-    each fold is scored by probes that were fitted on the other four folds. These out-of-fold scores are used to choose
-    and calibrate a candidate. The final probe is fitted on all folds.
+    The questions of the training and validation splits are divided into five folds, and each fold is scored by probes
+    fitted on the other folds. These out-of-fold scores are used to choose and calibrate a candidate. The final probe is
+    fitted on all folds.
     """
 
     cross_fitted = True
@@ -172,23 +167,15 @@ class ClosedForm(Directions, AtOnce):
 
     @abstractmethod
     def solve(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Solve for the weights of all candidates.
+        """Solve for the weights [penalty, feature, d_model] and biases [penalty, feature] of all candidates.
 
         Args:
             features: [feature, row, d_model] float32 standardised features.
             target: [row] float32 training targets in [0, 1].
-
-        Returns:
-            Weights [penalty, feature, d_model] and biases [penalty, feature].
         """
 
     def solve_streamed(self, column: Column, target: Tensor, fold: Tensor) -> Fits:
-        """Solve for the weights of one feature. Its rows are read in chunks.
-
-        Args:
-            column: The feature.
-            target: [row] float64 training targets in [0, 1].
-            fold: [row] int64 fold of each row.
+        """Fit one feature, whose rows are read in chunks, to targets [row] float64 with folds [row] int64.
 
         Raises:
             InputError: If the probe does not implement this method.
@@ -196,7 +183,7 @@ class ClosedForm(Directions, AtOnce):
         raise unstreamable(type(self).__name__)
 
     def moments(self, features: Any) -> tuple[Tensor, Tensor]:
-        """See `ProbeModule.moments`. For streamed features, `solve_streamed` computes the moments later."""
+        """See `ProbeModule.moments`. For streamed features, `solve_streamed` computes the moments."""
         if isinstance(features, StreamedFeatures):
             return torch.zeros(features.shape[1:]), torch.ones(features.shape[1:])
         return super().moments(features)
@@ -234,7 +221,7 @@ class ClosedForm(Directions, AtOnce):
         return scores
 
     def _fit_streamed(self, rows: Batch, fold: Tensor) -> Tensor:
-        """Do the same as `_fit_folds` for streamed features, one feature at a time."""
+        """Do the same as `_fit_folds` for streamed features."""
         features = rows.features
         scores = self.weight.new_empty(len(self.penalties), *features.shape[:2])
         with Progress("fit", features.shape[1], "features") as progress:
@@ -254,5 +241,5 @@ class ClosedForm(Directions, AtOnce):
         self.learn(self.standardised(rows.features), rows.target)
 
     def _score_validation(self) -> tuple[Tensor, Batch]:
-        """See `ProbeModule._score_validation`. Once the probe is fitted, the out-of-fold scores are returned."""
+        """Return the out-of-fold scores once the probe is fitted. See `ProbeModule._score_validation`."""
         return self._out_of_fold or super()._score_validation()

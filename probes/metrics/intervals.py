@@ -2,8 +2,7 @@
 
 The intervals are bias-corrected and accelerated (BCa; Efron, Better Bootstrap Confidence Intervals, JASA 82, 1987).
 They use Student's t quantiles instead of normal quantiles, like `CI.bca` in the R package `resample` (Hesterberg, What
-Teachers Should Know about the Bootstrap, The American Statistician 69, 2015). docs/statistics.md reports their
-coverage.
+Teachers Should Know about the Bootstrap, The American Statistician 69, 2015).
 """
 
 from collections.abc import Callable
@@ -18,9 +17,9 @@ from extract.errors import InputError
 
 #: Differentiable function that maps resampling weights [resample, question] float64 to values of a metric [resample].
 WeightedMetric = Callable[[Tensor], Tensor]
-#: Number of weights per call of a metric. Larger chunks are slower, because they do not fit into the CPU cache.
+#: Number of weights per call of a metric. Larger chunks do not fit into the CPU cache.
 _CHUNK = 2**18
-#: Minimum number of resamples per call of a metric. It keeps the relative cost of the checks in the metric small.
+#: Minimum number of resamples per call of a metric.
 _LEAST_RESAMPLES = 4
 
 
@@ -34,9 +33,9 @@ class Interval(TypedDict):
 
 @lru_cache(maxsize=1)  # all metrics of a method use the same resamples
 def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
-    """Draw bootstrap resamples, and return how often each resample contains each question, [resample, question] uint8.
+    """Return how often each bootstrap resample contains each question, [resample, question] uint8.
 
-    uint8 is sufficient, because a count above 255 is practically impossible. The result is cached, so do not modify it.
+    The result is cached, so do not modify it.
     """
     counts, generator = torch.zeros(n_resamples, n_questions, dtype=torch.uint8), torch.Generator().manual_seed(seed)
     for chunk in counts.split(_chunk(n_questions)):
@@ -45,7 +44,7 @@ def resample_weights(n_questions: int, n_resamples: int, seed: int) -> Tensor:
 
 
 def _chunk(n_rows: int) -> int:
-    """Return how many resamples are passed to a metric at once if there are `n_rows` rows."""
+    """Return how many resamples of `n_rows` rows are passed to a metric at once."""
     return max(_LEAST_RESAMPLES, _CHUNK // n_rows)
 
 
@@ -62,12 +61,12 @@ def by_question(metric: WeightedMetric, question: Tensor, copies: Tensor | float
 
 
 def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Tensor | None:
-    """Return the finite values of a metric over resampled questions, [resample].
+    """Return the finite values [resample] of a metric over resampled questions.
 
     Returns None if there are fewer than two questions, or if more than a tenth of the values are not finite.
     """
     chunks = resample_weights(n_questions, n_resamples, seed).split(_chunk(n_questions))
-    # Python numbers, because small tensors between the large chunks would fragment the heap
+    # small tensors between the large chunks would fragment the heap
     values = torch.tensor([value for chunk in chunks for value in metric(chunk.double()).tolist()], dtype=torch.float64)
     usable = values[values.isfinite()]
     return None if n_questions < 2 or len(usable) < 0.9 * n_resamples else usable
@@ -99,8 +98,7 @@ def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
     where Φ is the standard normal distribution function, z₀ is the normal quantile of the fraction of resampled values
     below `value` (ties count as ½), U_i is the influence of question i, and a measures the skewness of the influences.
     For N questions, t is √(N/(N − 1)) times the 97.5 % quantile of Student's t distribution with N − 1 degrees of
-    freedom. The factor √(N/(N − 1)) is needed because the standard deviation of the resampled values underestimates the
-    standard error.
+    freedom. The factor corrects the standard deviation of the resampled values, which is too small.
     """
     n = len(influence)
     below = (resampled < value).double().mean() + (resampled == value).double().mean() / 2

@@ -1,6 +1,6 @@
-"""Significance tests that compare two methods on the same questions, and the Holm correction for multiple tests.
+"""Two-sided significance tests that compare two methods on the same questions, and the Holm correction.
 
-All tests are two-sided. P-values are never 0, because the observed value counts as one of the draws.
+P-values are never 0, because the observed value counts as one of the draws.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probes.metrics.intervals import WeightedMetric, minus, resampled
 
-#: Maximum number of questions for which all sign patterns are enumerated. By symmetry, 2^19 sums are enough.
+#: Maximum number of questions for which all sign patterns are enumerated.
 _MOST_EXACT = 20
 #: Maximum number of signs in memory at once.
 _CHUNK = 2**22
@@ -20,13 +20,13 @@ _CHUNK = 2**22
 def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> float:
     """Compute the p-value of the sign-flip test.
 
-    Each sign pattern flips the signs of some differences. The p-value is the fraction of patterns for which the mean
-    difference is at least as far from 0 as the observed mean. With up to 20 questions, all patterns are enumerated.
-    With more questions, `n_flips` random patterns are drawn, and the observed pattern is added.
+    It is the fraction of sign patterns for which the mean difference is at least as far from 0 as the observed mean.
+    With up to 20 questions, all patterns are enumerated. With more, `n_flips` random patterns are drawn, and the
+    observed pattern is added.
 
     Args:
-        differences: [question] differences between two methods, for example between their `functional.brier_terms`. All
-            values must be finite. If a question has several rows, pass the mean of their differences.
+        differences: [question] finite differences between two methods, for example between their
+            `functional.brier_terms`. If a question has several rows, pass the mean of their differences.
         n_flips: Number of random sign patterns. The smallest possible p-value is about 1 / n_flips.
         seed: Seed for the patterns.
 
@@ -34,7 +34,7 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
     0.25
     """
     values = differences.double()
-    # with the tolerance, sums that are equal in exact arithmetic count as hits
+    # the tolerance counts sums that are equal in exact arithmetic as hits
     reach = float(values.sum().abs() - 1e-12 * values.abs().sum())
     if len(values) <= _MOST_EXACT:
         sums = values[:1]  # one sign is fixed, because flipping all signs does not change the distance from 0
@@ -58,12 +58,8 @@ def bootstrap_p(
         p = \min\Big\{1, 2 \min\Big[\frac{1 + \#(\Delta^* \le 0)}{B + 1},
             \frac{1 + \#(\Delta^* \ge 0)}{B + 1}\Big]\Big\}
 
-    where Δ* are the B finite values of the difference over resampled questions. The p-value is at least 2 / (B + 1).
-    With the same seed, `paired_bootstrap` uses the same resamples.
-
-    Returns:
-        The p-value in (0, 1]. None if there are fewer than two questions, or if more than a tenth of the differences
-        are not finite.
+    where Δ* are the B finite values of the difference over resampled questions. With the same seed, `paired_bootstrap`
+    uses the same resamples. The p-value is None if `resampled` returns None.
     """
     differences = resampled(minus(a, b), n_questions, n_resamples, seed)
     if differences is None:
@@ -76,8 +72,8 @@ def holm(p_values: Tensor) -> Tensor:
     """Adjust p-values for multiple tests with the Holm correction (Holm 1979).
 
     The smallest of m p-values is multiplied by m, the next by m − 1, and so on. If hypotheses with adjusted p-values
-    below α are rejected, the probability of any false rejection is at most α, even if the tests are dependent. A
-    p-value of NaN means that there was no test. It stays NaN and is not counted in m.
+    below α are rejected, the probability of any false rejection is at most α, even if the tests are dependent. NaN
+    means that there was no test: it stays NaN and is not counted in m.
 
     >>> holm(torch.tensor([0.01, 0.04, 0.03], dtype=torch.float64))
     tensor([0.0300, 0.0600, 0.0600], dtype=torch.float64)

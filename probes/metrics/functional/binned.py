@@ -9,10 +9,10 @@ from probes.metrics.functional.inputs import midranks, prepare
 
 
 def bin_index(preds: Tensor, n_bins: int, by: str, weights: Tensor | None = None) -> Tensor:
-    """Return the bin of each confidence, as int64 from 0 to n_bins − 1. Identical confidences share a bin.
+    """Return the bin of each confidence, int64 from 0 to n_bins − 1. Identical confidences share a bin.
 
-    If `by` is "width", bins have equal width in [0, 1], and the result has shape [question]. If it is "mass", bins
-    have about equal total weight, and the result has shape [..., question].
+    With `by` "width", bins have equal width in [0, 1], and the result is [question]. With "mass", bins have about equal
+    total weight, and the result is [..., question].
     """
     if by not in ("width", "mass"):
         raise ValueError(f"Expected `by` to be 'width' or 'mass', but got {by!r}.")
@@ -28,8 +28,8 @@ def expected_calibration_error(
     """Compute the expected calibration error, which is in [0, 1].
 
     The absolute difference between mean confidence and mean accuracy in each bin is averaged over bins, weighted by
-    bin size. See `bin_index` for `by`. Noise in the measured accuracies biases the error upwards, especially if there
-    are few questions per bin. `rmsce` corrects for this noise.
+    bin size. See `bin_index` for `by`. Noise in the measured accuracies biases the error upwards, especially with few
+    questions per bin. `rmsce` corrects for this noise.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, by, weights).expand(weights.shape)
@@ -44,12 +44,12 @@ def squared_calibration_error(
 
     .. math:: \sum_b w_b \Big[\bar d_b^2 - \frac{s_b^2}{n_b}\Big], \qquad d_i = f_i - \hat p_i
 
-    where question i has confidence f_i and measured accuracy p̂_i. Bin b contains n_b questions, which is a fraction w_b
-    of all questions. d̄_b and s_b² are the mean and sample variance of d in the bin. The error is estimated
-    for the population from which the questions were drawn, because s_b² includes the spread of their true accuracies.
+    where question i has confidence f_i and measured accuracy p̂_i. Bin b contains n_b questions, a fraction w_b of all
+    questions. d̄_b and s_b² are the mean and sample variance of d in the bin. The error is estimated for the
+    population from which the questions were drawn.
 
     A bin with a single question is merged with a neighbouring bin. The result can be negative, and is 0 on average for
-    calibrated confidences. It is NaN if there is only one question, and too large if a question has several rows.
+    calibrated confidences. It is NaN for a single question, and too large if a question has several rows.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, "mass", weights).expand(weights.shape)
@@ -57,14 +57,14 @@ def squared_calibration_error(
     empty = weights.new_zeros(*weights.shape[:-1], n_bins)
     per_question = (weights, weights * gap, weights * gap**2)
     mass, total, squares = _merged(torch.stack([empty.scatter_add(-1, bins, values) for values in per_question]))
-    mean_gap = total / mass.clamp_min(0.5)  # the bound only affects empty bins, whose weight is 0
+    mean_gap = total / mass.clamp_min(0.5)  # the bound affects only empty bins
     noise = (squares - mass * mean_gap**2) / (mass - 1).clamp_min(0.5) / mass.clamp_min(0.5)
     error = (mass * (mean_gap**2 - noise)).sum(-1) / weights.sum(-1)
     return torch.where(weights.sum(-1) > 1, error, torch.nan)
 
 
 def _merged(sums: Tensor) -> Tensor:
-    """Merge each bin with fewer than two questions into a neighbouring bin. `sums` has shape [3, ..., bin]."""
+    """Merge each bin with fewer than two questions into a neighbour. `sums` has shape [3, ..., bin]."""
     bins = list(sums.unbind(-1))
     order = list(range(len(bins)))
     for path in (order, order[::-1]):  # merge upwards, then downwards if the top bin is still too small
@@ -77,8 +77,7 @@ def _merged(sums: Tensor) -> Tensor:
 def rmsce(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10) -> Tensor:
     """Compute the root mean squared calibration error, the square root of `squared_calibration_error`.
 
-    Noise in the measured accuracies is subtracted. The result is in [0, 1]. It is 0 if the squared error is negative
-    and NaN if there is only one question. Do not average it over splits, because the root is biased. Average
+    It is 0 if the squared error is negative. Do not average it over splits, because the root is biased. Average
     `squared_calibration_error` instead.
     """
     squared = squared_calibration_error(preds, right, known, weights, n_bins)

@@ -1,4 +1,4 @@
-"""Brier scores: mean squared differences between confidences and accuracies, or between confidences and grades."""
+"""Brier scores: mean squared differences between confidences and accuracies or grades."""
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ def response_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
     """Compute the Brier score against the individual answers to each question, f² − 2fp̂ + p̂, [question] float64.
 
-    f is the confidence and p̂ the measured accuracy of the question. The terms of `debiased_brier` differ from these
-    values by an amount that does not depend on f. Both scores therefore give the same difference between methods.
+    f is the confidence and p̂ the measured accuracy. The terms of `debiased_brier` differ by amounts that do not depend
+    on f, so both scores give the same difference between methods.
     """
     preds, right, known, _ = prepare(preds, right, known, None, probabilities=True)
     return preds**2 - 2 * preds * right / known + right / known
@@ -41,7 +41,7 @@ def brier_skill(
     """Compute the Brier skill score 1 − B / B₀. B and B₀ are the debiased Brier scores of `preds` and `reference`.
 
     `reference` is one confidence for all questions, such as the mean accuracy of the training split, or a tensor
-    [question] with one confidence per question. The result is NaN if B₀ is not positive.
+    [question]. The result is NaN if B₀ is not positive.
     """
     base = torch.as_tensor(reference, dtype=torch.float64, device=preds.device).expand(preds.shape)
     worst = debiased_brier(base, right, known, weights)

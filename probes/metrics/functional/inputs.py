@@ -14,7 +14,7 @@ def prepare(
     least_known: int = 1,
     probabilities: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Check the arguments of a metric, and return them as float64. The default weights are ones.
+    """Check the arguments of a metric, and return them as float64 with default weights of 1.
 
     Raises:
         ValueError: If the shapes differ, if `preds` are not finite, if a count is invalid, or if `probabilities` is
@@ -45,19 +45,16 @@ def mean(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def by_group(values: Tensor, group: Tensor, n_groups: int) -> Tensor:
-    """Sum values [..., question] by group and return [..., group]. `group` [question] is the group of each question."""
+    """Sum values [..., question] over each group in `group` [question], and return [..., group]."""
     return values.new_zeros(*values.shape[:-1], n_groups).index_add_(-1, group, values)
 
 
 @lru_cache(maxsize=4)  # a bootstrap passes the same tensors with every chunk of resamples
 def ties(values: Tensor, strata: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Group the rows that have the same value and the same stratum.
+    """Group the rows that have the same value and stratum. Groups are sorted by stratum, then by value.
 
-    The groups are sorted by stratum, then by value. Results are cached, so do not modify the tensors.
-
-    Returns:
-        - The group of each row, [row] int64.
-        - The stratum of each group, numbered from 0, [group] int64.
+    Returns the group of each row, [row] int64, and the stratum of each group, numbered from 0, [group] int64. Results
+    are cached, so do not modify the tensors.
     """
     distinct, group = values.unique(sorted=True, return_inverse=True)
     if strata is None:

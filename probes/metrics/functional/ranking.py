@@ -22,10 +22,10 @@ def capability_auroc(
 
     where question i has score f_i and measured accuracy p̂_i. Ties count ½. A question is never compared with itself or
     with its copies in a resample. If the accuracies are not all 0 or 1, even perfect scores have an AUROC below 1 (see
-    `auroc_ceiling`). The result is NaN unless there are both right and wrong answers. The cost is O(N log N).
+    `auroc_ceiling`). The result is NaN unless there are both right and wrong answers.
 
-    If `strata` [question] int64 is passed, only pairs within a stratum count. For out-of-fold scores, pass the folds as
-    strata, because scores from different probes are not comparable.
+    If `strata` [question] int64 is passed, only pairs within a stratum count. For out-of-fold scores, pass the folds,
+    because scores from different probes are not comparable.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     accuracy = right / known
@@ -61,9 +61,9 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
     is fitted by the method of moments after subtracting the sampling noise. Every question needs at least two graded
     answers.
 
-    The upper bound is optimistic, because the questions are ranked by their measured accuracies and this ranking is
-    evaluated on the same answers. The lower bound is pessimistic, because the ranking uses a random half of each
-    question's answers and is evaluated on the other half. This bound is a mean over 20 random half-splits (fixed seed).
+    The upper bound is optimistic: it ranks the questions by their measured accuracies and evaluates the ranking on the
+    same answers. The lower bound is pessimistic: it ranks by a random half of each question's answers and evaluates on
+    the other half, averaged over 20 random half-splits (fixed seed).
 
     Returns:
         The estimate, the lower bound and the upper bound. All are NaN if no Beta distribution can be fitted.
@@ -76,7 +76,7 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     total = m * (1 - m) / spread - 1
     a, b = m * total, (1 - m) * total
-    # logarithms of beta functions, without scipy, because a saved probe must load without it
+    # a saved probe must load without scipy
     log_beta = [2 * math.lgamma(x) - math.lgamma(2 * x) for x in (total, a, b)]
     log_difference = math.log(4 / total) + log_beta[0] - log_beta[1] - log_beta[2]
     value = 0.5 + math.exp(log_difference) / (4 * m * (1 - m))

@@ -1,7 +1,4 @@
-"""Metrics for selective prediction (rejecting the least confident answers) and for detecting wrong answers.
-
-Sorting the scores costs O(N log N) for N questions. Every resample then costs O(N).
-"""
+"""Metrics for selective prediction (rejecting the least confident answers) and for detecting wrong answers."""
 
 import torch
 from torch import Tensor
@@ -22,7 +19,7 @@ def aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = N
 
     .. math:: \sum_{t=1}^m \frac{E + t \bar e}{W + t} = m \bar e + (E - W \bar e) [\psi(W+m+1) - \psi(W+1)]
 
-    where ψ is the digamma function. This form is differentiable with respect to the weights.
+    where ψ is the digamma function.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     return _mean_risk(preds, 1 - right / known, weights)
@@ -32,7 +29,7 @@ def e_aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None =
     """Compute the excess AURC, which is `aurc` minus the AURC of an oracle. It is at least 0, and lower is better.
 
     The oracle ranks the questions by their measured accuracies (Geifman, Uziel and El-Yaniv, Bias-Reduced Uncertainty
-    Estimation for Deep Neural Classifiers, 2019). Its AURC is computed exactly, not approximated as in the paper.
+    Estimation for Deep Neural Classifiers, 2019). Unlike in the paper, its AURC is computed exactly.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     accuracy = right / known
@@ -46,14 +43,13 @@ def prediction_rejection_ratio(
 
     The rejection curve shows the mean accuracy of the questions that remain after rejecting the r least confident ones.
     The ratio is the area between this curve and the curve of a random order, divided by the corresponding area of an
-    oracle. The oracle ranks the questions by their measured accuracies. With N questions, the areas cover r from 0 to
+    oracle, which ranks the questions by their measured accuracies. With N questions, the areas cover r from 0 to
     `max_rejection` · N − 1. Ties are treated as in `aurc`. The result is NaN if all accuracies are equal.
 
     The definition follows LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
-    Language Models with LM-Polygraph, 2025), with one difference. If `max_rejection` · N is not an integer,
-    LM-Polygraph rounds it, whereas this function interpolates the area. Malinin and Gales (2021) divide the number of
-    remaining errors by the total number of questions, not by the number of remaining questions. For individual answers,
-    their ratio equals 2 · AUROC − 1.
+    Language Models with LM-Polygraph, 2025), except that the area is interpolated if `max_rejection` · N is not an
+    integer. Malinin and Gales (2021) divide the number of remaining errors by the total number of questions, not by the
+    number of remaining questions. For individual answers, their ratio equals 2 · AUROC − 1.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     risk = 1 - right / known
@@ -62,9 +58,9 @@ def prediction_rejection_ratio(
 
 
 def _mean_risk(scores: Tensor, risk: Tensor, weights: Tensor, max_rejection: float = 1.0) -> Tensor:
-    """Return the mean risk of the questions that are not rejected, averaged over rejection rates up to `max_rejection`.
+    """Return the mean risk of the remaining questions, averaged over rejection rates up to `max_rejection`.
 
-    The questions with the lowest scores are rejected first. See `aurc` for the formula.
+    See `aurc` for the formula.
     """
     group, of_group = ties(scores)
     group = len(of_group) - 1 - group  # from the highest score to the lowest
@@ -82,9 +78,8 @@ def auprc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = 
 
     Wrong answers are the positive class. A question counts as p̂ right and 1 − p̂ wrong answers with the same score,
     where p̂ is its measured accuracy. The area is the average precision, as in scikit-learn's
-    `average_precision_score`: tied answers are detected together, and the curve is not interpolated. For an
-    uninformative score, the expected area is about the fraction of wrong answers. If there are no wrong answers, the
-    result is NaN.
+    `average_precision_score`. For an uninformative score, the expected area is about the fraction of wrong answers. The
+    result is NaN without wrong answers.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))
     detected, flagged = wrong.cumsum(-1), (wrong + right).cumsum(-1)
@@ -99,9 +94,8 @@ def recall_at_fpr(
     """Compute the fraction of wrong answers that are detected by their low scores, at a given false positive rate.
 
     Wrong answers are the positive class. The false positive rate is the fraction of right answers that are flagged as
-    wrong. Questions are weighted as in `auprc`. The result is the height of the ROC curve at `max_fpr`. The curve is
-    interpolated linearly, as if a random fraction of tied answers were flagged. The result is NaN unless there are both
-    right and wrong answers.
+    wrong. Questions are weighted as in `auprc`. The ROC curve is interpolated linearly. The result is NaN unless there
+    are both right and wrong answers.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))
     n_wrong, n_right = wrong.sum(-1), right.sum(-1)
@@ -113,10 +107,7 @@ def recall_at_fpr(
 
 
 def _by_score(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights of wrong answers and of right answers at each score.
-
-    Both tensors have shape [..., distinct score] and are ordered from the lowest score to the highest.
-    """
+    """Return the weights of wrong and of right answers, each [..., distinct score], from the lowest score up."""
     group, of_group = ties(preds)
     accuracy = right / known
     wrong, right = (by_group(weights * share, group, len(of_group)) for share in (1 - accuracy, accuracy))

@@ -1,4 +1,4 @@
-"""`Log`: the questions, answers and scores that a reader finds in the log of another tool."""
+"""Content of the log of another tool, and helpers for its readers."""
 
 import re
 from collections.abc import Container, Iterable, Iterator
@@ -14,7 +14,7 @@ from extract.questions.question import Kind, Question
 from extract.questions.source import check_questions, says_anything
 from extract.text import one_line, valid_text
 
-#: Placeholder for the name of a model or task that is missing from the log.
+#: Name of a model or task that is missing from the log.
 UNKNOWN = "unknown"
 
 
@@ -41,11 +41,9 @@ class Log:
 
     Attributes:
         origin: Name and version of the tool, and name of the task; None if unknown.
-        model: Name of the model.
         decoding: Decoding options that the log contains.
-        questions: Questions, in order.
-        answers: Dict from question id and sample index to answer. Answers that are missing from the log have no entry.
-        k: Number of answers to each question. Answers that are missing from the log are counted, too.
+        answers: Dict from question id and sample index to answer. Answers may be missing.
+        k: Number of answers to each question, including missing ones.
         rules: Dict from grader name to a description of the grader.
     """
 
@@ -61,9 +59,7 @@ class Log:
 def grade_of(score: object, answer: str | None) -> Grade:
     """Convert a score to a grade: 1 means right, 0 means wrong, and all other scores mean unknown.
 
-    Args:
-        score: A number, a truth value, or an Inspect letter: C (correct), I (incorrect), N (no answer), P (partial).
-        answer: Answer that was scored.
+    The score can also be a truth value or an Inspect letter: C (correct), I (incorrect), N (no answer), P (partial).
 
     >>> [grade_of(score, "4").right for score in (1.0, False, "C", 0.5, None)]
     [True, False, True, None, None]
@@ -76,7 +72,7 @@ def grade_of(score: object, answer: str | None) -> Grade:
 
 
 def grader_name(*parts: str) -> str:
-    """Make a grader name from the names of a tool and a score.
+    """Make a grader name.
 
     >>> grader_name("inspect", "my scorer/accuracy")
     'inspect_my-scorer-accuracy'
@@ -85,12 +81,7 @@ def grader_name(*parts: str) -> str:
 
 
 def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
-    """Add the grade of an answer.
-
-    Raises:
-        InputError: If the answer already has a grade with this name. For example, the scores "a b" and "a/b" have the
-            same grader name, because special characters are replaced.
-    """
+    """Add the grade of an answer. Raises an `InputError` if the answer already has a grade with this name."""
     if name in grades:
         raise InputError(
             f"Expected scores to have different names, but two of them would be stored as {name!r}. Rename or "
@@ -100,9 +91,7 @@ def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
 
 
 def safe_name(name: object) -> str:
-    r"""Return the name of a model or a task. Folders and options are removed, because options can contain API keys.
-
-    Only the last part of a path is kept, and only the text before the first comma or line break.
+    r"""Return the last part of a model's or task's path, without options, which can contain API keys.
 
     >>> safe_name("org/model"), safe_name("./models/tiny/"), safe_name(r".\models\tiny"), safe_name(None)
     ('org/model', 'tiny', 'tiny', 'unknown')
@@ -118,13 +107,7 @@ def safe_name(name: object) -> str:
 def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Path) -> list[Question]:
     """Check the questions of a log, and return them. They may lack references.
 
-    Args:
-        questions: Questions.
-        kind: Kind to set for all questions except `choice` questions. By default, the kinds are unchanged.
-        path: Path of the log, for error messages.
-
-    Raises:
-        InputError: If there are no questions, or if a question has no text or is invalid for its kind.
+    `kind` is set for all questions except `choice` questions. By default, the kinds are unchanged.
     """
     found = []
     for question in questions:
@@ -140,11 +123,7 @@ def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Pa
 
 
 def check_same(earlier: Question | None, question: Question, where: str) -> Question:
-    """Check that a question equals an earlier question with the same id, and return it.
-
-    Raises:
-        InputError: If the questions differ. In logs of agents, for example, each answer has its own prompt.
-    """
+    """Return a question, after checking that it equals an earlier question with the same id."""
     if earlier is not None and earlier != question:
         names = ("text", "messages", "references", "kind", "choices", "group", "meta")
         different = ", ".join(name for name in names if getattr(earlier, name) != getattr(question, name))
@@ -157,16 +136,7 @@ def check_same(earlier: Question | None, question: Question, where: str) -> Ques
 
 
 def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], where: str) -> None:
-    """Check that an entry of a log, such as an answer or a score, does not occur twice.
-
-    Args:
-        key: Question id, and the index of an answer or the name of a score.
-        earlier: Keys that have been read.
-        where: Location, for error messages.
-
-    Raises:
-        InputError: If `key` is in `earlier`.
-    """
+    """Raise an `InputError` if the key of an answer or score has already been read."""
     if key in earlier:
         raise InputError(
             f"Expected the ids of the answers to a question to be unique, but {where} repeats the id {key[1]!r} for "
@@ -176,17 +146,12 @@ def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], w
 
 @contextmanager
 def readable(path: Path, form: str) -> Iterator[None]:
-    """Context manager that raises an `InputError` if reading a file fails.
-
-    Args:
-        path: The file.
-        form: What the file should contain, for example ``"an Inspect log in format version 2"``.
-    """
+    """Context manager that raises an `InputError` if reading a file fails. `form` says what it should contain."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # zipfile, zlib, struct, pyarrow and look-ups in unknown records raise many types
+    except Exception as error:  # zipfile, zlib, pyarrow and look-ups in unknown records raise many types
         raise InputError(
             f"Expected {str(path)!r} to be {form}, but it can't be read "
             f"({type(error).__name__}: {one_line(error, 200)}). It may be truncated or from an unknown version."

@@ -1,7 +1,7 @@
-"""Attention from the newest token of each answer to its context, parts of which several answers share.
+"""Attention from the newest token of each answer, computed once for context that several answers share.
 
-Attention to the common prefix of all prompts, to the rest of the prompt, and to the answer itself is computed
-separately. The three parts are then merged exactly (Juravsky et al. 2024, "Hydragen", section 3).
+Attention to the common prefix of all prompts, to the rest of the prompt and to the answer is computed separately and
+then merged exactly (Juravsky et al. 2024, "Hydragen", section 3).
 """
 
 import threading
@@ -23,8 +23,7 @@ from extract.sampling.local.shared_cache import SharedCache
 #: Name of `attend` in transformers' attention registry.
 NAME = "shared_prompt"
 
-#: Minimum number of queries for which torch's fused kernel is used on CPUs. With SmolLM2-135M, the kernel is 3 to 4
-#: times as fast as matrix products for 30 queries, but slower for the 3 queries of a single answer.
+#: Minimum number of queries for torch's fused kernel on CPUs. With fewer queries, matrix products are faster.
 _FUSED_QUERIES = 8
 
 _active: ContextVar[AnswerCache | SharedCache | None] = ContextVar("answer_cache", default=None)
@@ -37,7 +36,7 @@ class Part(NamedTuple):
 
     Attributes:
         values: [..., query, d_head] sum of the value vectors, weighted by exp(score − top).
-        top: [..., query, 1] reference score: either the largest score, or the logarithm of the sum of exp(score).
+        top: [..., query, 1] largest score, or the logarithm of the sum of exp(score).
         total: [..., query, 1] sum of exp(score − top).
     """
 
@@ -47,14 +46,10 @@ class Part(NamedTuple):
 
 
 def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> Part:
-    """Compute unnormalised attention to a part of the tokens. All inputs except `bias` have the same float dtype.
+    """Compute unnormalised attention of queries [..., query, d_head] to keys and values [..., token, d_head].
 
-    Args:
-        queries: [..., query, d_head].
-        keys: [..., token, d_head]. `values` has the same shape.
-        scaling: Factor by which the scores are multiplied.
-        bias: [..., query, token] float32, added to the scores. −inf hides a token. At least one token must be
-            visible to each query.
+    `bias` [..., query, token] float32 is added to the scores. −inf hides a token. At least one token must be visible to
+    each query.
     """
     if queries.device.type == "cpu" and queries.shape[-2] >= _FUSED_QUERIES:
         mask = None if bias is None else bias.to(queries.dtype).expand(*bias.shape[:2], queries.shape[-2], -1)
@@ -71,7 +66,7 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
 
 
 def merge(parts: Sequence[Part]) -> Tensor:
-    """Merge the attention to several parts into normalised attention to all tokens, [..., query, d_head] float32."""
+    """Merge parts into normalised attention to all tokens, [..., query, d_head] float32."""
     top = torch.stack([part.top for part in parts]).amax(0)
     shares = [(part.top - top).exp_() for part in parts]
     values = sum(part.values * share for part, share in zip(parts, shares, strict=True))
@@ -87,10 +82,7 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers.
-
-    If answers share the cache of a prompt, it merges the attention to the common prefix of all prompts, to the rest of
-    the prompt, and to the answer. Otherwise, it calls SDPA.
+    """Attention function for transformers. Without a shared cache (see `using`), it calls SDPA.
 
     Args:
         query: [row, head, token, d_head].
@@ -131,10 +123,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 @contextmanager
 def shared_attention(model: Any) -> Iterator[None]:
-    """Replace SDPA with `attend` inside the with block. A model that does not use SDPA is not changed.
-
-    Forward passes without an active cache (see `using`), such as passes in other threads, still use SDPA.
-    """
+    """Replace SDPA with `attend` inside the with block. A model that does not use SDPA is not changed."""
     with _lock:
         shared = _users[id(model)] > 0 or model.config._attn_implementation == "sdpa"
         _users[id(model)] += shared
@@ -151,7 +140,7 @@ def shared_attention(model: Any) -> Iterator[None]:
 
 @contextmanager
 def using(cache: AnswerCache | SharedCache) -> Iterator[None]:
-    """Make `attend` use `cache` in all forward passes inside the with block."""
+    """Make `attend` use `cache` inside the with block. Passes in other threads still use SDPA."""
     token = _active.set(cache)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Key/value cache for reading prompts. With some models, it is also used for drawing answers (see `AnswerCache`)."""
+"""Key/value cache for reading prompts, which some models also use for drawing answers (see `AnswerCache`)."""
 
 import math
 from copy import copy, deepcopy
@@ -11,9 +11,9 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from extract.errors import InputError
 
-#: Arguments that make attention differ from softmax(q·k)·v. If a model passes any of them, prompts are not shared.
+#: Arguments that make attention differ from softmax(q·k)·v, and therefore prevent sharing of prompts.
 _SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
-#: Initial capacity for answers, in tokens. The capacity is doubled whenever it is exhausted.
+#: Initial capacity for answers, in tokens. It is doubled whenever it is exhausted.
 _FREE_TOKENS = 32
 
 
@@ -22,9 +22,9 @@ class AnswerLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        handed_out: Keys and values returned by the most recent call to `update`. Set only while prompts are being read.
-        keys: Keys [question, head, token, d_head] of the prompts, or [row, head, token, d_head] of prompts and answers.
-        values: Values, with the shape of `keys`.
+        handed_out: Result of the last call of `update`. Set only while prompts are being read.
+        keys: [question, head, token, d_head] of the prompts, or [row, head, token, d_head] of prompts and answers.
+        values: Like `keys`.
     """
 
     keys: Tensor
@@ -37,7 +37,7 @@ class AnswerLayer(DynamicLayer):
         self._buffers: tuple[Tensor, ...] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [row, head, new token, d_head], and return all of them, including the prefix."""
+        """Append keys and values [row, head, new token, d_head], and return all, including the prefix."""
         if self._buffers is None:  # prompts are still being read
             super().update(key_states, value_states)
             self.handed_out = self._after_prefix()
@@ -47,7 +47,7 @@ class AnswerLayer(DynamicLayer):
             self._make_room(self.keys, self.values, 2 * (length + key_states.shape[2]))
         filled = []
         for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, length : length + new.shape[2]] = new  # in place: concatenating would copy everything
+            buffer[:, :, length : length + new.shape[2]] = new  # concatenating would copy everything
             filled.append(buffer[:, :, : length + new.shape[2]])
         self.keys, self.values = filled
         return self.keys, self.values
@@ -58,7 +58,7 @@ class AnswerLayer(DynamicLayer):
         return sum(part[0].shape[2] for part in parts if part is not None and part[0].numel())
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Select rows by their indices [row], and make room for the tokens of the answers."""
+        """Select rows by their indices [row], and make room for answers."""
         keys, values = (one[indices] for one in self._after_prefix())
         self.prefix = self.handed_out = None
         self._make_room(
@@ -80,12 +80,10 @@ class AnswerLayer(DynamicLayer):
 
 
 class AnswerCache(DynamicCache):
-    """Key/value cache for reading a batch of prompts.
+    """Key/value cache for reading a batch of prompts. It is also used for drawing if answers can't share a prompt.
 
-    It is also used for drawing answers if the answers to a question can't share one copy of its prompt.
-
-    Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window keep the class that
-    transformers gives them. If a model has such layers, its answers can't share a prompt.
+    Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window keep their class and prevent
+    sharing.
 
     Args:
         mask: [question, token] int64 mask of the prompts, including the common prefix. Padding is 0.
@@ -96,8 +94,7 @@ class AnswerCache(DynamicCache):
         n_prefix: Number of tokens in the common prefix.
 
     Raises:
-        InputError: If the model caches more than keys and values, or if it uses chunked attention and the prompts are
-            padded.
+        InputError: If the model caches more than keys and values, or has chunked attention and the prompts are padded.
     """
 
     layers: list[Any]
@@ -126,10 +123,9 @@ class AnswerCache(DynamicCache):
         self._called, self._plain = set[int](), set[int]()
 
     def note_call(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
-        """Record whether a layer computes plain attention to its own keys and values.
+        """Record whether a layer computes plain attention to its own keys and values, while prompts are being read.
 
-        This method is called while prompts are being read. Some architectures instead transform the cached keys, attend
-        to another layer's keys, or add their own bias.
+        Some architectures transform the cached keys, attend to another layer's keys, or add their own bias.
         """
         handed = getattr(self.layers[layer], "handed_out", None) if layer < len(self.layers) else None
         if kwargs.get("position_bias") is None:
@@ -142,8 +138,8 @@ class AnswerCache(DynamicCache):
     def may_be_prefix(self) -> bool:
         """Whether the cached tokens can be the prefix of padded prompts.
 
-        The padding follows the prefix in the cache, so all layers must respect the mask. Only layers that use
-        transformers' attention registry are certain to do so.
+        The padding follows the prefix, so all layers must respect the mask. Only layers that use transformers'
+        attention registry are certain to do so.
         """
         return self._called == set(range(len(self.layers)))
 
@@ -157,14 +153,11 @@ class AnswerCache(DynamicCache):
 
     @property
     def can_share(self) -> bool:
-        """Whether all answers to a question can attend to one copy of its prompt.
-
-        Every layer must have computed plain attention while the prompts were read.
-        """
+        """Whether all layers have computed plain attention, so that answers can attend to one copy of their prompt."""
         return self._plain == set(range(len(self.layers)))
 
     def repeated(self, questions: Tensor) -> Self:
-        """Return a cache for drawing answers. Row i holds a copy of the prompt with the index `questions[i]`."""
+        """Return a cache for drawing answers. Row i is a copy of the prompt `questions[i]`."""
         other = copy(self)
         other.layers = [copy(layer) for layer in self.layers]
         other.keep(questions)
@@ -176,11 +169,11 @@ class AnswerCache(DynamicCache):
         return self.mask
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with the given indices [row]."""
+        """Keep only the rows with the given indices."""
         self.batch_select_indices(rows)
         self.mask = self.mask[rows]
 
 
 def smallest_window(model: Any) -> float:
-    """Smallest sliding window in a model, in tokens. Infinite if no layer has a sliding window."""
+    """Return a model's smallest sliding window in tokens. Infinite if there is none."""
     return min(getattr(layer, "sliding_window", math.inf) for layer in DynamicCache(config=model.config).layers)

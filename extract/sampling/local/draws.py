@@ -1,7 +1,7 @@
 """Draw tokens by inverting the cumulative softmax at uniform random numbers.
 
-Each random number is a hash of (seed, question, sample, step). A draw depends only on this number and on the row of
-logits, not on the batch or on the order in which questions are processed.
+Each random number is a hash of (seed, question, sample, step). A draw depends only on this number and the row of
+logits, not on the batch.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _CHUNK = 128  # tokens per chunk in `inverse_cdf`
-_ROWS = 32  # rows per chunk in `draw`: a few MB of logits, which fit into the CPU cache
+_ROWS = 32  # rows per chunk in `draw`, a few MB of logits
 _LEAST_TEMPERATURE = 1e-6  # at lower temperatures, logits would overflow
 
 
@@ -24,16 +24,9 @@ def question_key(seed: int, question_id: str) -> int:
 
 
 def keyed_uniforms(keys: NDArray[np.uint64], samples: NDArray[np.uint64], n_steps: int) -> NDArray[np.float64]:
-    """Compute a uniform random number in [0, 1) for each row and step.
+    """Compute uniform random numbers in [0, 1) with 53 random bits, [row, step] float64.
 
-    The generator has no state. Each number is a hash of the key, the sample index and the step.
-
-    Args:
-        keys: [row] `question_key` of each row's question.
-        samples: [row] sample index of each row.
-
-    Returns:
-        [row, step] float64 with 53 random bits each.
+    Each number is a hash of the row's `question_key`, its sample index and the step.
     """
     steps = np.arange(n_steps, dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -63,7 +56,8 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: f
     Args:
         logits: [row, vocab] raw logits of any float dtype.
         uniforms: [row] float64 in [0, 1).
-        temperature: One value for all rows, or a tensor [row]. See `Decoding` for temperature, top-p and top-k.
+        temperature: One value for all rows, or a tensor [row].
+        top_p, top_k: See `Decoding`.
 
     Returns:
         Tokens, and their log-probabilities under the raw distribution (before temperature, top-p and top-k).
@@ -101,10 +95,7 @@ def _draw_rows(
 
 
 def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Apply top-k, then top-p. Logits [row, vocab] of excluded tokens become −inf.
-
-    Tokens with the same logit as the last kept token are kept, too.
-    """
+    """Apply top-k, then top-p. Logits [row, vocab] of excluded tokens become −inf. Ties with the last one are kept."""
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
     if top_p < 1:
@@ -136,9 +127,6 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Find the index [row, 1] of the first cumulative sum in `ends` that is above the target.
-
-    If no sum is above the target, return the last index at which the sum increases.
-    """
+    """Find the index [row, 1] of the first cumulative sum above the target, or else of the last increase."""
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

@@ -1,4 +1,4 @@
-"""Key/value caches of a batch of answers. Each row is an answer. Rows can join and leave between forward passes."""
+"""Key/value caches of a batch of answers. Rows (answers) can join and leave between forward passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from extract.errors import InputError
 
-#: Free columns in new buffers, as a number of tokens and as a fraction of the longest row.
+#: Free columns in new buffers, in tokens and as a fraction of the longest row.
 _FREE_TOKENS, _FREE_SHARE = 64, 0.5
 
 
@@ -26,8 +26,7 @@ class _Window:
 class _RowLayer(DynamicLayer):
     """Keys and values of one layer.
 
-    Attributes:
-        buffers: Keys and values [slot, head, column, d_head]. Rows occupy the first slots. All free columns are zero.
+    `buffers` have the shape [slot, head, column, d_head]. Rows occupy the first slots. Free columns are zero.
     """
 
     def __init__(self, window: _Window) -> None:
@@ -35,7 +34,7 @@ class _RowLayer(DynamicLayer):
         self._window, self.buffers = window, list[Tensor]()
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [row, head, new token, d_head] to the rows, and return all keys and values."""
+        """Append keys and values [row, head, new token, d_head], and return all keys and values."""
         n_rows, stop = len(key_states), self._window.stop + key_states.shape[2]
         for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:n_rows, :, self._window.stop : stop] = new
@@ -47,7 +46,7 @@ class _RowLayer(DynamicLayer):
         return self._window.stop - self._window.start
 
     def resize(self, n_rows: int, longest: int, n_slots: int, n_columns: int) -> None:
-        """Move `n_rows` rows to new buffers. The rows end at column `longest`."""
+        """Move `n_rows` rows, which end at column `longest`, to new buffers."""
         kept = slice(self._window.start, self._window.stop)
         for i, buffer in enumerate(self.buffers):
             self.buffers[i] = buffer.new_zeros(n_slots, buffer.shape[1], n_columns, buffer.shape[3])
@@ -62,15 +61,10 @@ class _RowLayer(DynamicLayer):
 
 
 class RowCache(DynamicCache):
-    """Cache of rows that join and leave between passes. The rows end at the same column and may differ in length.
+    """Cache of rows that join and leave between passes. They end at the same column and may differ in length.
 
-    Sliding windows are applied by the model's attention mask, so every layer keeps all tokens of a row.
-
-    Args:
-        model: Model for which `can_merge` is true.
-
-    Attributes:
-        lengths: Number of cached tokens in each row.
+    Sliding windows are applied by the attention mask, so every layer keeps all tokens. `can_merge` must be true for the
+    model. `lengths` contains the number of cached tokens in each row.
     """
 
     layers: list[Any]
@@ -88,18 +82,15 @@ class RowCache(DynamicCache):
 
     @staticmethod
     def for_prompts(model: Any) -> DynamicCache:
-        """Return an empty cache for reading prompts. After the pass, call `join` with it."""
+        """Return an empty cache for reading prompts, to be passed to `join` after the pass."""
         cache = DynamicCache()
         cache.layers = [DynamicLayer() for _ in DynamicCache(config=model.config).layers]
         return cache
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Append rows from another cache. Its prompts are padded on the right.
+        """Append rows from a cache that contains all tokens of its prompts, padded on the right.
 
-        Args:
-            read: Cache after a pass over the prompts. It must contain all tokens of the prompts.
-            lengths: Number of tokens in each row of `read`, without padding.
-            rows: Indices of the rows to append.
+        `lengths` are the numbers of tokens in all rows of `read`, and `rows` the indices of those to append.
         """
         n_before, added = len(self.lengths), [lengths[row] for row in rows]
         self._make_room(n_before + len(rows), max([*self.lengths, *added]), read)
@@ -117,11 +108,7 @@ class RowCache(DynamicCache):
         self._window.start = self._window.stop - max(self.lengths)
 
     def before_pass(self) -> tuple[Tensor, Tensor]:
-        """Prepare a pass that reads one token per row.
-
-        Returns:
-            The attention mask [row, token] and the positions [row, 1] of the new tokens, both int64.
-        """
+        """Prepare a pass over one token per row. Return the mask [row, token] and the positions [row, 1], int64."""
         longest = max(self.lengths)
         self._make_room(len(self.lengths), longest, self)
         lengths = torch.tensor(self.lengths, device=self._device)[:, None]
@@ -134,7 +121,7 @@ class RowCache(DynamicCache):
         self._window.stop += 1
 
     def drop(self, rows: Sequence[int]) -> list[int]:
-        """Remove rows, and move the last rows to the freed slots. Returns the previous index of each remaining row."""
+        """Remove rows, and move the last rows to the freed slots. Return the old index of each remaining row."""
         n_before, order = len(self.lengths), list(range(len(self.lengths)))
         for row in sorted(rows, reverse=True):
             order[row] = order[-1]
@@ -151,7 +138,7 @@ class RowCache(DynamicCache):
         return order
 
     def _make_room(self, n_rows: int, longest: int, read: DynamicCache) -> None:
-        """Make room for `n_rows` rows of up to `longest` tokens, and for one further token per row."""
+        """Make room for `n_rows` rows of up to `longest` tokens and one further token."""
         for layer, source in zip(self.layers, read.layers, strict=True):
             if not layer.buffers:
                 layer.buffers = [states.new_zeros(0, states.shape[1], 0, states.shape[3]) for states in _states(source)]
@@ -166,18 +153,18 @@ class RowCache(DynamicCache):
 
 
 class FixedCache:
-    """Cache of rows that start together and have the same length. It is used if `can_merge` is false for the model."""
+    """Cache of rows that start together with equal lengths, for models for which `can_merge` is false."""
 
     def __init__(self, model: Any) -> None:
         self.cache, self.lengths, self._device = DynamicCache(config=model.config), list[int](), model.device
 
     @staticmethod
     def for_prompts(model: Any) -> DynamicCache:
-        """Return an empty cache for reading prompts. After the pass, call `join` with it."""
+        """See `RowCache.for_prompts`."""
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Take over the given rows of `read`, whose prompts have equal lengths. This `FixedCache` must be empty."""
+        """Take over the given rows of `read`, whose prompts have equal lengths. The cache must be empty."""
         assert not self.lengths
         assert len(set(lengths)) == 1
         self.cache, self.lengths = read, list(lengths)
@@ -193,7 +180,7 @@ class FixedCache:
         self.lengths = [length + 1 for length in self.lengths]
 
     def drop(self, rows: Sequence[int]) -> list[int]:
-        """Remove rows, and return the previous index of each remaining row."""
+        """Remove rows, and return the old index of each remaining row."""
         order = [i for i in range(len(self.lengths)) if i not in rows]
         self.lengths = [self.lengths[i] for i in order]
         if rows and order:
@@ -204,8 +191,7 @@ class FixedCache:
 def can_merge(model: Any) -> bool:
     """Whether new rows can join a batch after its first forward pass.
 
-    This requires that the model caches only keys and values. Models with chunked attention are excluded, because their
-    chunks would include the padding of shorter rows.
+    The model must cache only keys and values, and must not use chunked attention, whose chunks would include padding.
     """
     layers = DynamicCache(config=model.config).layers
     chunks = "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())

@@ -1,7 +1,4 @@
-"""Key/value cache in which all answers to a question share one copy of its prompt.
-
-Each row is an answer. Rows join and leave between passes.
-"""
+"""Key/value cache in which all answers to a question share one copy of its prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +16,7 @@ from extract.sampling.local.cache import AnswerCache, AnswerLayer
 Pair = tuple[Tensor, Tensor]
 #: Maximum answer length in the first group, exclusive. It doubles with each further group.
 _FIRST_LENGTH = 16
-#: Minimum number of free columns in a new buffer, in tokens and as a fraction of the length of the longest answer.
+#: Free columns in a new buffer, as a number of tokens and as a fraction of the longest answer.
 _FREE_TOKENS, _FREE_SHARE = 32, 0.5
 
 
@@ -28,10 +25,9 @@ class Group:
     """Consecutive rows whose answers have similar lengths. The answers are right-aligned.
 
     Attributes:
-        rows: Rows of the group.
-        width: Number of columns in use, which is at least the length of the longest answer.
+        width: Number of columns in use, at least the length of the longest answer.
         capacity: Number of columns in the buffers.
-        bias: [row, 1, 1, column] float32, −inf for padding and 0 elsewhere. None if there is no padding.
+        bias: [row, 1, 1, column] float32, −inf for padding and 0 elsewhere. None without padding.
     """
 
     rows: slice
@@ -42,7 +38,7 @@ class Group:
 
 @dataclass
 class Move:
-    """Rows to copy from the group `source` to a new group. `rows` and `target` are their old and new indices."""
+    """Rows to copy from the group `source`: their old indices `rows`, and their new indices `target`."""
 
     source: int
     rows: Tensor
@@ -54,7 +50,7 @@ class SharedLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        prompts: Keys and values [question, head, token, d_head] of the prompts, with padding on the left.
+        prompts: Keys and values [question, head, token, d_head] of the prompts, padded on the left.
         answers: Keys and values [row, head, column, d_head] of each group.
     """
 
@@ -81,10 +77,7 @@ class SharedLayer(DynamicLayer):
         self.prompts = keys, values
 
     def set_groups(self, groups: Sequence[Group], moves: Sequence[int | Sequence[Move]]) -> None:
-        """Copy the answers to new groups.
-
-        Each entry of `moves` lists the rows of a new group, or is the index of an old group whose buffers are reused.
-        """
+        """Copy the answers to new groups. An entry of `moves` that is an index reuses an old group's buffers."""
         answers = list[Pair]()
         for group, of_group in zip(groups, moves, strict=True):
             if isinstance(of_group, int):
@@ -108,16 +101,12 @@ class SharedLayer(DynamicLayer):
 
 
 class SharedCache(DynamicCache):
-    """Cache of answers. It contains one copy of the common prefix, one copy of each prompt, and all answers.
+    """Cache of the common prefix, one copy of each prompt, and all answers. Each row is an answer.
 
-    Rows are ordered by the length of their answers, longest first, and divided into groups of similar length. Attention
-    is computed for one group at a time, so that short answers are not padded to the length of the longest one.
-
-    Args:
-        read: Cache of prompts that share a common prefix.
+    Rows join and leave between passes. They are divided by length into groups, longest first. Attention is computed for
+    one group at a time, which avoids padding short answers to the length of the longest one.
 
     Attributes:
-        groups: Groups of rows.
         slots: [question, slot] row indices of each question's answers, padded with arbitrary rows.
         places: [row] index of each row in the flattened `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
@@ -133,7 +122,7 @@ class SharedCache(DynamicCache):
         self._questions = torch.empty(0, dtype=torch.int64, device=self._mask.device)
 
     def join(self, read: AnswerCache, questions: Tensor) -> None:
-        """Append empty answers. `questions` [row] contains the index of each answer's prompt in `read`."""
+        """Append empty answers. `questions` [row] contains the index of each prompt in `read`."""
         kept, old = self._questions.unique(return_inverse=True)
         added, new = questions.unique(return_inverse=True)
         for layer, source in zip(self.layers, read.layers, strict=True):
@@ -143,7 +132,7 @@ class SharedCache(DynamicCache):
         self._regroup(range(len(self._lengths)), len(questions))
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with the given indices (in ascending order), and the prompts of these rows."""
+        """Keep only the rows with the given ascending indices, and their prompts."""
         kept, self._questions = self._questions[rows].unique(return_inverse=True)
         if len(kept) < len(self._mask):
             for layer in self.layers:
@@ -152,7 +141,7 @@ class SharedCache(DynamicCache):
         self._regroup(rows.tolist(), 0)
 
     def before_pass(self) -> None:
-        """Prepare a pass that reads one token per row. It needs no attention mask."""
+        """Prepare a pass that reads one token per row, without an attention mask."""
         if any(group.width == group.capacity for group in self.groups):
             self._regroup(range(len(self._lengths)), 0)
         for group in self.groups:
@@ -188,7 +177,7 @@ class SharedCache(DynamicCache):
         return len(move.rows) == n_rows == group.rows.stop - group.rows.start and group.width < group.capacity
 
     def _group(self, rows: slice, lengths: Sequence[int]) -> Group:
-        """Create a group for answers. `lengths` are their lengths in descending order."""
+        """Create a group for answers with the given lengths, in descending order."""
         longest = lengths[0]
         capacity, bias = longest + max(_FREE_TOKENS, int(longest * _FREE_SHARE)), None
         if lengths[-1] < longest:
@@ -213,7 +202,7 @@ def _bias(hidden: Tensor) -> Tensor:
 
 
 def _stacked(a: Tensor, b: Tensor, dim: int) -> Tensor:
-    """Concatenate tensors along dimension 0. The shorter one is padded with zeros at the start of dimension `dim`."""
+    """Concatenate tensors along dimension 0, after padding the shorter one at the start of dimension `dim`."""
     n_tokens = max(a.shape[dim], b.shape[dim])
     after = (0, 0) * (a.dim() - 1 - dim)
     return torch.cat([torch.nn.functional.pad(each, (*after, n_tokens - each.shape[dim], 0)) for each in (a, b)])

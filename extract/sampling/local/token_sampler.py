@@ -1,4 +1,4 @@
-"""`TokenSampler`, which reads each prompt once and draws all answers to it, at every temperature."""
+"""Draw all answers to each prompt, at every temperature, after reading the prompt once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from extract.sampling.local.draws import keyed_uniforms, question_key
 from extract.sampling.local.products import fast_products
 from extract.sampling.local.reading import PromptReader
 
-#: Fraction of rows that must be free before answers join. If all waiting answers fit, they join at once.
+#: Fraction of rows that must be free before answers join, unless all waiting answers fit.
 _JOINING_SHARE = 0.2
 
 
@@ -45,12 +45,7 @@ class Sample:
 
 
 class TokenSampler:
-    """Draws answers with a transformers model in this process.
-
-    Args:
-        model: Causal language model in evaluation mode.
-        max_rows: Maximum number of answers drawn at the same time. It limits memory use.
-    """
+    """Draws answers with a transformers model in evaluation mode, at most `max_rows` at the same time."""
 
     def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, max_rows: int = 320) -> None:
         self.model, self.tokenizer, self.decoding, self.max_rows = model, tokenizer, decoding, max_rows
@@ -64,7 +59,7 @@ class TokenSampler:
         samples: range,
         progress: Callable[[int, int], None] = lambda answers, tokens: None,
     ) -> list[Sample]:
-        """Draw answers at a single temperature. They are ordered by question, then by sample. See `sample_grid`."""
+        """Draw answers at a single temperature, ordered by question, then by sample. See `sample_grid`."""
         (temperature,) = self.decoding.temperatures
         return self.sample_grid(question_ids, prompts, samples, [temperature], progress)[temperature]
 
@@ -80,22 +75,20 @@ class TokenSampler:
     ) -> dict[float, list[Sample]]:
         """Draw answers to each question at every temperature, reading each prompt only once.
 
-        Answers that have ended are replaced by answers to the next questions, shortest prompts first. With some models,
-        the answers to a question can't share one copy of its prompt. In this case, new answers are started only when
-        the whole batch has ended.
+        Answers that have ended are replaced by answers to the next questions, shortest prompts first. If answers can't
+        share one copy of their prompt, new answers start only when the whole batch has ended.
 
         Args:
             question_ids: Question ids. Random numbers depend on them, but not on the temperature.
             prompts: Prompt token ids of each question.
-            samples: Indices of the answers to draw, for example ``range(0, 10)``.
+            samples: Indices of the answers to draw.
             temperatures: Distinct temperatures, which override those in `decoding`.
             progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
-            block: All prompts of a block. Pass the block if several calls draw answers to its prompts. If the block
-                fits into one batch, the prompts are read only in the first call. Otherwise, only their common prefix is
-                kept between calls.
+            block: All prompts of a block, if several calls draw answers to its prompts. If the block fits into one
+                batch, its prompts are read only in the first call. Otherwise, only their common prefix is kept.
 
         Returns:
-            Dict from temperature to answers. Answers are ordered by question, then by sample.
+            Dict from temperature to answers, ordered by question, then by sample.
 
         Raises:
             InputError: If the model can't read a prompt, or if a logit is NaN.
@@ -126,7 +119,7 @@ class TokenSampler:
     ) -> Iterator[Rows]:
         """For each question, draw one answer per entry of `rows`. Yields answers as they end.
 
-        The answer for row j of question i has the id i · len(rows) + j.
+        The id of the answer for row j of question i is i · len(rows) + j.
         """
         temperature = rows[0].temperature if len({row.temperature for row in rows}) == 1 else None
         batch = AnswerBatch(self.model, self.tokenizer, self.decoding, temperature, self._end)
@@ -135,7 +128,7 @@ class TokenSampler:
             self._reader.forget_block()
             block = None
         unread = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        waiting: list[tuple[int, int]] = []  # index among the prompts that were read last, and index of the answer
+        waiting: list[tuple[int, int]] = []  # index among the prompts read last, and index of the answer
         while unread or waiting or len(batch):
             if len(batch):
                 batch.read()
@@ -158,14 +151,14 @@ class TokenSampler:
                 yield ended
 
     def _may_join(self, batch: AnswerBatch, n_waiting: int) -> bool:
-        """Whether there is enough room for waiting answers to join the batch."""
+        """Whether there is enough room for waiting answers."""
         n_free = self.max_rows - len(batch)
         return not len(batch) or (batch.can_join and n_free >= min(n_waiting, _JOINING_SHARE * self.max_rows))
 
     def _read(
         self, prompts: Sequence[Sequence[int]], prefix: Sequence[int], block: Sequence[Sequence[int]] | None
     ) -> tuple[AnswerCache, Tensor, Sequence[int]]:
-        """Read prompts. Returns a cache, logits, and the index of each prompt in both."""
+        """Read prompts. Returns a cache, logits, and the index of each prompt in them."""
         if block is None:
             return *self._reader.read(prompts, prefix), range(len(prompts))
         index = {tuple(prompt): i for i, prompt in enumerate(block)}
@@ -174,7 +167,7 @@ class TokenSampler:
     def _new_rows(
         self, answers: Tensor, question_ids: Sequence[str], prompts: Sequence[Sequence[int]], rows: Sequence[Row]
     ) -> Rows:
-        """Create the state of answers that have no tokens yet."""
+        """Return the state of answers without tokens."""
         pairs = [(i // len(rows), rows[i % len(rows)]) for i in answers.tolist()]
         keys = np.array([question_key(self.decoding.seed, question_ids[i]) for i, _ in pairs], dtype=np.uint64)
         samples = np.array([row.sample for _, row in pairs], dtype=np.uint64)

@@ -1,1 +1,1 @@
-"""A server that answers questions with confidences, for clients of the OpenAI API and for routers."""
+"""A server that answers questions with confidences."""

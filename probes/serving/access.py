@@ -43,7 +43,7 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
     """Read the API key from an environment variable, or return None if the default variable is not set.
 
     Raises:
-        InputError: If a variable other than the default is not set, or if the key can't be sent in an HTTP header.
+        InputError: If another variable is not set, or the key can't be sent in an HTTP header.
     """
     key = environment.get(variable)
     if not key and (not is_default or key == ""):
@@ -60,15 +60,12 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
 
 
 class Gate:
-    """ASGI middleware that refuses requests with a wrong host name or key.
-
-    During shutdown, it refuses all requests except those for ``/health``.
+    """ASGI middleware that refuses requests with a wrong host name or key. During shutdown, it allows only ``/health``.
 
     Args:
         app: The application.
         api_key: The required key; None if no key is required.
-        check_host: Whether the header `Host` must name this machine. Without this check, a web page whose host name
-            resolves to a loopback address could send requests (DNS rebinding).
+        check_host: Whether the header `Host` must name this machine, which prevents DNS rebinding.
     """
 
     def __init__(self, app: App, api_key: str | None, check_host: bool) -> None:
@@ -102,10 +99,7 @@ class Gate:
 
 
 def _sent_key(header: bytes) -> bytes:
-    """Return the key in an `Authorization` header: a bearer token, or the password of basic authentication.
-
-    Clients that have no option for a key, such as vLLM's semantic router, can send it in a URL: http://user:KEY@host.
-    """
+    """Return the key in an `Authorization` header: a bearer token, or the password in a URL http://user:KEY@host."""
     scheme, _, value = header.partition(b" ")
     if scheme.lower() == b"bearer":
         return value
@@ -115,27 +109,23 @@ def _sent_key(header: bytes) -> bytes:
 
 
 def _hostname(header: str) -> str:
-    """Return the host name in a `Host` header, without the port and the brackets of an IPv6 address."""
+    """Return the host name in a `Host` header."""
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:]*))(?::\d*)?", header)
     return "" if found is None else (found[1] or found[2] or "").lower()
 
 
 def closing() -> RequestError:
-    """Return the error for requests that arrive during shutdown, and for requests that are still unfinished."""
+    """Return the error for new and unfinished requests during shutdown."""
     return RequestError(503, "The server is shutting down.", code="shutting_down")
 
 
 def error_response(error: RequestError) -> Response:
-    """Return the response for an error, in OpenAI's format."""
+    """Return an error as a response in OpenAI's format."""
     return Response(to_json(error.body()), error.status, error.headers, "application/json")
 
 
 async def read_body(request: Request) -> bytes:
-    """Read the body of a request.
-
-    Raises:
-        RequestError: If the body is not declared as JSON, is too large, or does not arrive in time.
-    """
+    """Read the body of a request. Raises RequestError if it is not declared as JSON, too large or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # browsers prevent other sites from sending this type
         message = "Expected the header Content-Type to be application/json, but it is not."

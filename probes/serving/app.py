@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from probes.saved.novelty import Confidences
     from probes.serving.engine import Engine
 
-#: Maximum number of questions and characters for tokenisation in the event loop. Larger requests use a thread.
+#: Requests with more questions or characters than this are tokenised in a thread, not in the event loop.
 FEW, SHORT = 8, 20_000
 
 Result = TypeVar("Result")
@@ -39,9 +39,7 @@ Result = TypeVar("Result")
 def create_app(
     engine: Engine, probe: ConfidenceProbe, model_name: str, api_key: str | None = None, check_host: bool = True
 ) -> FastAPI:
-    """Create the application of a server.
-
-    While `app.state.closing` is true, the server answers only requests for ``/health``.
+    """Create the application of a server. While `app.state.closing` is true, it answers only requests for ``/health``.
 
     Args:
         engine: Engine with the model and the probe.
@@ -107,24 +105,13 @@ def create_app(
 
 
 class Endpoints:
-    """Endpoints that use the model.
-
-    Args:
-        engine: Engine with the model and the probe.
-        probe: The probe of the engine.
-        model_name: Name of the model in requests and responses.
-        defaults: Default settings of requests.
-    """
+    """Endpoints that use the model. See `create_app` for the arguments; `defaults` are those of requests."""
 
     def __init__(self, engine: Engine, probe: ConfidenceProbe, model_name: str, defaults: Defaults) -> None:
         self._engine, self._probe, self._name, self._defaults = engine, probe, model_name, defaults
 
     def check_name(self, name: str | None) -> None:
-        """Check the model name of a request. `name` is None if the request omits an optional name.
-
-        Raises:
-            RequestError: If `name` is the name of another model.
-        """
+        """Refuse a request for another model. `name` is None if the request omits an optional name."""
         if name not in (None, self._name):
             raise RequestError(
                 404,
@@ -134,7 +121,7 @@ class Endpoints:
             )
 
     async def chat(self, http: Request) -> Response:
-        """Answer a chat request, with one complete response or with a stream of events."""
+        """Answer a chat request with a complete response or a stream of events."""
         request = parse(ChatRequest, await read_body(http))
         self.check_name(request.model)
         (prompt,) = await self._encode({"messages": request.messages})
@@ -176,7 +163,7 @@ class Endpoints:
         return _json(verdict(request, reads_answers, (confidence, novelty, is_novel)))
 
     async def _encode(self, questions: Mapping[str, str | Sequence[Message]]) -> list[list[int]]:
-        """Convert questions to token ids. The keys of `questions` are used in error messages."""
+        """Convert questions to token ids. Their keys are used in error messages."""
         prompts = {param: self._defaults.prompt(question, param) for param, question in questions.items()}
 
         def encode() -> list[list[int]]:
@@ -190,12 +177,12 @@ class Endpoints:
             return self._engine.encode(prompt)
         except InputError as error:
             raise RequestError(400, str(error), param, "invalid_value") from None
-        except TemplateError as error:  # many chat templates refuse some orders of roles
+        except TemplateError as error:
             message = f"The chat template of the model refuses `{param}`: {one_line(error, 200)}"
             raise RequestError(400, message, param, "invalid_value") from None
 
     def _check_answers(self, questions: Sequence[object], answers: Sequence[str] | None) -> None:
-        """Check that there is one answer per question if the probe reads answers, and no answer otherwise."""
+        """Require one answer per question if the probe reads answers, and no answer otherwise."""
         if not self._probe.reads_answers and answers is not None:
             message = "Expected no `answers`, because the probe reads only questions, but got answers. Remove them."
         elif self._probe.reads_answers and len(answers or ()) != len(questions):
@@ -217,39 +204,29 @@ class Endpoints:
             future = await _in_thread_if_long(job, [*map(len, answers or ())])
             try:
                 return await asyncio.wrap_future(future)
-            except Exception as error:  # a failed pass can raise any type; the client gets a status instead
+            except Exception as error:
                 raise engine_failure(error) from None
 
         return await _unless_disconnected(http, found())
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call `work`, which tokenises texts of the given lengths.
-
-    If there are many texts or if they are long, `work` is called in another thread.
-    """
+    """Call `work`, in another thread if it tokenises many or long texts."""
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 
 async def _answered(response: Awaitable[Response]) -> Response:
-    """Await a response and return it. If this fails, return an error response.
-
-    After an unhandled exception, Starlette closes the connection, which would break the client's next request.
-    """
+    """Await a response. An exception becomes an error response, because Starlette would close the connection."""
     try:
         return await response
     except ClientDisconnect:
         return Response(status_code=499)  # nobody receives it
-    except Exception as error:  # any failure becomes a response in OpenAI's format
+    except Exception as error:
         return error_response(as_request_error(error))
 
 
 async def _unless_disconnected(http: Request, work: Awaitable[Result]) -> Result:
-    """Wait for a result. If the client disconnects first, cancel the work.
-
-    Raises:
-        ClientDisconnect: If the client disconnected.
-    """
+    """Wait for a result. If the client disconnects first, cancel the work and raise ClientDisconnect."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(http.receive())  # the body has been read
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -272,7 +249,7 @@ def _template() -> Template:
 
 
 def _page(**facts: Any) -> Response:
-    """Render the server's HTML page with the variables `facts`. A nonce allows only the page's own script and style."""
+    """Render the server's HTML page. A nonce allows only its own script and style."""
     nonce = secrets.token_urlsafe(16)
     text = _template().render(nonce=nonce, **facts)
     policy = (

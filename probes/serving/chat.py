@@ -29,9 +29,7 @@ FAILED = "The server failed to answer the request. The reason is in the server's
 
 @dataclass(frozen=True)
 class Defaults:
-    """Default settings of requests, taken from the probe's training data.
-
-    If the temperature of the training data is unknown, decoding is greedy.
+    """Default settings of requests, taken from the probe's training data. Without a temperature, decoding is greedy.
 
     Attributes:
         is_chat: Whether the probe's prompts use the chat template.
@@ -73,11 +71,10 @@ class Defaults:
         """Convert a question to a prompt for the engine.
 
         A text, or a single message from the user, is inserted into the probe's prompt template. Other chats are used
-        unchanged if the probe's prompts use the chat template.
+        unchanged.
 
         Raises:
-            RequestError: If the probe's prompts are plain text, but the question is not a text or a single user
-                message.
+            RequestError: If the probe's prompts are plain text, and the question is another chat.
         """
         if isinstance(question, str):
             return question
@@ -97,14 +94,13 @@ class Defaults:
 
 
 class Answering:
-    """A generated answer. Its steps are generated in the engine's thread and awaited in the event loop.
+    """A generated answer, whose steps are awaited in the event loop.
 
     Args:
         engine: The engine.
         prompt: Token ids of the prompt.
         settings: Settings of the answer.
-        backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
-            broader probe.
+        backoff: Whether to shift the confidences of novel questions. See `Confidences`.
     """
 
     def __init__(self, engine: Engine, prompt: list[int], settings: Settings, backoff: bool) -> None:
@@ -115,14 +111,14 @@ class Answering:
 
     def _put_step(self, step: AnswerStep) -> None:
         self._last = step
-        self._put(replace(step, text=""))  # otherwise, the events for a slow client would use a lot of memory
+        self._put(replace(step, text=""))  # saves memory for slow clients
 
     def _put(self, event: AnswerStep | str | BaseException) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def steps(self) -> AsyncIterator[AnswerStep]:
-        """Yield the steps of the answer without their `text`. After the last step, set `reason` to the finish reason.
+        """Yield the steps of the answer without their `text`, then set `reason` to the finish reason.
 
         Raises:
             RequestError: If the answer failed.
@@ -137,11 +133,11 @@ class Answering:
             yield event
 
     def cancel(self) -> None:
-        """Stop generating the answer. This has no effect on a finished answer."""
+        """Stop generating the answer."""
         self._job.cancel()
 
     async def complete(self) -> AnswerStep:
-        """Return the last step, which contains the complete answer and the entropies of all its tokens."""
+        """Return the last step with the complete answer and all entropies."""
         entropies = list[float]()
         async for step in self.steps():
             entropies += step.entropies or ()
@@ -156,7 +152,7 @@ class Answering:
 
 
 def confidence_fields(step: AnswerStep) -> dict[str, Any]:
-    """Return the confidence fields that a choice has in addition to OpenAI's fields. Undefined numbers are None."""
+    """Return the fields of a choice that OpenAI's format does not have. Undefined numbers are None."""
     entropies = {} if step.entropies is None else {"entropy": [number(value) for value in step.entropies]}
     return {
         "confidence": number(step.confidence),
@@ -167,7 +163,7 @@ def confidence_fields(step: AnswerStep) -> dict[str, Any]:
 
 
 def new_completion(model: str, kind: str) -> dict[str, Any]:
-    """Return the fields that a complete answer and the chunks of a streamed answer have in common."""
+    """Return the fields that complete answers and chunks have in common."""
     return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
@@ -186,10 +182,7 @@ async def completion(answering: Answering, model: str) -> dict[str, Any]:
 class EventStream(StreamingResponse):
     """Response that streams an answer. If the client disconnects, the answer is cancelled.
 
-    Args:
-        answering: The answer.
-        model: Name of the model.
-        include_usage: Whether the last event contains the token counts.
+    If `include_usage` is true, the last event contains the token counts.
     """
 
     def __init__(self, answering: Answering, model: str, include_usage: bool) -> None:
@@ -206,9 +199,9 @@ class EventStream(StreamingResponse):
 
 
 async def events(answering: Answering, model: str, include_usage: bool) -> AsyncIterator[bytes]:
-    """Yield a streamed answer as server-sent events in OpenAI's format. If the answer fails, send the error instead.
+    """Yield a streamed answer as server-sent events in OpenAI's format, or the error of a failed answer.
 
-    Each chunk contains the new text of one step and the confidence so far. The last chunk contains the finish reason.
+    Each chunk contains the new text of one step and the confidence so far.
     """
     common = new_completion(model, "chat.completion.chunk")
     usage = {"usage": None} if include_usage else {}
@@ -230,13 +223,13 @@ async def events(answering: Answering, model: str, include_usage: bool) -> Async
         yield chunk({}, replace(last, entropies=without), answering.reason)
         if include_usage:
             yield event({**common, "choices": [], "usage": answering.usage(last)})
-    except Exception as error:  # the status is already sent, so a failure becomes an event
+    except Exception as error:  # the status is already sent
         yield event(as_request_error(error).body())
     yield b"data: [DONE]\n\n"
 
 
 def engine_failure(error: BaseException) -> RequestError:
-    """Convert an exception from the engine to an error for the client. The engine has already logged the exception."""
+    """Convert an exception that the engine has logged to an error for the client."""
     if isinstance(error, EngineClosed):
         return closing()
     message = str(error) if isinstance(error, InputError) else FAILED
@@ -244,7 +237,7 @@ def engine_failure(error: BaseException) -> RequestError:
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """Convert any exception to an error for the client. Unexpected exceptions are logged."""
+    """Convert any exception to an error for the client, and log it if it is unexpected."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, EngineClosed):

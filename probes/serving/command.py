@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Environment variable with the API key.
 API_KEY = "CONFIDENCE_PROBES_API_KEY"
-#: Maximum time in seconds for ending unfinished answers after a signal.
+#: Maximum time in seconds to end unfinished answers after a signal.
 CLOSING_SECONDS = 5
 
 
@@ -100,14 +100,14 @@ def serve(
 
 
 def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
-    """Create a server that prints the line `started` when it is ready, and stops unfinished answers on a signal."""
+    """Create a server that prints `started` when it is ready, and stops unfinished answers on a signal."""
     import uvicorn
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             try:
                 await super().startup(sockets)
-            except OSError as error:  # another server that started at the same time listens on the port
+            except OSError as error:  # the port was taken in the meantime
                 raise InputError(
                     f"Expected `port` to be free, but the server can't listen on it: {error.strerror or error}. Choose "
                     "another --port, or 0 for a free one."
@@ -127,7 +127,7 @@ def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to a host and port, but does not listen yet.
+    """Return a socket that is bound to a host and port.
 
     Raises:
         InputError: If the host is unknown, or the port is invalid or in use.

@@ -35,13 +35,11 @@ class EngineClosed(Exception):
 class Engine:
     """Scores and generates answers for many clients.
 
-    All passes of the model run in one thread, which waits while there are no requests. Passes that generate answers
-    alternate with passes that read new prompts and passes that score questions. If a pass fails, its requests end with
-    the exception, and the engine continues.
+    All passes of the model run in one thread. Passes that generate answers alternate with passes that read new prompts
+    and passes that score questions. If a pass fails, its requests end with the exception, and the engine continues.
 
-    The only generation options that affect an answer are its `Settings`. Other options in the model's generation
-    config, such as a repetition penalty, are ignored. The training data of probes is also generated without these
-    options.
+    Only `Settings` affect an answer. Other options in the model's generation config, such as a repetition penalty, are
+    ignored, as in the training data of probes.
 
     Args:
         probe: Trained probe.
@@ -69,15 +67,15 @@ class Engine:
         self._changed, self._is_closed, self._seconds_busy = threading.Condition(), False, 0.0
         self._counts = dict.fromkeys(("n_requests", "n_rejected", "n_passes", "n_rows", "n_tokens"), 0)
         attached: Future[None] = Future()
-        # The engine's thread also attaches the probe. Attaching runs the model, and torch starts a team of OpenMP
-        # threads for each thread that runs a model.
+        # The engine's thread also attaches the probe, because torch starts OpenMP threads for each thread that runs a
+        # model.
         parts = (attached, probe, hf_model, tokenizer)
         self._thread = threading.Thread(target=self._run, args=parts, name="engine", daemon=True)
         self._thread.start()
         attached.result()
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Insert a text or chat into the probe's prompt template, and return the token ids.
+        """Return the token ids of a text or chat in the probe's prompt template.
 
         Raises:
             InputError: If the prompt is empty or too long for the model.
@@ -92,17 +90,15 @@ class Engine:
         Args:
             prompts: Token ids of the prompts, as returned by `encode`.
             answers: One answer per prompt if the probe reads answers, and None otherwise.
-            backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
-                broader probe. See `Confidences`.
+            backoff: Whether to shift the confidences of novel questions. See `Confidences`.
 
         Returns:
-            Future of the confidences [prompt]. If it is cancelled, the prompts that have not been read are skipped.
+            Future of the confidences [prompt]. It can be cancelled.
 
         Raises:
             QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
-            InputError: If there are no prompts, the model can't read one of them, or `answers` does not match the probe
-                or the prompts.
+            InputError: If there are no prompts, one is too long, or `answers` does not match the probe or the prompts.
         """
         from extract.models.loading import check_prompts
 
@@ -131,14 +127,11 @@ class Engine:
         Args:
             prompt: Token ids of the prompt, as returned by `encode`.
             settings: Settings of the answer.
-            on_step: Called with each step (see `ConfidentModel.stream`). If `settings` requests entropies, a step
-                contains the entropies of its tokens. The last step repeats the complete answer. If the callback raises
-                an exception, the answer ends with this exception.
+            on_step: Called with each step (see `ConfidentModel.stream`). If it raises an exception, the answer ends
+                with this exception.
             on_end: Called once, after the last step, with the finish reason: "stop" (end token or stop string),
-                "length" (`max_tokens` or the context of the model) or "cancelled". If the answer fails, `on_end`
-                is called with the exception.
-            backoff: Whether to shift the confidence of a novel question towards the base rate or the confidence of a
-                broader probe. See `Confidences`.
+                "length" (`max_tokens` or the context of the model), "cancelled", or the exception of a failed answer.
+            backoff: Whether to shift the confidence of a novel question. See `Confidences`.
 
         Raises:
             QueueFull: If too many requests are waiting.
@@ -157,10 +150,9 @@ class Engine:
     def counts(self) -> dict[str, float]:
         """Return the counts of requests, passes, rows and tokens by name.
 
-        `queued` is the current number of waiting requests, and `running` is the number of requests in progress.
-        `n_requests` counts accepted requests, and `n_rejected` counts requests refused with `QueueFull`. `n_passes`
-        counts the batches that the model has processed, and `n_rows` counts their rows. `n_tokens` counts generated
-        tokens, including end tokens and stop strings. `seconds_busy` is the total processing time.
+        `queued` and `running` are the current numbers of waiting and running requests. `n_requests` counts accepted
+        requests, and `n_rejected` those refused with `QueueFull`. `n_passes` counts batches of the model, and `n_rows`
+        their rows. `n_tokens` includes end tokens and stop strings. `seconds_busy` is the total processing time.
         """
         with self._changed:
             queued = len(self._to_score) + len(self._to_generate)
@@ -173,10 +165,9 @@ class Engine:
         return self._is_closed
 
     def close(self, timeout: float = 10.0) -> None:
-        """Refuse new requests, end all others with `EngineClosed`, and wait until the engine's thread has ended.
+        """Refuse new requests, end all others with `EngineClosed`, and wait for the engine's thread.
 
-        Args:
-            timeout: Maximum time to wait in seconds. The thread can't end during a pass of the model.
+        Waits at most `timeout` seconds: the thread can't end during a pass of the model.
         """
         with self._changed:
             self._is_closed = True
@@ -195,7 +186,7 @@ class Engine:
             queue.append(job)
             self._changed.notify()
 
-    # The following methods run in the thread of the engine.
+    # These methods run in the thread of the engine.
 
     def _run(self, attached: Future[None], *parts: Any) -> None:
         """Attach the probe, and process requests until the engine is closed."""
@@ -222,12 +213,7 @@ class Engine:
             self._end_all(EngineClosed("The engine was closed."))
 
     def _next_requests(self) -> list[Job] | None:
-        """Wait for requests, and take them from the queues.
-
-        Returns:
-            The requests to add to the batch, or None if the engine was closed. Requests for scores are passed
-            to the scorer instead.
-        """
+        """Wait for requests, pass those for scores to the scorer, and return the new answers. None if closed."""
         with self._changed:
             self._running = [job for job in self._running if not job.has_ended]
             self._changed.wait_for(
@@ -257,7 +243,7 @@ class Engine:
             try:
                 self._batch.join(jobs)
                 self._count(len(jobs), n_tokens=len(jobs))
-            except Exception as error:  # ends only the answers of this pass; the engine continues
+            except Exception as error:
                 end_jobs(jobs, error, f"Reading {len(jobs)} prompts")
 
     def _step(self) -> None:
@@ -267,7 +253,7 @@ class Engine:
             if n_rows := len(self._batch.rows):
                 self._batch.step()
                 self._count(n_rows, n_tokens=n_rows)
-        except Exception as error:  # ends only the answers of this pass; the engine continues
+        except Exception as error:
             end_jobs([row.job for row in self._batch.rows], error, "Generating answers")
             self._batch.clear()
 

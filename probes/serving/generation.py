@@ -1,4 +1,4 @@
-"""Generate many answers in one batch. Rows can join and leave the batch between forward passes."""
+"""Generate many answers in one batch, which rows can join and leave between forward passes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,17 @@ if TYPE_CHECKING:
     from probes.saved.confidence import ConfidentModel
     from probes.serving.jobs import Job
 
-#: Maximum number of tokens in a pass over new prompts, including padding. A longer prompt is read alone.
+#: Maximum number of tokens, including padding, in a pass over several new prompts.
 _PROMPT_TOKENS = 2048
-#: Number of rows whose entropies are computed at a time, which limits the memory.
+#: Number of rows whose entropies are computed at a time.
 _ROWS = 32
 
 
 class Batch:
     """Answers that are generated together.
 
-    Some models cache more than keys and values, or have chunked attention. With such a model, no row joins a running
-    batch, and the prompts of a new batch have equal lengths.
-
-    Args:
-        model: Model with an attached probe.
-        max_rows: Maximum number of answers.
+    With a model that caches more than keys and values, or that has chunked attention, no row joins a running batch, and
+    the prompts of a new batch have equal lengths.
 
     Attributes:
         rows: Answers, in the order of their rows in the cache.
@@ -53,7 +49,7 @@ class Batch:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all answers and free the cache, without ending the jobs."""
+        """Remove all answers and free the cache."""
         self.rows, self._cache = list[Row](), self._cache_class(self._hf_model)
 
     def fail(self, error: BaseException) -> None:
@@ -82,7 +78,7 @@ class Batch:
 
     @torch.inference_mode()
     def join(self, jobs: Sequence[Job]) -> None:
-        """Read the prompts of new answers in one pass, draw their first tokens, and add the answers to the batch."""
+        """Read the prompts of new answers in one pass, and draw their first tokens."""
         from extract.signals.reader import right_padded
 
         probe, features = self._model.probe, self._model._prompt_features
@@ -90,7 +86,7 @@ class Batch:
         prompts = [job.prompt for job in jobs]
         start = self._model.starts.of(prompts)
         n_start = 0 if start is None else len(start.tokens)
-        # A causal model never attends to later tokens, so padding on the right needs no mask.
+        # A causal model needs no mask for padding on the right.
         ids = right_padded([prompt[n_start:] for prompt in prompts], self._hf_model.device)
         positions = torch.arange(n_start, n_start + ids.shape[1], device=ids.device).expand(ids.shape)
         read = start.cache(len(prompts)) if start is not None else self._cache_class.for_prompts(self._hf_model)
@@ -125,7 +121,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Read the last token of each answer in one pass, and draw the next tokens."""
+        """Read the last token of each answer, and draw the next tokens."""
         mask, positions = self._cache.before_pass()
         ids = torch.tensor([row.drawn[-1:] for row in self.rows], device=mask.device)
         layers = self._model.probe.layers if self._model.probe.reads_answers else None
@@ -149,10 +145,7 @@ class Batch:
         layers: Sequence[int] | None,
         last: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Run the model. Return logits [row, vocab] and states [row, d_model] at the last token of each row.
-
-        `last` contains the index of this token in each row of `ids`.
-        """
+        """Return logits [row, vocab] and states [row, d_model] at the token `last` of each row of `ids`."""
         from extract.signals.hidden import HiddenCapture
 
         kept = sorted(set(last))
@@ -190,7 +183,7 @@ class Batch:
                         "bfloat16."
                     )
                 reason = row.add(token, entropies.get(i))
-            except Exception as error:  # the other answers continue
+            except Exception as error:
                 end_jobs([row.job], error, "Generating an answer")
                 ended.append(i)
                 continue
@@ -201,7 +194,7 @@ class Batch:
 
 
 def _draw(rows: Sequence[Row], logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw a token for each row of logits [row, vocab], and return the tokens [row] and log-probabilities [row]."""
+    """Draw tokens [row] from logits [row, vocab], and return them with their log-probabilities [row]."""
     from extract.sampling.local.draws import draw
 
     settings, device = [row.job.settings for row in rows], logits.device
@@ -218,7 +211,7 @@ def _draw(rows: Sequence[Row], logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _entropies(rows: Sequence[Row], logits: Tensor) -> dict[int, float]:
-    """Compute the next-token entropies in nats of the rows that request them. The keys are the indices of the rows."""
+    """Compute the next-token entropies in nats of the rows that request them, by row index."""
     from extract.signals.lens import entropy, softmax
 
     chosen = [i for i, row in enumerate(rows) if row.job.settings.entropy]

@@ -1,4 +1,4 @@
-"""Requests to the engine, either for one generated answer or for the confidences of questions."""
+"""Requests to the engine: for one generated answer, or for confidences of questions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ class Settings:
         max_tokens: Maximum number of tokens, at least 1. The answer also ends when the model's context is full.
         temperature: Sampling temperature; 0 is greedy.
         top_p: Probability mass of the tokens that can be drawn (nucleus sampling), in (0, 1].
-        seed: Seed of the draws. With a seed, the answer does not depend on concurrent requests. If None, every request
-            has different draws.
+        seed: Seed of the draws. With a seed, the answer does not depend on concurrent requests.
         stop: Strings that end the answer, in addition to the probe's stop strings.
         top_k: Number of most likely tokens that can be drawn; 0 means all tokens.
         entropy: Whether to compute the entropies of the tokens. See `AnswerStep`.
@@ -64,9 +63,8 @@ class AnswerStep(Step):
     """Step of a generated answer. See `Step`.
 
     Attributes:
-        entropies: Next-token entropies in nats for the tokens of `piece`, or None if they were not requested. As in the
-            signal `tokens`, they are computed before temperature, top-p and top-k are applied. If the text of a token
-            is withheld, `piece` and `entropies` are empty. A later piece then has the entropies of several tokens.
+        entropies: Next-token entropies in nats for the tokens of `piece`, computed before temperature, top-p and top-k,
+            or None if they were not requested. If the text of a token is withheld, a later piece has its entropy.
     """
 
     entropies: tuple[float, ...] | None = None
@@ -92,26 +90,21 @@ class Job:
         self.is_cancelled, self.has_ended, self._on_end = False, False, on_end
 
     def cancel(self) -> None:
-        """End the answer at the next step. Any thread can call this. It has no effect on an answer that has ended."""
+        """End the answer at the next step. Any thread can call this."""
         self.is_cancelled = True
 
     def end(self, result: str | BaseException) -> None:
-        """Report `result`, a finish reason or an exception. If the job has already ended, do nothing."""
+        """Report a finish reason or an exception, unless the job has already ended."""
         if not self.has_ended:
             self.has_ended = True
             try:
                 self._on_end(result)
-            except Exception as error:  # the engine continues with the other jobs
+            except Exception as error:
                 log_failure("A callback at the end of an answer", error)
 
 
 class ScoreJob:
-    """A request for confidences.
-
-    Args:
-        prompts: Token ids of the prompts.
-        answers: Token ids of the answers, or None if the probe reads only questions.
-        backoff: See `Engine.score`.
+    """A request for confidences of prompts and, if the probe reads them, answers (token ids).
 
     Attributes:
         rows: Indices of the rows that have not been read, in ascending order of their lengths.
@@ -131,14 +124,14 @@ class ScoreJob:
         return self.future.done()
 
     def add(self, row: int, found: Confidences) -> None:
-        """Add the confidences [1] of a row. When all rows have been added, the request is complete."""
+        """Add the confidences [1] of a row. The last row completes the request."""
         self._found[row] = found
         if len(self._found) == len(self.prompts) and self.future.set_running_or_notify_cancel():
             ordered = [self._found[i] for i in range(len(self.prompts))]
             self.future.set_result(Confidences(*map(torch.cat, zip(*ordered, strict=True))))
 
     def end(self, error: BaseException) -> None:
-        """End the request with an exception. If it has already ended, do nothing."""
+        """End the request with an exception, unless it has already ended."""
         self.rows = []
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
@@ -151,13 +144,7 @@ def log_failure(what: str, error: BaseException) -> None:
 
 
 def end_jobs(jobs: Iterable[Job | ScoreJob], error: Exception, what: str) -> None:
-    """Log an exception, and end requests with it.
-
-    Args:
-        jobs: Requests that failed.
-        error: The exception. Its traceback is removed, because it would keep tensors of the forward pass in memory.
-        what: What failed, for the log.
-    """
+    """Log an exception with a description of what failed, and end the requests with it, without its traceback."""
     log_failure(what, error)
     error = error.with_traceback(None)
     for job in jobs:

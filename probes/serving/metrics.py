@@ -9,7 +9,7 @@ from typing import Any
 
 #: Upper bounds of the histogram of request durations, in seconds.
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: Name, type and description of the metric for each count of an engine.
+#: Name, type and description of the metric for each engine count.
 ENGINE = {
     "queued": ("queued", "gauge", "Requests that are waiting for the model."),
     "running": ("running", "gauge", "Requests that are being processed."),
@@ -26,11 +26,7 @@ App = Callable[[Any, Any, Any], Any]
 
 
 class Metrics:
-    """Counts and durations of requests, by endpoint.
-
-    Args:
-        counts: Function that returns the counts of the engine.
-    """
+    """Counts and durations of requests by endpoint. `counts` returns the counts of the engine."""
 
     def __init__(self, counts: Callable[[], Mapping[str, float]]) -> None:
         self._counts = counts
@@ -69,13 +65,7 @@ def _head(metric: str, kind: str, description: str) -> list[str]:
 
 
 class Measured:
-    """ASGI middleware that counts and times every request. All paths that are not endpoints are counted as `other`.
-
-    Args:
-        app: The application.
-        metrics: Object that counts the requests.
-        endpoints: Paths of all endpoints.
-    """
+    """ASGI middleware that counts and times every request. Paths outside `endpoints` are counted as `other`."""
 
     def __init__(self, app: App, metrics: Metrics, endpoints: tuple[str, ...]) -> None:
         self._app, self._metrics, self._endpoints = app, metrics, endpoints
@@ -85,7 +75,7 @@ class Measured:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        start, status = time.perf_counter(), 499  # nginx's status for a client that disconnected early
+        start, status = time.perf_counter(), 499  # the client disconnected early
 
         async def observed(message: Any) -> None:
             nonlocal status

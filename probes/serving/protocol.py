@@ -1,6 +1,6 @@
 """Requests of the server, and errors for refused requests.
 
-Unsupported options are not ignored: a request that contains one is refused, unless the option's value has no effect.
+A request with an unsupported option is refused, unless the option's value has no effect.
 """
 
 import json
@@ -15,9 +15,9 @@ from extract.text import one_line, shown
 
 #: Maximum number of questions in a request.
 MAX_QUESTIONS = 1024
-#: Maximum number of stop strings, and maximum length of each. After every token, the server searches for all of them.
+#: Maximum number of stop strings, and maximum length of each.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 200
-#: Unsupported options of the OpenAI and vLLM APIs, with the values that are accepted because they have no effect.
+#: Unsupported options of the OpenAI and vLLM APIs, with their values that have no effect.
 NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -83,7 +83,7 @@ class RequestError(Exception):
 
 
 def _text_of(content: Any) -> Any:
-    """If the content of a message is a list of text parts, join them. Some clients send a list instead of a string."""
+    """Join the text parts of a message's content, if it is a list."""
     if not isinstance(content, list):
         return content
     for part in content:
@@ -110,7 +110,7 @@ class Message(Body):
     content: Annotated[str, BeforeValidator(_text_of)]
 
 
-#: Messages of a chat. Only the first invalid one is reported, because a body can contain many.
+#: Messages of a chat. Only the first invalid one is reported.
 Chat = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 #: A question is a text or a chat. The tags are removed from the names of invalid fields.
 Question = Annotated[
@@ -132,10 +132,9 @@ class ChatRequest(Body):
     The fields `top_k` (0 or -1 means all tokens), `backoff` and `entropy` are not part of OpenAI's format.
 
     Attributes:
-        backoff: Whether to shift the confidence of a novel question towards the base rate or the confidence of a
-            broader probe. See `Confidences`.
+        backoff: Whether to shift the confidence of a novel question. See `Confidences`.
         entropy: Whether each choice has a field `entropy` with the next-token entropies in nats for the tokens of its
-            text. They are computed before temperature, top-p and top-k are applied.
+            text, computed before temperature, top-p and top-k.
     """
 
     model: str
@@ -158,7 +157,7 @@ class ChatRequest(Body):
     @model_validator(mode="before")
     @classmethod
     def _without_effect(cls, given: Any) -> Any:
-        """Drop unsupported options that have no effect at their given values. Some clients always send such options."""
+        """Drop unsupported options that have no effect at their given values."""
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if name not in NO_EFFECT or not _is_neutral(name, value)}
@@ -190,7 +189,7 @@ class ScoreRequest(Body):
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Whether an unsupported option has no effect at the given value. Booleans are not treated as numbers."""
+    """Whether an unsupported option has no effect at the given value."""
     is_bool = isinstance(value, bool)
     return value is None or any(
         value == neutral and isinstance(neutral, bool) == is_bool for neutral in NO_EFFECT[name]
@@ -245,5 +244,5 @@ def number(value: float) -> float | None:
 
 
 def to_json(content: Any) -> bytes:
-    """Encode the body of a response. Unpaired surrogates, which are not UTF-8, are replaced."""
+    """Encode the body of a response. Unpaired surrogates are replaced."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")

@@ -38,18 +38,13 @@ class Row:
         self._entropies, self._n_shown = list[float](), 0  # entropies of the tokens so far, and number already reported
 
     def uniform(self) -> float:
-        """Return the next uniform random number in [0, 1). It depends only on the seed and the number of past draws."""
+        """Return the next random number in [0, 1). It depends only on the seed and the number of past draws."""
         return self._random.random() if self.job.settings.temperature else 0.0
 
     def add(self, token: int, entropy: float | None = None) -> str | None:
-        """Add a drawn token and report the step. At the end of the answer, also report the last step.
+        """Add a drawn token and its entropy, and report the step; at the end of the answer, also the last step.
 
-        Args:
-            token: Token id.
-            entropy: Entropy of the next-token distribution, if it is requested.
-
-        Returns:
-            The finish reason, or None if the answer continues.
+        Returns the finish reason, or None if the answer continues.
         """
         self.drawn.append(token)
         if entropy is not None:
@@ -69,7 +64,7 @@ class Row:
         return "stop" if text.ended else "length"
 
     def _entropies_of_piece(self, n: int) -> tuple[float, ...] | None:
-        """Return the entropies of the first `n` tokens that are still unreported, or None if none are requested."""
+        """Return the entropies of the first `n` unreported tokens, or None if none are requested."""
         if not self.job.settings.entropy:
             return None
         start, self._n_shown = self._n_shown, max(n, self._n_shown)

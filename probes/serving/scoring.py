@@ -1,4 +1,4 @@
-"""Scoring of questions, or of given answers, with batches shared by many requests."""
+"""Scoring of questions or answers in batches that many requests share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """Object that reads rows of all requests in turn, so that a long request does not delay the others.
-
-    Args:
-        model: Model with an attached probe.
-        max_rows: Maximum number of rows in a batch.
+    """Reads rows of all requests in turn, so that a long request does not delay the others.
 
     Attributes:
         jobs: Requests with rows that have not been read.
@@ -29,7 +25,7 @@ class Scorer:
         self.jobs: deque[ScoreJob] = deque()
 
     def step(self) -> int:
-        """Read one batch and return its number of rows. If this fails, end the requests in the batch."""
+        """Read one batch and return its number of rows. A failure ends the requests in the batch."""
         rows: list[tuple[ScoreJob, int]] = []
         while self.jobs and len(rows) < self._max_rows:
             job = self.jobs.popleft()
@@ -45,7 +41,7 @@ class Scorer:
         try:
             features = self._model._features(prompts, answers)
             found = {backoff: probe.confidences(features, backoff) for backoff in {job.backoff for job, _ in rows}}
-        except Exception as error:  # ends only the requests of this batch; the engine continues
+        except Exception as error:
             end_jobs([job for job, _ in rows], error, f"Scoring {len(rows)} rows")
             self.jobs = deque(job for job in self.jobs if job.rows)
             return len(rows)

@@ -1,8 +1,7 @@
 """Verification of an answer, in the format of the AutoMix verifiers for vLLM's semantic router.
 
-The router's decision depends on `confidence`. An AutoMix verifier samples several verdicts from a language model and
-returns their mean. A probe needs only one forward pass and samples nothing, so `samples` is empty and both sample
-counts are 0.
+A verifier samples verdicts from a language model and returns their mean. A probe samples nothing, so `samples` is empty
+and both sample counts are 0.
 """
 
 from typing import Any
@@ -11,7 +10,7 @@ from pydantic import Field
 
 from probes.serving.protocol import Body, number
 
-#: Default threshold, which is the same as in the router.
+#: Default threshold of the router.
 THRESHOLD = 0.7
 
 
@@ -20,7 +19,7 @@ class VerifyRequest(Body):
 
     Attributes:
         question: The question that the user asked.
-        answer: The answer to verify. Probes that read only questions do not use it.
+        answer: The answer to verify. Probes that read only questions ignore it.
         context: Text that precedes the question in the prompt, separated by a line break.
         threshold: Confidence below which the router should ask a larger model.
     """
@@ -37,13 +36,7 @@ class VerifyRequest(Body):
 
 
 def verdict(request: VerifyRequest, reads_answers: bool, score: tuple[float, float, bool]) -> dict[str, Any]:
-    """Return the response to a request.
-
-    Args:
-        request: The request.
-        reads_answers: Whether the probe reads answers.
-        score: Confidence, novelty, and whether the question or answer is novel.
-    """
+    """Return the response to a request. `score` is a confidence, a novelty, and whether the row is novel."""
     confidence, novelty, is_novel = score
     return {
         "confidence": number(confidence),

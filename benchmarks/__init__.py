@@ -1,4 +1,1 @@
-"""Benchmarks. Each one measures a figure and compares it with a target.
-
-Run one with ``python -m benchmarks.NAME``. The last line of its output is JSON.
-"""
+"""Benchmarks that compare figures with targets. The last line of ``python -m benchmarks.NAME`` is JSON."""

@@ -1,7 +1,4 @@
-"""Run every benchmark in a separate process and write a table of the figures to runs/benchmarks.md.
-
-The page docs/benchmarks.md is written by hand from this table.
-"""
+"""Run every benchmark in a separate process, and write a table of the figures to runs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -99,7 +96,7 @@ def page(results: list[dict[str, Any]]) -> str:
 
 
 def short(value: Any) -> str:
-    """Format a figure for a table cell, with numbers rounded to three digits and intervals in brackets."""
+    """Format a figure for a table cell."""
     if isinstance(value, dict) and value.keys() == {"value", "low", "high"} and value["low"] is not None:
         return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
     if isinstance(value, dict):

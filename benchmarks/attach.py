@@ -1,7 +1,6 @@
 """Compare generation with and without an attached probe: speed, tokens, logits and device synchronisations per token.
 
-With `--random`, the model has random weights and the shape of Llama-3.2-1B, and the prompts are random tokens. The
-default is the embedded model with its questions.
+The default is the embedded model. `--random` uses random weights in the shape of Llama-3.2-1B, and random prompts.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from probes.saved.head import LinearHead
 
 
 class Waits(TorchDispatchMode):
-    """Count the operations that make the CPU wait for a device: reading a value, and copying between devices."""
+    """Count operations that make the CPU wait for a device: reading a value, and copying between devices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +43,7 @@ class Waits(TorchDispatchMode):
 
 
 def random_tokenizer() -> Any:
-    """Return a tokenizer without a vocabulary, for random models."""
+    """Return a tokenizer without a vocabulary."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -52,7 +51,7 @@ def random_tokenizer() -> Any:
 
 
 def random_probe(model: Any, tokenizer: Any) -> ConfidenceProbe:
-    """Return a probe of the upper half of the layers with random weights. It is as expensive as the default probe."""
+    """Return a random probe of the upper half of the layers, which is as expensive as the default probe."""
     n_layers = model.config.num_hidden_layers + 1
     layers = list(range(n_layers // 2, n_layers))
     head = LinearHead(len(layers) * model.config.hidden_size)

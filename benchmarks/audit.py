@@ -1,8 +1,7 @@
 """Audit simulated multiple-choice sets of 300 questions × 10 answers with and without a leak.
 
-In sets with a leak, the log-odds of a question's accuracy depend on noise and on one property of the question. The
-strength of the leak is chosen so that the property has an AUROC of 0.65. The figure is the number of sets in which the
-audit finds the source of the leak.
+In sets with a leak, the log-odds of a question's accuracy depend on noise and on one property of the question, which
+has an AUROC of 0.65. The figure is the number of sets in which the audit finds the source of the leak.
 
 In sets without a leak, the accuracies are independent of all properties. The figures are the number of sets in which
 the audit finds any leak, and the fraction of intervals that contain ½.
@@ -67,7 +66,7 @@ def rank(values: list[int]) -> NDArray[np.float64]:
     return (2 * rankdata(values) - 1) / len(values) - 1
 
 
-#: For each leak, the property of the questions and the source to which the property belongs.
+#: Property of the questions and its source, for each leak.
 LEAKS: dict[str, tuple[str, Callable[[list[Question]], NDArray[np.float64]]]] = {
     "length, rising": ("length", lambda questions: rank([len(one.text) for one in questions])),
     "length, U-shaped": ("length", lambda questions: np.abs(rank([len(one.text) for one in questions]))),
@@ -117,7 +116,7 @@ def main() -> None:
     parser.add_argument("--sets", type=int, default=10, help="sets of questions; each is used several times")
     parser.add_argument("--draws", type=int, default=499, help="permutations per test")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # one thread is faster for many small problems
+    torch.set_num_threads(1)  # faster for many small problems
     sets = [made_questions(options.questions, np.random.default_rng([0, number])) for number in range(options.sets)]
     features = [leak_features(one) for one in sets]
     n_found = {}

@@ -1,7 +1,4 @@
-"""Measure the time of `python -m applications background-temperature` and the coverage of its intervals.
-
-The outputs are drawn from softmax distributions of known temperature. No model is needed.
-"""
+"""Time `python -m applications background-temperature`, and measure the coverage of its intervals."""
 
 from __future__ import annotations
 

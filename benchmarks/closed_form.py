@@ -1,14 +1,12 @@
 """Compare the closed-form solvers, which fit all layers and penalties at once, with a loop over scikit-learn.
 
 Both sides use the standardised training split of the default store in float32, five penalties per layer, and soft
-labels. For `LogisticRegression`, each soft label becomes two rows with weights p̂ and 1 − p̂. Its default tolerance
-lets it stop earlier than the solvers here. It uses one BLAS thread. A second thread does not help (1.62 s instead of 1.60 s)
-and slows down torch's threads, because it spins between calls.
+labels. For `LogisticRegression`, each soft label becomes two rows with weights p̂ and 1 − p̂. It uses one BLAS thread,
+because a second one slows down torch's threads.
 
-The AUROC is compared for every layer and penalty on questions that were not used for fitting, with scikit-learn's
-models after convergence. Its default tolerance changes the AUROC by up to 0.002. The ridge penalties are
-the penalties of the logistic regression divided by m(1 − m), where m is the mean target. The two losses then have the
-same curvature.
+Times are measured with scikit-learn's default tolerance, which stops earlier than the solvers here and changes the
+AUROC by up to 0.002. The AUROCs are compared on held-out questions after convergence. The ridge penalties are those of
+the logistic regression divided by m(1 − m), where m is the mean target, so that the two losses have the same curvature.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ BAR, BAR_AUROC = 0.1, 0.002
 
 
 def looped(features: Tensor, target: Tensor, **options: float) -> tuple[Tensor, Tensor]:
-    """Fit scikit-learn's models one by one, and return weights [penalty, feature, d] and biases [penalty, feature]."""
+    """Fit scikit-learn's models one by one. Return weights [penalty, feature, d] and biases [penalty, feature]."""
     share = target.numpy()
     labels = np.repeat([1.0, 0.0], len(share))
     weight = np.concatenate([share, 1 - share])

@@ -1,7 +1,6 @@
 """Measure the peak memory and the time of `python -m probes compare` on a million answers.
 
-The store has 10,000 questions with 100 answers each, graded answers of 20 tokens on average, and hidden states of the
-questions that predict how often they are answered correctly. No model is needed.
+The store has 10,000 questions with 100 answers of 20 tokens on average, and informative hidden states.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # returns its memory
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # a process returns its memory
             pool.submit(build, folder / "store", options.questions, options.k, options.tokens).result()
         start = time.perf_counter()
         command = ["-m", "probes", "compare", "--store", str(folder / "store"), "--out", str(folder / "out")]

@@ -1,7 +1,7 @@
 """Make the pages in docs/comparison/, which compare all methods out of fold on the six evaluation sets.
 
-Missing data are added to the stores. For `facts`, they include hidden states of answers and all model-based baselines.
-For the other sets, only the baselines that need no generated text are computed. Sets whose data do not exist are skipped.
+Missing data are added to the stores: for `facts`, hidden states of answers and all model-based baselines, and for the
+other sets only baselines without generated text. Sets whose data do not exist are skipped.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from probes.metrics.intervals import resample_weights
 
 PAGES = Path(__file__).parents[1] / "docs" / "comparison"
 ASKED = {"facts": ("verbalized", "p_true", "p_true_answer", "text_embedding"), "other": ("p_true", "text_embedding")}
-#: Layers of the hidden states of answers. All 31 layers of 10,000 answers would take 2 GB.
+#: Layers of the hidden states of answers.
 ANSWER_LAYERS = (6, 12, 18, 24, 30)
 
 
 def complete(name: str, store: str) -> None:
-    """Add the missing signals and model-based baselines to a store with questions, answers and grades."""
+    """Add the missing signals and model-based baselines to a store."""
     read(store, ["tokens"])
     if name == "facts":
         read(store, ["hidden", "tokens"], "sample", ANSWER_LAYERS)
@@ -61,7 +61,7 @@ def verdict(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def aurocs(folder: Path, methods: list[str], n_resamples: int) -> Tensor:
-    """Return AUROCs on the answers with odd indices, [1 + n_resamples, method]. The first row is not resampled."""
+    """Return AUROCs [1 + n_resamples, method] on the answers with odd indices. The first row is not resampled."""
     table = pq.read_table(folder / "predictions.parquet")
     right, known, fold = (torch.tensor(table[name].to_pylist()) for name in ("held_right", "held_known", "fold"))
     usable = known > 0
@@ -75,10 +75,7 @@ def aurocs(folder: Path, methods: list[str], n_resamples: int) -> Tensor:
 
 
 def summary(folders: dict[str, Path], n_resamples: int) -> str:
-    """Return a page with the AUROC of every method on every set, and mean ranks with 95 % intervals.
-
-    All methods are scored on the answers with odd indices.
-    """
+    """Return a page with the AUROC on the answers with odd indices of every method and set, and the mean ranks."""
     shared = set.intersection(
         *(set(pq.read_schema(folder / "predictions.parquet").names) for folder in folders.values())
     )

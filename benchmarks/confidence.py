@@ -1,6 +1,6 @@
 """Compare the confidences from an attached probe, `score` and predictions.parquet, for several batch sizes and orders.
 
-The probe is that of the newest run on the default store, unless another run is given.
+The default is the probe of the newest run on the default store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from probes import load_probe
 
 
 def main() -> None:
-    """Print the largest difference between any two ways to compute a confidence."""
+    """Print the largest difference between two ways to compute a confidence."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=None)
     parser.add_argument("--store", default="stores/facts")

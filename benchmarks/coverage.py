@@ -48,7 +48,7 @@ TRAIN_SIZE = 300
 
 
 class Questions(NamedTuple):
-    """True accuracy p, confidence f and weaker confidence g of simulated questions, each [question] float64."""
+    """True accuracy p, confidence f and weaker confidence g, each [question] float64."""
 
     accuracy: Tensor
     confidence: Tensor
@@ -81,27 +81,17 @@ def overconfident(n: int, rng: Generator) -> Questions:
 
 
 def easy(n: int, rng: Generator) -> Questions:
-    """Draw questions with a mean accuracy of 0.75.
-
-    f is a multiple of 0.1 and can be 0 or 1. g is the base rate of one of four groups. The skill is 0.55.
-    """
+    """Draw questions with a mean accuracy of 0.75 (skill 0.55). f is a multiple of 0.1, and g one of four base rates."""
     questions = chain(rng.choice([0.55, 0.7, 0.8, 0.95], n), (6, 3), rng)
     return questions._replace(confidence=(questions.confidence * 10).round() / 10)
 
 
-#: Function that draws a given number of questions.
 Regime = Callable[[int, Generator], Questions]
 REGIMES: dict[str, Regime] = {"hard": hard, "overconfident": overconfident, "easy": easy}
 
 
 class Truth:
-    """The true values of all figures in a regime.
-
-    Args:
-        regime: Function that draws questions.
-        k: Number of answers per question.
-        rng: Random number generator.
-    """
+    """The true values of all figures in a regime with k answers per question."""
 
     def __init__(self, regime: Regime, k: int, rng: Generator) -> None:
         p, f, g = regime(TRUTH_SIZE, rng)
@@ -126,7 +116,7 @@ class Truth:
 
 
 def intervals(questions: Questions, right: Tensor, k: int, reference: float, seed: int) -> dict[str, Any]:
-    """Return the report's intervals for f and for the differences between f and g. Missing ones are left out."""
+    """Return the report's intervals for f and for the differences between f and g, as far as they exist."""
     known = torch.full_like(right, k)
     first, second = (Scored(score, right, known) for score in (questions.confidence, questions.weaker))
     names = ("auroc", "brier", "brier_skill", *(name for name in BESIDE if name != "rmsce"))
@@ -140,18 +130,8 @@ def intervals(questions: Questions, right: Tensor, k: int, reference: float, see
 
 
 def simulate(regime: Regime, draws: int, n: int, k: int, seed: int) -> dict[str, Counter[str]]:
-    """Count how many intervals contain the true value.
-
-    Args:
-        regime: Function that draws questions.
-        draws: Number of test splits.
-        n: Number of questions in a test split.
-        k: Number of answers per question.
-        seed: Seed of the questions and answers. The bootstrap of each test split is seeded with the index of the split.
-
-    Returns:
-        For each figure, the number of intervals that contain the true value (held), lie above it (too_high) or lie
-        below it (too_low).
+    """Count the intervals of `draws` test splits that contain the true value (held), lie above (too_high) or below it
+    (too_low).
     """
     rng = np.random.default_rng(seed)
     truth = Truth(regime, k, rng)

@@ -2,14 +2,14 @@
 
 A distribution of questions gives each question a confidence f and a true accuracy p. A set contains N questions with k
 answers each, of which c ~ Binomial(k, p) are right. Each method returns a threshold for the requested risk. Its true
-risk, E[1 − p | f ≥ threshold], and its true coverage are computed from `TRUTH_SIZE` other questions. The oracle is the
-best threshold for the same confidence, computed from the same questions.
+risk E[1 − p | f ≥ threshold], its true coverage, and the best threshold for the same confidence (oracle) are computed
+from `TRUTH_SIZE` other questions.
 
 - ours: `certify`, with the betting martingale.
 - hoeffding: the same fixed sequences of thresholds, with Hoeffding's p-values.
 - hoeffding_kept: the same, with Hoeffding's inequality for the answered questions alone, which is sharper.
-- MAPIE: `BinaryClassificationController` with the precision 1 − risk. It accepts answers with the label 0 or 1 and
-  treats them as independent. It gets either the first answer to each question, or all answers.
+- MAPIE: `BinaryClassificationController` with the precision 1 − risk. It treats answers with the label 0 or 1 as
+  independent, and gets either the first answer to each question, or all answers.
 
 The benchmark needs the environment that `make peers` creates, unless `--peer_sets 0` is passed.
 """
@@ -42,13 +42,7 @@ RATIO = 1.2
 
 
 class Sets(NamedTuple):
-    """Distribution of the questions, and the sizes of the sets.
-
-    Attributes:
-        draw: Returns confidences and accuracies [question] for a number of questions.
-        n_questions: Number of questions N.
-        k: Number of answers k per question.
-    """
+    """Sizes of the sets, and a function that draws confidences and accuracies [question]."""
 
     draw: Callable[[int, Generator], tuple[Array, Array]]
     n_questions: int
@@ -66,13 +60,13 @@ def calibrated(a: float, b: float, kept: float) -> Callable[[int, Generator], tu
 
 
 def overconfident(n: int, rng: Generator) -> tuple[Array, Array]:
-    """Draw overconfident confidences: their log-odds are 2.5 times the calibrated log-odds, plus ½."""
+    """Draw confidences whose log-odds are 2.5 times the calibrated log-odds, plus ½."""
     f, p = calibrated(0.8, 0.8, 4)(n, rng)
     return expit(2.5 * logit(f) + 0.5), p
 
 
 def wavy(n: int, rng: Generator) -> tuple[Array, Array]:
-    """Draw confidences that are not monotone in the accuracy: the most confident questions are harder."""
+    """Draw confidences where the most confident questions are harder."""
     f = rng.random(n)
     mean = np.where(f > 0.9, 0.72, np.where(f > 0.5, 0.92, 0.25))
     return f, rng.beta(6 * mean, 6 * (1 - mean))
@@ -133,7 +127,7 @@ def ours(given: list[tuple[Array, NDArray[np.int64]]], risk: float, test: str = 
 
 
 def mapie(given: list[tuple[Array, NDArray[np.int64]]], risk: float) -> dict[str, list[float | None]]:
-    """Return the thresholds from each MAPIE procedure, with one answer per question and with all answers."""
+    """Return the thresholds of each MAPIE procedure, with one answer per question and with all answers."""
     found = {}
     for name, k in (("one answer", 1), ("all answers", None)):
         sets = [
@@ -146,7 +140,7 @@ def mapie(given: list[tuple[Array, NDArray[np.int64]]], risk: float) -> dict[str
 
 
 def figures(truth: Truth, thresholds: list[float | None], risk: float) -> dict[str, Any]:
-    """Return the fraction of sets whose risk is too high with its standard error, and figures of the thresholds."""
+    """Return the fraction of sets with too high a risk, its standard error, and figures of the thresholds."""
     coverage, risks = np.array([truth.of(threshold) for threshold in thresholds]).T
     violations = float((risks > risk).mean())
     return {

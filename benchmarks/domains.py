@@ -1,7 +1,4 @@
-"""Measure the power, false alarms, coverage and speed of `python -m applications domains` on simulated questions.
-
-The embeddings are Gaussian clusters of different sizes and spreads. No model is needed.
-"""
+"""Measure the power, false alarms, coverage and speed of `python -m applications domains` on Gaussian clusters."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ MEAN, CONCENTRATION, WEAK_MEAN = 0.5, 1.6, 0.25
 #: Standard deviation of the centres, and range of the standard deviations of the embeddings around a centre.
 CENTRES, SPREADS = 0.45, (0.7, 1.7)
 
-#: For measuring the coverage: sizes of the clusters, and parameters of the beta distributions of their accuracies.
+#: For the coverage: sizes of the clusters, and beta distributions of their accuracies.
 SIZES = (10, 15, 20, 30, 50, 75, 150, 250)
 ACCURACIES = {
     "U-shaped": (0.7, 0.9),
@@ -46,11 +43,9 @@ def made_questions(n: int, rng: np.random.Generator) -> tuple[NDArray[np.float64
 
 
 def evaluate(n: int, seed: int) -> tuple[bool, bool, int]:
-    """Cluster simulated questions once, and test the clusters on accuracies with and without a weak domain.
+    """Return whether the planted domain is found, whether there is a false alarm without it, and the number of clusters.
 
-    Returns:
-        Whether the planted domain is found, whether there is a false alarm without it, and the number of clusters. The
-        domain counts as found if the F1 score between its questions and those of a weak cluster is at least 0.5.
+    The domain counts as found if the F1 score between its questions and those of a weak cluster is at least 0.5.
     """
     rng = np.random.default_rng(seed)
     embeddings, cluster = made_questions(n, rng)
@@ -68,7 +63,7 @@ def evaluate(n: int, seed: int) -> tuple[bool, bool, int]:
 
 
 def missed(alpha: float | NDArray[np.float64], beta: float | NDArray[np.float64], k: int, n: int = 2000) -> float:
-    """Return the fraction of n simulations in which at least one interval of a difference misses the true value."""
+    """Return the fraction of n simulations in which an interval of a difference misses the true value."""
     rng, cluster, n_missed = np.random.default_rng(0), np.repeat(np.arange(len(SIZES)), SIZES), 0
     a, b = np.broadcast_to(alpha, len(SIZES)), np.broadcast_to(beta, len(SIZES))
     truth = minus_the_rest((a / (a + b))[cluster], cluster, len(SIZES)).value
@@ -79,7 +74,7 @@ def missed(alpha: float | NDArray[np.float64], beta: float | NDArray[np.float64]
 
 
 def main() -> None:
-    """Print the fractions of found domains, false alarms and missed true values, and the seconds."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=600)
     parser.add_argument("--seeds", type=int, default=200)

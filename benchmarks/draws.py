@@ -1,7 +1,4 @@
-"""Test whether the first tokens of 5,000 draws follow softmax(z / T).
-
-A χ² test is run on the draws of the local sampler for each of 3 prompts at 2 temperatures.
-"""
+"""Test with χ² whether the first tokens of 5,000 draws follow softmax(z / T), for 3 prompts at 2 temperatures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Measure the cost of the entropy profile: its time relative to its matrix products, and its additional memory.
 
-The additional memory should not depend on the number of layers and tokens. With `--random`, the model has random
-weights and the shape of Qwen3-0.6B. The default is the embedded model.
+The default is the embedded model. `--random` uses random weights in the shape of Qwen3-0.6B.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callab
 
 
 def entropies(model: Any, states: Tensor) -> Callable[[], None]:
-    """Compute the same matrix products with the norm before them and the entropies after them."""
+    """Compute the same products with the norm before them and the entropies after them."""
     head, norm = ModelHead(model), final_norm(model)
 
     @torch.inference_mode()
@@ -50,7 +49,7 @@ def entropies(model: Any, states: Tensor) -> Callable[[], None]:
 
 @torch.inference_mode()
 def extra_bytes(model: Any, n_tokens: int) -> int:
-    """Return the additional bytes that a pass uses at its peak if it reads the entropy profile of an answer."""
+    """Return the additional peak memory of a pass that reads the entropy profile of an answer."""
     generator = torch.Generator().manual_seed(0)
     prompt, content = (tuple(torch.randint(5, 1000, (n,), generator=generator).tolist()) for n in (16, n_tokens))
     peaks = []
@@ -61,7 +60,7 @@ def extra_bytes(model: Any, n_tokens: int) -> int:
 
 
 def main() -> None:
-    """Print the ratio of times, and the extra memory for two lengths and two depths, in multiples of a chunk of logits."""
+    """Print the ratio of times, and the extra memory for two lengths and two depths, in chunks of logits."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=5)

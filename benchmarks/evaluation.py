@@ -1,8 +1,8 @@
 """Compare the default probe with other methods on the six evaluation sets, and measure how stable it is.
 
-For each set, the benchmark reports paired, out-of-fold differences in AUROC with 95 % intervals and Holm-corrected
-p-values, and the standard deviation of the AUROC over 10 divisions into inner folds. For sets with few right answers,
-it also reports the Brier skill over 20 divisions into outer folds.
+The figures are out-of-fold differences in AUROC with 95 % intervals and Holm-corrected p-values, and the standard
+deviation of the AUROC over 10 divisions into inner folds. For sets with few right answers, they include the Brier skill
+over 20 divisions into outer folds.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from probes.comparison.record import paired_tests, scored
 from probes.metrics.functional import brier_skill, capability_auroc
 from probes.registry import METHODS, PROBES
 
-#: Probes to compare. They are fitted in closed form.
+#: Probes that are fitted in closed form.
 FAMILIES = ("layer_average", "logistic", "ridge", "difference_of_means")
 #: Baselines with which the best probe is compared. The last three use five answers.
 BASELINES = ("text_embedding", "published_recipe", "consistency", "semantic_entropy", "mean_nll")
 RECIPE = "published_recipe"
-#: Mean accuracy below which the Brier skill is measured for several divisions into outer folds.
+#: Mean accuracy below which the Brier skill is measured for several divisions.
 RARE = 0.1
 
 
 def differences(store: str) -> dict[str, Any]:
-    """Return the differences in AUROC between the best probe and the other methods, with 95 % intervals."""
+    """Return the differences in AUROC between the best probe and the other methods."""
     comparison = Comparison(store, probes=FAMILIES)
     out = comparison.run()
     out.confidence[RECIPE] = published_recipe(comparison)

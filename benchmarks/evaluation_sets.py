@@ -1,6 +1,6 @@
 """The six sets on which the probes are evaluated. A third of each set, chosen by hash, is reserved for the final run.
 
-Four of the sets need ../shared/data and are skipped if it does not exist. `benchmarks.evaluation` uses these sets.
+Four of the sets need ../shared/data and are skipped without it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,7 @@ K = 10
 
 
 class EvaluationSet(NamedTuple):
-    """An evaluation set.
-
-    Attributes:
-        questions: Function that returns the question records, or the name of a set or file that `StoreRecipe` accepts.
-        policy: Decoding settings with the prompt.
-        grader: Name of the grader.
-    """
+    """An evaluation set: questions (or a function that returns them), decoding settings and grader."""
 
     questions: Callable[[], list[dict[str, Any]] | str]
     policy: Decoding
@@ -73,7 +67,7 @@ SETS = {
 
 
 def make(name: str) -> str:
-    """Make or complete the store of a set with grades and hidden states, and return its folder."""
+    """Make or complete the store of a set, and return its folder."""
     if name == "facts":
         recipe, grader, store = recipe_of("default"), "short", "stores/facts"
         make_store(store, recipe, grader, ["hidden"])
@@ -96,5 +90,5 @@ def available() -> list[str]:
 
 
 def is_held_out(question_id: str) -> bool:
-    """Return whether a question belongs to the third of its set that is reserved for the final run."""
+    """Return whether a question is reserved for the final run."""
     return hashlib.sha256(f"final/{question_id}".encode()).digest()[0] % 3 == 0

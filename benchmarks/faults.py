@@ -1,7 +1,7 @@
-"""Test the `extract` commands with kills, a full disk and several workers.
+"""Test the `extract` commands on a tiny random model with kills, a full disk and several workers.
 
-The files must be identical to those of an undisturbed run, and no finished file may be written twice. The commands run
-in processes on a tiny random model. The full disk is a small tmpfs, so mounting must be allowed.
+The files must be identical to those of an undisturbed run, and no finished file may be written twice. The full disk is
+a small tmpfs, so mounting must be allowed.
 """
 
 from __future__ import annotations

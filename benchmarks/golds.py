@@ -1,7 +1,7 @@
-"""Grade the reference answers of GSM8K, SVAMP and MATH-500, and modifications that keep or change their value.
+"""Grade the reference answers of GSM8K, SVAMP and MATH-500 (../shared/data), and modifications of them.
 
-The questions are read from ../shared/data. Each modification is checked with an independent parser (`latex_values`).
-Modifications that do not keep or change the value as intended are left out.
+An independent parser (`latex_values`) checks whether a modification keeps or changes the value as intended. Others are
+left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.helpers.golds import (
 
 
 def main() -> None:
-    """Print the number of answers that are graded right for each modification, and the figure."""
+    """Print the number of answers that are graded right for each modification."""
     if not DATA.is_dir():
         raise SystemExit("golds: nothing is measured, because ../shared/data with the question sets does not exist")
     shares: dict[str, dict[str, tuple[int, int]]] = {}

@@ -17,7 +17,7 @@ def main() -> None:
     model, tokenizer = load_model(dtype="float32")
     questions = load_questions("facts", 50, seed=1)
     template = PromptTemplate("{question} Answer briefly.")
-    # for mixed lengths, some questions get a long introduction
+    # a long introduction for some questions, to mix lengths
     prompts = [
         template.encode(tokenizer, "Think of a map, a book and a table. " * (i % 5) + q.text)
         for i, q in enumerate(questions)

@@ -1,9 +1,7 @@
-"""Compare sampling at 5 temperatures in one run with 5 separate runs. The few-shot prompts have at least 300 tokens.
+"""Compare sampling at 5 temperatures in one run with 5 separate runs, for few-shot prompts of at least 300 tokens.
 
-In the first setting, all prompts begin with the same examples, which both sides process only once. In the second
-setting, each question has different examples, so questions share no prefix. The benchmark measures the time, and counts
-the processed tokens and the operations of the matrix products. The time to load the model is left out, although
-separate runs would spend it five times.
+In the first setting, all prompts begin with the same examples. In the second, each question has different examples.
+The time to load the model is left out.
 """
 
 from __future__ import annotations
@@ -35,14 +33,7 @@ class Counted:
 
 
 class Sides:
-    """The two ways to draw the same answers.
-
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        prompts: Token ids of the prompts.
-        policy: Decoding settings, including the grid.
-    """
+    """The two ways to draw the same answers to `prompts` (token ids) with a `policy` that includes the grid."""
 
     def __init__(self, model: Any, tokenizer: Any, prompts: list[list[int]], policy: Decoding) -> None:
         self.model, self.tokenizer, self.prompts, self.policy = model, tokenizer, prompts, policy
@@ -81,13 +72,9 @@ class Sides:
             self.model.forward = forward
 
     def operations(self, counted: Counted, n_reads: int) -> float:
-        """Return the number of multiply-adds with the weights.
+        """Return the multiply-adds with the weights, if the last token of a prompt was processed `n_reads` times.
 
         All layers are counted for every token, and the head for every token from which an answer token is drawn.
-
-        Args:
-            counted: Numbers of tokens.
-            n_reads: Number of times that the last token of a prompt was processed.
         """
         inner = sum(one.numel() for one in self.model.model.layers.parameters() if one.dim() == 2)
         head = self.model.lm_head.weight.numel()
@@ -95,7 +82,7 @@ class Sides:
 
 
 def few_shot_prompts(tokenizer: Any, n: int, n_examples: int, own: bool) -> list[list[int]]:
-    """Return prompts with worked examples, which are either the same for all questions or different for each."""
+    """Return prompts with worked examples, the same ones or (`own`) different ones for each question."""
     questions = load_questions("facts")
     asked, rest = questions[:n], questions[n:]
     prompts = []
@@ -110,7 +97,7 @@ def few_shot_prompts(tokenizer: Any, n: int, n_examples: int, own: bool) -> list
 
 
 def measure(sides: Sides, pairs: int) -> dict[str, Any]:
-    """Return the ratios of time, operations and prompt tokens (grid / separate runs), and the underlying values."""
+    """Return the ratios (grid / separate runs) of time, operations and prompt tokens, and their values."""
     with sides.counting() as ours:
         together = sides.together()
     with sides.counting() as theirs:

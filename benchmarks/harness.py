@@ -1,7 +1,7 @@
 """Compare `python -m extract likelihood` with lm-evaluation-harness on 200 MMLU and 200 cloze questions.
 
-The model is the embedded one. The continuations are the option letters for MMLU and the option texts for the cloze
-questions. The benchmark needs ../shared/data and the environment that `make peers` creates.
+The continuations are the option letters for MMLU and the option texts for the cloze questions. The benchmark needs
+../shared/data and the environment that `make peers` creates.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BAR = 1e-3
 
 
 def make_stores(folder: Path, n: int) -> dict[str, Store]:
-    """Make two stores without answers. The cloze questions are other MMLU questions, without their list of options."""
+    """Make two stores without answers. The cloze questions are other MMLU questions without their list of options."""
     policy = Decoding(prompt=PromptTemplate("{question}\nAnswer:", chat=False))
     recipe = StoreRecipe(f"mmlu={DATA}", n_questions=2 * n, k=0, policy=policy)
     questions = recipe.load()[0]

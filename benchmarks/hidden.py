@@ -1,6 +1,6 @@
 """Measure the cost of reading hidden states: the time relative to passes without reading, and the memory by length.
 
-With `--random`, the model has random weights and the shape of Qwen3-0.6B. The default is the embedded model.
+The default is the embedded model. `--random` uses random weights in the shape of Qwen3-0.6B.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def plain(model: Any, ids: torch.Tensor) -> None:
 
 
 def last_tokens(ids: torch.Tensor) -> list[list[range]]:
-    """Return the positions to read in each row: only the last token."""
+    """Return the position of the last token in each row."""
     return [[range(ids.shape[1] - 1, ids.shape[1])] * len(ids)]
 
 
 @torch.inference_mode()
 def hooked(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Run the same passes, and copy the states of every layer at the last position to the CPU."""
+    """Run the passes, and copy the states of every layer at the last position to the CPU."""
     with HiddenCapture(model, range(n_layers(model) + 1)) as capture:
         capture.start(last_tokens(ids))
         decoder_of(model)(input_ids=ids, use_cache=False)
@@ -62,7 +62,7 @@ def hooked(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def live_bytes(model: Any, ids: torch.Tensor) -> int:
-    """Return the bytes of the hidden states that are kept until the end of a pass."""
+    """Return the bytes of hidden states that a pass keeps until its end."""
     with torch.inference_mode(), HiddenCapture(model, range(n_layers(model) + 1)) as capture:
         capture.start(last_tokens(ids))
         decoder_of(model)(input_ids=ids, use_cache=False)

@@ -1,7 +1,4 @@
-"""Manual labels of answers, in benchmarks/hand_grades.json.
-
-Each key in the file is a hash of a question and an answer, so a label applies to one answer to one question.
-"""
+"""Manual labels of answers, in benchmarks/hand_grades.json, by a hash of question and answer."""
 
 from __future__ import annotations
 
@@ -29,10 +26,7 @@ def rows_of(store: Store) -> list[dict[str, Any]]:
 
 
 def agreement(store: Store, answers: list[dict[str, Any]]) -> dict[str, int]:
-    """Return how many answers are labelled, and for how many of them the grade equals the label.
-
-    Prints the answers without a label, with their keys, questions and grades.
-    """
+    """Return how many answers are labelled, and how many of their grades equal the label. Print unlabelled answers."""
     labels: dict[str, bool] = json.loads(LABELS.read_text(encoding="utf-8"))
     questions = {question.id: question for question in store.questions}
     for row in answers:

@@ -1,4 +1,4 @@
-"""Measure the cost of reading one layer of a 1 GB store: the bytes read from the files, and the memory growth."""
+"""Measure the bytes read from the files and the memory growth when one layer of a 1 GB store is read."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def make_store(folder: Path, layers: int, megabytes: int, block_size: int) -> No
 
 
 def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
-    """Read one layer in this process.
+    """Return the bytes of one layer, of all tensors that are read for it, and of the memory growth in this process.
 
-    Returns the size of the layer, the size of all tensors that were read, and the memory growth, all in bytes. One
-    layer of a small store is read first, so that the code for reading is already in memory.
+    One layer of a small store is read first, so that the code for reading is already in memory.
     """
     from extract import Store
     from extract.store import signals
@@ -83,7 +82,7 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
     Store.open(small).signals.read("hidden", "0/last_prompt")
     taken.clear()
     store = Store.open(folder)
-    _ = store.questions  # load the questions, which are not part of the measurement
+    _ = store.questions  # not part of the measurement
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = resident("VmRSS")
     layer = store.signals.read("hidden", key)

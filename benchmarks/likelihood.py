@@ -1,7 +1,6 @@
 """Compare the time to score the four options of a question together with that of one forward pass per option.
 
-The embedded model scores prompts of random tokens. The prompts have no common prefix, so time is saved only within a
-question.
+The embedded model scores random prompts without a common prefix.
 """
 
 from __future__ import annotations

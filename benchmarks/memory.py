@@ -14,11 +14,7 @@ from tests.helpers.tiny import save_model, tiny_model, write_questions
 
 
 def peak_mb(arguments: list[str]) -> float:
-    """Run a command, and return its largest resident memory in MB (10⁶ bytes).
-
-    Raises:
-        CalledProcessError: If the command fails.
-    """
+    """Run a command, and return its largest resident memory in MB (10⁶ bytes)."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen([sys.executable, *arguments], env=environment, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -29,7 +25,7 @@ def peak_mb(arguments: list[str]) -> float:
 
 
 def main() -> None:
-    """Print the ratio of the peak for the large set to that for the small set, for each command."""
+    """Print the ratio of the peaks for the two sets, for each command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", type=int, default=480)
     parser.add_argument("--large", type=int, default=48_000)

@@ -1,14 +1,13 @@
 """Measure the error rates of the tests and the coverage of the intervals of `python -m applications models`.
 
-Each draw has questions of varying difficulty, and two systems that answer them. On the logit scale, the true accuracy of
-a system on a question is the sum of two random terms: the easiness of the question, and an effect of the system on this
-question. In designs with clusters, the questions of a cluster share half of the variance of both terms. The confidence
-of a system is its true accuracy with noise.
+On the logit scale, the true accuracy of a system on a question is the sum of two random terms: the easiness of the
+question, and an effect of the system on this question. In designs with clusters, the questions of a cluster share half
+of the variance of both terms. The confidence of a system is its true accuracy with noise.
 
 - Error rate: fraction of draws in which p ≤ 0.05 although both systems have the same distribution. `holm` is the
   fraction of draws in which any of the three differences between three such systems has a corrected p ≤ 0.05.
-- Coverage: fraction of 95 % intervals that contain the true value. Here, system B is less accurate and its confidence
-  has more noise. The true values are computed from a million questions.
+- Coverage: fraction of 95 % intervals that contain the true value, computed from a million questions. Here, system B is
+  less accurate and its confidence has more noise.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from probes.metrics.significance import add_holm
 
 #: Numbers of questions, and of clusters in the designs with clusters.
 SIZES = {150: 30, 30: 10}
-#: Number of bootstrap resamples in the simulations of coverage.
+#: Number of bootstrap resamples for the coverage.
 RESAMPLES = 1000
-#: Number of sign patterns in the simulations of error rates. The test is valid for any number.
+#: Number of sign patterns for the error rates.
 FLIPS = 499
 LEVEL = 0.05
 
@@ -46,14 +45,7 @@ class System(NamedTuple):
 
 
 def systems(n: int, cluster: np.ndarray | None, shifts: tuple[float, ...], rng: Generator) -> list[System]:
-    """Draw systems that answer the same questions. A shift lowers the accuracy and adds noise to the confidence.
-
-    Args:
-        n: Number of questions.
-        cluster: [question] clusters, or None.
-        shifts: Shift of each system. Systems with the same shift have the same distribution.
-        rng: Random number generator.
-    """
+    """Draw systems that answer the same questions. A shift lowers the accuracy and adds noise to the confidence."""
 
     def effect() -> np.ndarray:
         own = rng.normal(size=n)
@@ -141,7 +133,7 @@ def _population_auroc(system: System) -> float:
 
 
 def main() -> None:
-    """Print the error rates and coverages of all designs."""
+    """Print the error rates and coverages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=4000, help="number of draws for each error rate")
     parser.add_argument("--coverage_draws", type=int, default=1000, help="number of draws for each coverage")

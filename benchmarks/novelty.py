@@ -1,8 +1,7 @@
 """Measure novelty and back-off on 12 rewordings of 96 test questions of `facts`, and on 200 questions of other kinds.
 
-A probe is trained on the default store. Its broader store contains six rewordings of each training and validation
-question. They differ from the tested rewordings. Novelty must separate every tested rewording, and the other kinds, from
-the test split. Creates the stores if they do not exist.
+The probe is trained on the default store. Its broader store contains six other rewordings of each training and
+validation question. Novelty must separate every tested rewording and the other kinds from the test split.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def reworded_questions(data: FeatureDataModule) -> list[Any]:
 
 
 def loaded(name: str, records: Sequence[dict[str, Any]], probe: str) -> FeatureDataModule:
-    """Sample and grade a set with the default policy, read its signals, and return its questions."""
+    """Sample, grade and read a set with the default policy, and return its questions."""
     method, store = METHODS[probe], f"stores/{name}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.jsonl"
@@ -55,7 +54,7 @@ def loaded(name: str, records: Sequence[dict[str, Any]], probe: str) -> FeatureD
 
 
 def broader_store(data: FeatureDataModule, probe: str) -> str:
-    """Create a store of rewordings of the training and validation questions, and return its folder."""
+    """Create a store of rewordings of the training and validation questions."""
     of_id = {question.id: question for question in facts()}
     rows = torch.cat([data.question_rows["train"], data.question_rows["val"]]).tolist()
     questions = reworded_for_training([of_id[data.table.ids[row]] for row in rows])
@@ -109,7 +108,7 @@ def main() -> None:
             figures(group, batch.take(torch.tensor([one == group for one in groups])))
             for group in dict.fromkeys(groups)
         ]
-        found += of_group if name == "reworded" else [every]  # the kinds are too small for a calibration error of each
+        found += of_group if name == "reworded" else [every]  # the kinds are too small for calibration errors
     lowest = min(figure["novelty_auroc"] for figure in found)
     miscalibrated = [figure for figure in found if figure["rmsce_raw"] >= 0.1]
     ratios = {figure["set"]: figure["rmsce_backed_off"] / figure["rmsce_raw"] for figure in miscalibrated}

@@ -44,8 +44,8 @@ class Pair(NamedTuple):
         theirs: Name in score_lm_polygraph.py or score_uqlm.py.
         ours: Name of our baseline or metric.
         scope: Whether questions or answers are scored.
-        formula: Formula for their value as a function of ours, for the table.
-        change: Function that computes their value from our uncertainty (the negated score) or our metric.
+        formula: Their value as a function of ours, for the table.
+        change: Function from our uncertainty (the negated score) or metric to their value.
         same: Whether the values should be equal.
         ascii_only: Whether to compare only questions whose answers are all ASCII.
     """
@@ -114,12 +114,12 @@ def make_samples(store: str, n_questions: int) -> FeatureDataModule:
 
 
 def uncertainty(data: FeatureDataModule, name: str, scope: Scope = "question") -> NDArray[np.float64]:
-    """Return the uncertainty of a baseline (its negated score), [question] or [answer]."""
+    """Return the negated score of a baseline, [question] or [answer]."""
     return -BASELINES[name].scores[scope](data, {}).double().numpy()
 
 
 def samples(data: FeatureDataModule) -> dict[str, Any]:
-    """Return the inputs of both packages. The question-level lists contain only the answers with even indices."""
+    """Return the inputs of both packages. Question-level lists contain only the answers with even indices."""
     answers, signals = data.table.answers, data.store.signals
     entropy = signals.read_ragged("tokens", signals.keys("tokens", "sample")[0])
     states = signals.read("hidden", f"{LAYER}/last_answer", "sample").double().numpy()
@@ -160,7 +160,7 @@ def python_of(peer: str) -> Path:
 
 
 def score(peer: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Score the samples in a peer's environment, and return the peer's version and values."""
+    """Score the samples in a peer's environment. Return its version and values."""
     script = Path(__file__).parent / "peers" / f"score_{peer.replace('-', '_')}.py"
     done = subprocess.run(
         [python_of(peer), script], input=json.dumps(given), capture_output=True, text=True, check=False
@@ -173,7 +173,7 @@ def score(peer: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def our_metrics(uncertainty: list[float], accuracy: list[float], nll: list[float], right: list[float]) -> Values:
-    """Compute the metrics of `PAIRS` in the same way as score_lm_polygraph.py."""
+    """Compute the metrics of `PAIRS` as score_lm_polygraph.py does."""
     scores, share, of_answers, is_right = (
         torch.tensor(values, dtype=torch.float64) for values in (uncertainty, accuracy, nll, right)
     )
@@ -193,7 +193,7 @@ def our_metrics(uncertainty: list[float], accuracy: list[float], nll: list[float
 
 
 def compared(data: FeatureDataModule, given: dict[str, Any], peer: str, theirs: Values) -> Iterator[tuple[Pair, float]]:
-    """Yield each pair of a package, and the largest difference between their values and ours."""
+    """Yield each pair of a package, and the largest difference between its values."""
     metrics = our_metrics(**given["metrics"])
     is_ascii = np.array([all(map(str.isascii, texts)) for texts in given["questions"]["text"]])
     for pair in PAIRS[peer]:

@@ -1,8 +1,7 @@
-"""Measure the time and memory of Pass@K for as many questions and answers as in arXiv 2602.13540.
+"""Measure the time and memory of Pass@K for as many questions (76,523) and answers (100 each) as in arXiv 2602.13540.
 
-There are 76,523 questions with 100 answers each. Pass@K is computed for all K from 1 to 100, and the squared errors of
-predictions and of the oracle for all K from 1 to 50. Questions with the same counts share one computation. The estimates
-are compared with exact binomial coefficients for all c and K.
+Pass@K is computed for all K from 1 to 100, and the squared errors of predictions and of the oracle for all K from 1 to
+50. The estimates are compared with exact binomial coefficients.
 """
 
 from __future__ import annotations

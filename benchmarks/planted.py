@@ -23,7 +23,6 @@ from probes.comparison.record import paired_tests, scored
 from probes.metrics.functional import capability_auroc
 from tests.helpers.synthetic import make_store
 
-#: Probes that need only hidden states and grades.
 PROBES = ("layer_average", "linear", "logistic", "ridge", "difference_of_means", "counts", "mlp", "knn")
 
 
@@ -67,7 +66,7 @@ def main() -> None:
     parser.add_argument("--simulations", type=int, default=200)
     parser.add_argument("--questions", type=int, default=120)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # one thread is faster for many small problems
+    torch.set_num_threads(1)  # faster for many small problems
     with tempfile.TemporaryDirectory() as folder:
         found = planted(Path(folder) / "planted", 600, seed=0)
         rng = np.random.default_rng(1)

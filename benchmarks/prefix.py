@@ -1,9 +1,8 @@
 """Compare reading few-shot questions after a shared prefix with reading whole prompts.
 
-The questions are from `facts`. The worked examples before them make up a prefix of at least 300 tokens, which is read
-once. The benchmark times `read_questions`, which the command `read` uses for each block of a store, and the method
-`score` of an attached probe, with all questions in one call and with one question per call. It also compares the hidden
-states of all layers, relative to the largest state of the layer, and the confidences.
+The questions are from `facts`, with a prefix of at least 300 tokens, which is read once. The benchmark times
+`read_questions`, and the method `score` of an attached probe with all questions or one question per call. It compares
+the confidences, and the hidden states relative to the largest state of their layer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Measure the AUROC and the Brier score of confidences in prefixes of answers, by fraction of the answer.
 
-The benchmark compares probes trained on answers and their prefixes with probes trained only on whole answers, and
-calibrators for each fraction with a single calibrator. The store, the answers and the folds are those of
-`benchmarks.sequence`. All confidences are out of fold.
+Probes trained on prefixes are compared with probes trained only on whole answers, and calibrators for each fraction
+with a single one. The store, the answers and the folds are those of `benchmarks.sequence`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from probes.fitting.module import ProbeModule
 from probes.registry import METHODS
 from probes.report.evaluate import Scored, difference, estimate
 
-#: The positions that each method reads.
 PROBES = {"attention": ("answer_tokens",), "response": ("mean_answer",)}
 #: Names of the confidences: trained on whole answers, also trained on prefixes, and also calibrated by fraction.
 WHOLE, TRAINED, BY_FRACTION = "whole answers", "prefixes", "prefixes, calibrated by fraction"
@@ -44,7 +42,7 @@ def confidences(module: ProbeModule, data: FeatureDataModule) -> dict[str, Tenso
 
 
 def out_of_fold(name: str, seed: int) -> dict[str, dict[str, Scored]]:
-    """Return the confidences of a probe with the grades, by kind of training and fraction of the answer."""
+    """Return out-of-fold confidences with grades, by kind of training and fraction of the answer."""
     method = METHODS[name]
     whole, data = (sequence.data_of(method.signal, PROBES[name], prefixes) for prefixes in (False, True))
     every, fractions = data.every(), data.feature_spec.fractions

@@ -1,8 +1,8 @@
 """Compare the prompts of configs/default.yaml and configs/brief.yaml on the same questions.
 
-The benchmark reports the accuracy and its spread over questions, the fraction of truncated answers, the out-of-fold
-AUROC of the linear probe, and the time to sample. It also reports the agreement of the grader with manual labels of 100
-random answers per prompt (see `benchmarks.labels`). Stores that do not exist are created.
+The figures are the accuracy and its spread over questions, the fraction of truncated answers, the out-of-fold AUROC of
+the linear probe, the sampling time, and the agreement of the grader with manual labels of 100 random answers per
+prompt.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def seconds(recipe: StoreRecipe) -> dict[str, float]:
-    """Return the wall-clock seconds and the CPU seconds of this process per 1,000 answers."""
+    """Return the wall-clock and CPU seconds of this process per 1,000 answers."""
     with tempfile.TemporaryDirectory() as folder:
         sample(f"{folder}/warm", replace(recipe, n_questions=1, k=2))
         wall, cpu = time.perf_counter(), time.process_time()
@@ -52,7 +52,7 @@ def seconds(recipe: StoreRecipe) -> dict[str, float]:
 
 
 def main() -> None:
-    """Make the stores, print the answers that have no label yet, and report the figures."""
+    """Make the stores, print unlabelled answers, and report the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stores", type=Path, default=Path("stores"))
     options = parser.parse_args()

@@ -1,8 +1,7 @@
 """The published probe that is most similar to the default probe, from capability calibration (arXiv 2602.13540).
 
 It is a linear layer with a sigmoid on the mean of the hidden states over all layers, trained on the expected accuracy
-with SGD. The learning rate, the epoch, and whether the features are z-scored are chosen by the squared error on the
-validation split.
+with SGD. The learning rate, the epoch and z-scoring are chosen by the squared error on the validation split.
 """
 
 import torch
@@ -19,8 +18,7 @@ def train(
 ) -> tuple[Tensor, Tensor]:
     """Train one probe per learning rate on features [row, d_model] float32.
 
-    Returns:
-        The lowest squared error on the validation rows, and the weights and bias [d_model + 1] that attain it.
+    Returns the lowest squared error on the validation rows, with its weights and bias [d_model + 1].
     """
     rates = torch.tensor(LEARNING_RATES)[:, None]
     parameters = torch.zeros(len(rates), features.shape[1] + 1)

@@ -1,8 +1,6 @@
-"""Measure the quality of the probe on the default store with nested cross-validation.
+"""Measure the quality of the probe on the default store with nested cross-validation (5 outer folds).
 
-There are 5 outer folds. The layer and the L2 penalty are chosen separately for each of them, and the out-of-fold
-predictions are pooled. If the labels are shuffled across questions, the AUROC must be ½. The default store is created
-if it does not exist.
+If the labels are shuffled across questions, the AUROC must be ½.
 """
 
 from __future__ import annotations

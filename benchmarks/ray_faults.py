@@ -25,13 +25,13 @@ ON_RAY = ["--engine", "ray", "--actors", "2"]
 
 
 def start(commands: Commands, command: str, store: Path) -> subprocess.Popen[str]:
-    """Start a command with the Ray engine, which starts its own cluster."""
+    """Start a command with the Ray engine and its own cluster."""
     line = [sys.executable, *commands.line(command, store), *ON_RAY]
     return subprocess.Popen(line, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
 
 
 def kill_actors(commands: Commands, command: str, store: Path, kills: int, spread: float) -> dict[str, int]:
-    """Kill an actor at random moments of one job, each time after at least one more block was finished."""
+    """Kill an actor at random moments of one job, each time after another finished block."""
     chance, n_kills, n_changed, before = random.Random(command), 0, 0, finished(store)
     job = start(commands, command, store)
     while job.poll() is None and n_kills < kills:
@@ -54,7 +54,7 @@ def kill_actors(commands: Commands, command: str, store: Path, kills: int, sprea
 
 
 def lose_cluster(commands: Commands, store: Path) -> dict[str, Any]:
-    """Kill all processes of the cluster during `sample`, and continue with the same command."""
+    """Kill all processes of the cluster during `sample`, and continue."""
     job = start(commands, "sample", store)
     while job.poll() is None and not finished(store):
         time.sleep(0.01)

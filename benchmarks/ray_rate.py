@@ -1,7 +1,4 @@
-"""Time `sample` with two actors of the Ray engine against two processes, as `torchrun` starts them.
-
-The time after start-up is the time between the first and the last finished part, according to the times of the files.
-"""
+"""Time `sample` with two actors of the Ray engine against two processes, as `torchrun` starts them."""
 
 from __future__ import annotations
 
@@ -20,7 +17,10 @@ LOCAL = ({"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "2"})
 
 
 def timed(commands: Commands, store: Path, environments: tuple[dict[str, str], ...], options: list[str]) -> list[float]:
-    """Run `sample` in one process per environment. Return the seconds of start-up, of work, and in total."""
+    """Run `sample` in one process per environment. Return the seconds of start-up, of work, and in total.
+
+    Work is the time between the first and the last finished part.
+    """
     line, begun = [sys.executable, *commands.line("sample", store), *options], time.time()
     jobs = [subprocess.Popen(line, env=ENVIRONMENT | one, stderr=subprocess.DEVNULL) for one in environments]
     if any(job.wait() for job in jobs):

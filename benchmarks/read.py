@@ -1,6 +1,6 @@
 """Compare the time to read all signals of the answers in one pass with that of one pass for each signal.
 
-With `--random`, the model has random weights and the shape of Qwen3-0.6B. The default is the embedded model.
+The default is the embedded model. `--random` uses random weights in the shape of Qwen3-0.6B.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.result import alternating, report
 from extract.signals.base import Answer
 from extract.signals.reading import read_answers
 
-#: `tokens` includes negative log-likelihood and entropy. The target excludes `rollout_max`, which takes O(n³).
+#: `rollout_max` takes O(n³) and is left out. `tokens` includes negative log-likelihood and entropy.
 SIGNALS = ("tokens", "entropy_profile", "evolution", "early_exit", "attention_entropy", "rollout", "macs")
 
 
@@ -32,7 +32,7 @@ def answers(n_questions: int, per_question: int, n_prompt: int, n_answer: int) -
 
 
 def main() -> None:
-    """Print the ratio of times, and the time for each signal alone."""
+    """Print the ratio of times, and the time for each signal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=3)

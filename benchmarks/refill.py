@@ -1,12 +1,9 @@
-"""Measure the speed of sampling if the lengths of the answers differ, and the speed in bfloat16.
+"""Measure the speed of sampling answers of different lengths, and the speed in bfloat16.
 
-The length of each answer is 8 plus a geometric number with mean 32, and at most 256. It depends only on the question
-and the sample, so all sides generate the same number of tokens. Ended answers are replaced by answers to the next
-questions. This is compared with sampling one batch of questions after the other, with `generate`, with `generate_batch`
-(continuous batching) and with vLLM.
-
-The limit is the time of the products of all linear layers alone, with torch and in the same dtype, for the same numbers
-of rows as in the passes of the sampler.
+The length of each answer is 8 plus a geometric number with mean 32, and at most 256, on all sides. The sampler replaces
+ended answers by answers to the next questions. It is compared with sampling one batch of questions after the other,
+with `generate`, `generate_batch` (continuous batching) and vLLM. The limit is the time of the products of all linear
+layers alone, for the same numbers of rows.
 """
 
 from __future__ import annotations
@@ -41,7 +38,6 @@ from extract.sampling.local.draws import Drawn, draw, keyed_uniforms, question_k
 from extract.sampling.local.token_sampler import TokenSampler
 
 LONGEST, SHORTEST, MEAN = 256, 8, 32
-#: Settings of all sides.
 TEMPERATURE, MAX_ROWS = 0.7, 320
 
 
@@ -69,7 +65,7 @@ class Sides:
 
     @contextmanager
     def scheduled(self) -> Iterator[None]:
-        """Make the sampler end each answer at its length. The last step has the uniform number 2 instead of < 1."""
+        """Make the sampler end each answer at its length, with a uniform number of 2 in the last step."""
         lengths = {
             (question_key(self.decoding.seed, id_), j): length
             for id_, of_question in zip(self.ids, self.lengths, strict=True)
@@ -106,7 +102,7 @@ class Sides:
 
     @torch.inference_mode()
     def generate(self) -> int:
-        """Use `generate`, with as many rows in a batch as the sampler has."""
+        """Use `generate`, with as many rows in a batch as the sampler."""
         step = MAX_ROWS // self.k
         for start in range(0, len(self.ids), step):
             ids, mask = left_padded(self.prompts[start : start + step], pad=0, device=self.model.device)
@@ -165,7 +161,7 @@ class Sides:
             return sum(pool.map(request, *zip(*pairs, strict=True)))
 
     def limit(self) -> Callable[[], int]:
-        """Return a function that computes the products of the linear layers alone, for the passes of the sampler."""
+        """Return a function that computes only the products of the linear layers, for the passes of the sampler."""
         passes: Counter[tuple[int, int]] = Counter()
         hook = self.model.model.layers[0].register_forward_pre_hook(
             lambda layer, inputs: passes.update([inputs[0].shape[:2]])

@@ -1,4 +1,4 @@
-"""Functions shared by the benchmarks: printing the final JSON line, and timing two functions."""
+"""Print the figure of a benchmark, and time two functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def report(name: str, value: Any, bar: str, holds: bool, **details: Any) -> None
         value: The figure, or several figures by name.
         bar: Description of the target.
         holds: Whether the target is met.
-        **details: Medians of both sides, counts, and other values that explain the figure.
+        **details: Other values that explain the figure.
     """
     import transformers
 
@@ -56,8 +56,7 @@ def alternating(
 ) -> tuple[float, float, float]:
     """Time two functions alternately in one process.
 
-    Returns:
-        The median over all pairs of the ratio of a's time to b's time, and the median times of a and b in seconds.
+    Returns the median ratio of a's time to b's time over all pairs, and the median times of a and b in seconds.
     """
     times: tuple[list[float], list[float]] = ([], [])
     for pair in range(warm + pairs):

@@ -1,7 +1,6 @@
-"""Measure the additional cost of reading rollout together with the token signals.
+"""Measure the additional cost of reading rollout: time relative to token signals, and memory relative to eager attention.
 
-The time is compared with that of the token signals alone, and the memory with that of eager attention. With `--random`,
-the model has random weights and the shape of Qwen3-0.6B or Llama-3.2-1B. The default is the embedded model.
+The default is the embedded model. `--random` uses random weights in the shape of Qwen3-0.6B or Llama-3.2-1B.
 """
 
 from __future__ import annotations
@@ -82,15 +81,12 @@ def seconds(action: Any) -> float:
 
 
 def operations(model: Any, n_prompt: int, n_answer: int) -> dict[str, float]:
-    """Return the multiply-adds (in 10⁹) for one answer.
-
-    The result lists blocks, attention, logits, additional attention scores and their exponentials separately.
-    """
+    """Return the multiply-adds (in 10⁹) for one answer, by part of the computation."""
     config = model.config.get_text_config()
     n_tokens, heads, layers = n_prompt + n_answer, config.num_attention_heads, config.num_hidden_layers
     d_head = getattr(config, "head_dim", None) or config.hidden_size // heads
     weights = sum(parameter.numel() for block in decoder_of(model).layers for parameter in block.parameters())
-    seen = sum(range(n_prompt, n_tokens + 1))  # keys seen from the n + 1 positions of the answer
+    seen = sum(range(n_prompt, n_tokens + 1))
     counts = {
         "blocks": weights * n_tokens,
         "attention": layers * heads * n_tokens * (n_tokens + 1) * d_head,  # two products over half of the T × T matrix

@@ -1,8 +1,6 @@
-"""Measure the speed of sampling.
+"""Compare the speed of sampling with `generate`, with the matrix products that it needs, and without a shared prefix.
 
-The local sampler is compared with `generate(num_return_sequences=8)`, with the matrix products that it needs, and with
-sampling without a shared prefix. With `--random`, the model has random weights and the shape of Llama-3.2-1B, and the
-prompts are random tokens. The default is the embedded model with its questions.
+The default is the embedded model. `--random` uses random weights in the shape of Llama-3.2-1B, and random prompts.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ Prompts = list[list[int]]
 
 
 class NoTokenizer:
-    """A tokenizer for random models. It has no end token and decodes to empty text."""
+    """Tokenizer without an end token, for random models."""
 
     eos_token_id = None
 
@@ -36,7 +34,7 @@ class NoTokenizer:
 
 
 def embedded(n: int) -> tuple[Any, Any, Prompts, Prompts]:
-    """Return the embedded model, its tokenizer, and the prompts of n questions, without and with worked examples."""
+    """Return the embedded model, its tokenizer, and the prompts of n questions without and with worked examples."""
     from extract.models.loading import load_model
     from extract.prompts import PromptTemplate
     from extract.questions import load_questions
@@ -51,7 +49,7 @@ def embedded(n: int) -> tuple[Any, Any, Prompts, Prompts]:
 
 
 def random_llama(n: int) -> tuple[Any, Any, Prompts, Prompts]:
-    """Return a model with random weights and the shape of Llama-3.2-1B, and prompts of random tokens."""
+    """Return a random model in the shape of Llama-3.2-1B, and prompts of random tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -76,7 +74,7 @@ def random_llama(n: int) -> tuple[Any, Any, Prompts, Prompts]:
 
 
 class Sides:
-    """The functions that are timed. Each returns the number of answer tokens that it drew."""
+    """The functions that are timed. Each returns the number of answer tokens."""
 
     def __init__(self, model: Any, tokenizer: Any, max_new_tokens: int) -> None:
         self.model = model
@@ -137,7 +135,7 @@ def matmul_rate(model: Any) -> float:
 
 
 def flop_per_token(model: Any, prompts: Prompts, k: int, n_drawn: int) -> float:
-    """Return the operations of the matrix products with weights per drawn token. Each prompt is processed once."""
+    """Return the operations of the matrix products with weights per drawn token, with each prompt processed once."""
     head = model.lm_head.weight.numel()
     inner = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2)
     shared = len(common_prefix(prompts))

@@ -1,8 +1,7 @@
 """Measure the cost of a large store: bytes per answer, and seconds by number of shards for several operations.
 
-The operations are listing, resuming, inspecting, verifying and indexing. The stores look like those of a served model,
-with `--rows` questions per block and one sample per shard, as created with `--server.n 1`. If the time per shard is
-constant, the figures do not grow with the store. No model is needed.
+The operations are listing, resuming, inspecting, verifying and indexing. The stores are like those of a served model,
+with `--rows` questions per block and one sample per shard (`--server.n 1`). The time per shard should be constant.
 """
 
 from __future__ import annotations

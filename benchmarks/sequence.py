@@ -1,8 +1,7 @@
 """Compare probes over all tokens of an answer with probes of its last token and of the mean over its tokens.
 
-The questions are those of `facts`, with a prompt that asks for a sentence. All probes read the same answers at the same
-three layers, and are tested out of fold on the same splits. In each fold, `best_sequence` is the sequence probe with
-the lowest validation loss. The store is created if it does not exist.
+The questions are those of `facts`, with a prompt that asks for a sentence. All probes read the same three layers, and
+are tested on the same folds. `best_sequence` is the sequence probe with the lowest validation loss in each fold.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from probes.report.evaluate import Scored, difference, estimate
 STORE = "stores/sequence-facts"
 LAYERS = (12, 18, 24)
 SEQUENCE = ("attention", "multimax", "rolling", "softmax_sum")
-#: Probes that read one state per answer, as pairs of a method and its positions. The logistic probes are cross-fitted.
-#: The probes trained with Adam use the same training and validation splits as the sequence probes.
+#: Probes that read one state per answer: method and positions. The logistic probes are cross-fitted.
+#: The probes trained with Adam use the splits of the sequence probes.
 SINGLE = {
     "last_answer": ("response", ("last_answer",)),
     "mean_answer": ("response", ("mean_answer",)),
@@ -62,12 +61,7 @@ def data_of(signal: str, positions: tuple[str, ...], prefixes: bool = False) -> 
 
 
 def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[str, list[str]]]:
-    """Fit every probe in every fold.
-
-    Returns:
-        Three dicts by probe: the confidences with the grades, the training time in seconds, and the layer chosen in
-        each fold. For `best_sequence`, the last dict contains the probe chosen in each fold.
-    """
+    """Return the confidences with grades, the training seconds, and the layers chosen in the folds, by probe."""
     tokens = data_of("hidden_tokens", ("answer_tokens",))
     data = dict.fromkeys(SEQUENCE, tokens) | {name: data_of("hidden", where) for name, (_, where) in SINGLE.items()}
     every = tokens.every()
@@ -100,7 +94,7 @@ def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[st
 
 
 def main() -> None:
-    """Print the AUROC of each probe, and the differences between sequence probes and probes of one state per answer."""
+    """Print the AUROC of each probe, and the differences between the two kinds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

@@ -50,7 +50,7 @@ def command(store: Path, questions: Path, proxy: Running) -> list[str]:
 
 
 def held(store: Path) -> Counter[tuple[str, int]]:
-    """Count the copies of each answer in finished tables and in complete lines of unfinished logs."""
+    """Count the copies of each answer in finished tables and unfinished logs."""
     tables = {path.stem: path for path in (store / "samples").glob("*.parquet") if path.with_suffix(".json").is_file()}
     rows: list[dict[str, Any]] = []
     for path in tables.values():
@@ -72,8 +72,7 @@ def written(store: Path) -> int:
 def runs(line: list[str], store: Path, kills: int, spread: float) -> Iterator[int | None]:
     """Start the command and kill it at random moments, several times, then let it finish.
 
-    Yields:
-        None after each kill, and the exit status at the end.
+    Yields None after each kill, and the exit status at the end.
     """
     chance, environment = random.Random(0), {**os.environ, "OMP_NUM_THREADS": "1"}
     for _ in range(kills):

@@ -1,7 +1,4 @@
-"""Compare the request rate and the peak memory of the server sampler with those of a plain `AsyncOpenAI` loop.
-
-Both send 500 concurrent requests to a stub on the loopback interface.
-"""
+"""Compare the request rate and peak memory of the server sampler with a plain `AsyncOpenAI` loop on a local stub."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ async def bare_loop(url: str, prompts: list[str]) -> list[str | None]:
 
 
 def sampled(store: Path, questions: Path, server: Running) -> None:
-    """Run the sampler, which makes the same requests and saves the answers in a store."""
+    """Run the sampler with the same requests."""
     options = Server(url=server.url, max_concurrency=IN_FLIGHT)
     policy = Decoding(temperature=1.0)
     recipe = StoreRecipe(

@@ -1,10 +1,9 @@
 """Measure the server of `python -m probes serve`: its confidences, its latency and its throughput.
 
-The server runs in another process, with the embedded model and a probe that `make train` saved. First, the `openai`
-client sends 1,000 questions with 32 concurrent requests, and the confidences of the answers are compared with those of
-`score`. Then `/v1/score` is timed: the latency for one client relative to a forward pass in this process, measured
-alternately, and the requests per second with 32 clients relative to one client. The forward pass reads the whole
-prompt. The server reads the worked examples before the question only once, so its latency can be shorter.
+The `openai` client sends 1,000 questions with 32 concurrent requests, and the confidences are compared with those of
+`score`. Then the latency of `/v1/score` for one client is compared with a forward pass in this process, and the
+requests per second with 32 clients with those of one client. The forward pass reads the whole prompt, and the server
+reads the worked examples only once, so its latency can be shorter.
 """
 
 from __future__ import annotations

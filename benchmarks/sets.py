@@ -1,7 +1,6 @@
-"""Sample and grade answers to three well-known question sets, and compare the grades with manual labels.
+"""Sample and grade answers to three well-known question sets, and compare 50 grades per set with manual labels.
 
-The benchmark reports accuracies with intervals, and the agreement of the grader with labels of 50 answers per set (see
-`benchmarks.labels`). It needs ../shared/data, or another folder with the same files (`--data`).
+It needs ../shared/data, or another folder with the same files (`--data`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, data: Path, folder: Path) -> Store:
-    """Make the store of a set: 200 questions with 5 answers each, graded by the default grader."""
+    """Make the store of a set: 200 questions with 5 answers each."""
     recipe = RECIPES[name] | {"questions": RECIPES[name]["questions"].format(data=data)}
     store = str(folder / f"sets-{name}")
     sample(store, StoreRecipe(n_questions=200, k=5, block_size=100, **recipe))
@@ -62,10 +61,7 @@ def accuracy(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Select distinct answers for labelling, ordered by a hash.
-
-    Half of them are graded right and half wrong, unless there are too few of one kind.
-    """
+    """Select distinct answers for labelling, ordered by a hash. Half of them are graded right, if possible."""
     distinct = {key(row): row for row in rows}
     ordered = [list(distinct.values())[i] for i in hash_order(list(distinct), seed=0)]
     right, wrong = ([row for row in ordered if row["right"] is graded] for graded in (True, False))
@@ -74,7 +70,7 @@ def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Make the stores, print the answers that have no label yet, and report the figures."""
+    """Make the stores, print unlabelled answers, and report the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--stores", type=Path, default=Path("stores"))

@@ -1,8 +1,6 @@
 """Make the results in docs/signals/: all signals of the answers to two question sets, and the grid of scores.
 
-The sets are 200 questions of `facts` and 100 of `qa_wikidata`, with 4 answers each. Reading the signals and evaluating
-the grid are timed. The stores are created before that if they do not exist. `qa_wikidata` is skipped if ../shared/data
-does not exist.
+The sets are 200 questions of `facts` and 100 of `qa_wikidata` (skipped without ../shared/data), with 4 answers each.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from probes.commands import pictures, signals
 DOCS = Path(__file__).parents[1] / "docs"
 FACTS, WIKIDATA = "stores/signals-facts", "stores/signals-qa_wikidata"
 ANSWER_LAYERS = (6, 12, 18, 24, 30)
-#: Fraction of the questions used for testing. It can be above the default because nothing is trained.
+#: Fraction of test questions. Nothing is trained.
 TEST_FRACTION = 0.4
 
 
@@ -52,7 +50,7 @@ def read_anew(store: str) -> float:
 
 
 def keep_picture(picture: Path, name: str) -> None:
-    """Save a picture in docs/signals/ with 256 colours, which reduces its size to a third."""
+    """Save a picture in docs/signals/ with 256 colours, a third of its size."""
     with Image.open(picture) as image:
         few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(DOCS / "signals" / f"{name}-{picture.name}", optimize=True)

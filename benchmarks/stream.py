@@ -1,7 +1,4 @@
-"""Compare streaming with plain generation: speed, text and logits, for probes with random weights.
-
-The probes read the question, the mean over the answer, or all tokens of the answer. The model is the embedded one.
-"""
+"""Compare streaming with plain generation: speed, text and logits, for random probes of the embedded model."""
 
 from __future__ import annotations
 

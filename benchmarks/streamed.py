@@ -1,8 +1,7 @@
 """Compare streamed fits with fits in memory, and measure the peak memory and the time of a streamed fit of 20 GB.
 
-The large store is written to a temporary folder, with random hidden states in which one coordinate determines the
-accuracy. The peak is the largest resident memory of the process of `train.py`, including the libraries. It also includes
-pages of the store's files while they are mapped.
+The large store has random hidden states in which one coordinate determines the accuracy. The peak is the resident
+memory of `train.py`, including libraries and mapped pages of the store's files.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ class States:
 def compared(folder: Path) -> tuple[dict[str, float], bool]:
     """Fit the probes to a small store, and save them to subfolders.
 
-    Returns the largest difference between the confidences of the probes in memory and streamed, and whether the saved
-    probes are the same for 1, 2 and 7 workers.
+    Returns the largest difference between confidences in memory and streamed, and whether the saved probes are the same
+    for 1, 2 and 7 workers.
     """
     accuracy = np.random.default_rng(0).random(600)
     small = States(accuracy, 6, 48)[0 : len(accuracy)]
@@ -85,7 +84,7 @@ def compared(folder: Path) -> tuple[dict[str, float], bool]:
 
 
 def read_seconds(files: list[Path]) -> float:
-    """Return the time to read files from the disk in their order, without the page cache."""
+    """Return the time to read files from the disk, without the page cache."""
     buffer, spent = bytearray(2**24), 0.0
     for path in files:
         with open(path, "rb", buffering=0) as file:
@@ -99,11 +98,7 @@ def read_seconds(files: list[Path]) -> float:
 
 
 def train(store: Path, name: str, workers: int) -> tuple[float, float]:
-    """Run `train.py` on a store with streamed features. Returns the peak memory in GiB and the time in seconds.
-
-    Raises:
-        CalledProcessError: If the run fails.
-    """
+    """Run `train.py` on a store with streamed features. Returns the peak memory in GiB and the seconds."""
     command = [sys.executable, "train.py", f"--model={CLASSES[name]}", "--data.recipe=null", "--data.grader=made"]
     command += [f"--data.store={store}", "--data.in_memory=false", f"--data.num_workers={workers}"]
     command += ["--trainer.logger=false", f"--runs={store.parent / 'runs'}", "--n_resamples=200"]

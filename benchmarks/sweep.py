@@ -1,9 +1,8 @@
 """Compare the time to fit all layers together with the time to fit one layer after another, with Lightning's trainer.
 
-The linear probe is fitted with five penalties in batches of 64, on the default store. A layer that is identical for all
-questions, such as the embedding of the last token, cannot be fitted alone. It is included only in the joint fit. On a
-GPU, the time of the joint fit is also compared with that of a single layer, because the kernel launches of a step take
-longer than its arithmetic.
+The linear probe is fitted with five penalties in batches of 64. A layer that is identical for all questions, such as
+the embedding of the last token, is included only in the joint fit. On a GPU, the joint fit is also compared with the
+fit of a single layer, because the kernel launches of a step take longer than its arithmetic.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     quiet_lightning()
     data = default_data()
-    data.recipe, data.batch_size = None, options.batch_size  # the store exists, so a fit does not need to check it
+    data.recipe, data.batch_size = None, options.batch_size  # the store need not be checked
     varies = data.batch("train").features.std(0).amax(-1) > 0
     singles = [one_layer(data, place) for place in varies.nonzero()[:, 0].tolist()]
     seconds_each: list[float] = []

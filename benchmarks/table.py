@@ -1,7 +1,6 @@
 """Measure the memory per answer during and after `load_table`, and the time for a million answers.
 
-The store looks like that of a served model (see `benchmarks/scale.py`). The answers have log-probabilities, and every
-parsed answer is as long as its text. No model is needed.
+The store is like that of a served model, with log-probabilities and parsed answers as long as their texts.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def main() -> None:
     sizes = {"small": N_ROWS, "large": options.questions}
     with tempfile.TemporaryDirectory() as name:
         folders = {size: Path(name) / size for size in sizes}
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # so that its memory is not counted
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # its memory is not counted
             for size, n_questions in sizes.items():
                 shard = pool.submit(build, folders[size], n_questions, options.k, options.tokens).result()
         load_table(Store.open(folders["small"]))  # loads the libraries

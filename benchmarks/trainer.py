@@ -1,7 +1,7 @@
 """Measure the overhead of Lightning by comparing `Trainer.fit` with a plain loop, for the linear probe of all layers.
 
-Both sides run the probe's code on the same batches in the same order, validate every ten epochs, and select a candidate
-at the end. Their weights must be equal. They use the training split of the default store, in batches of at least 128.
+Both sides process the same batches of at least 128 in the same order, validate every ten epochs, and select a candidate
+at the end. Their weights must be equal.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def loop(data: FeatureDataModule, epochs: int, device: torch.device) -> Linear:
     module = Unlogged()
     batches, validation = data.train_dataloader(), data.val_dataloader()
     run = SimpleNamespace(datamodule=data, estimated_stepping_batches=epochs * len(batches), sanity_checking=False)
-    module.trainer = run  # type: ignore[assignment]  # it has the epoch and the data, which is all that is needed
+    module.trainer = run  # type: ignore[assignment]  # it has the epoch and the data
     module.setup("fit")
     module.to(device)
     configured: Any = module.configure_optimizers()
@@ -87,7 +87,7 @@ def main() -> None:
     quiet_lightning()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = default_data()
-    data.recipe, data.batch_size = None, options.batch_size  # the store exists, so a fit does not need to check it
+    data.recipe, data.batch_size = None, options.batch_size  # the store need not be checked
     one, other = fit(data, options.epochs), loop(data, options.epochs, device)
     difference = float((one.weight.detach().cpu() - other.weight.detach().cpu()).abs().max())
     ratio, with_trainer, without = alternating(

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.evaluation_sets import DATA
 
-#: Templates for rewordings that replace the whole question, by group of `facts`. They contain the question's subject.
+#: Templates for rewordings of the whole question, by group of `facts`.
 _NAME = {
     "capital": "Name the capital city of {0}.",
     "continent": "Name the continent where {0} is located.",
@@ -41,7 +41,7 @@ _FIRST = {
     "product": "{0} x {1} = ?",
 }
 
-#: Rewordings by name. Each function takes the text of a question of `facts`, its group and its subjects.
+#: Rewordings: functions of a question's text, group and subjects.
 REWORDINGS: dict[str, Callable[[str, str, Sequence[str]], str]] = {
     "only the name": lambda text, group, about: f"{text} Answer with only the name.",
     "please": lambda text, group, about: f"Could you please tell me the answer to this question? {text}",
@@ -59,7 +59,7 @@ REWORDINGS: dict[str, Callable[[str, str, Sequence[str]], str]] = {
 
 
 def reworded(questions: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the records of every rewording of questions of `facts`. The group of a record is its rewording."""
+    """Return the records of every rewording of questions of `facts`, grouped by rewording."""
     records = []
     for name, reword in REWORDINGS.items():
         for question in questions:
@@ -72,7 +72,7 @@ def reworded(questions: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def unseen(n: int = 40) -> list[dict[str, Any]]:
-    """Return the records of `n` questions of each kind that `facts` lacks. The group of a record is its kind."""
+    """Return the records of `n` questions of each kind that `facts` lacks, grouped by kind."""
     rng = random.Random(0)
     problems = json.loads((DATA / "svamp.json").read_text(encoding="utf-8"))
     clozes = json.loads((DATA / "qa_wikidata.json").read_text(encoding="utf-8"))["examples"]

@@ -1,7 +1,6 @@
 """Compare vLLM with the local sampler, both on the CPU with the embedded model: accuracy and tokens per second.
 
-vLLM runs in the environment that `make vllm` creates. It is stopped before the local sampler starts, so both have the
-whole machine.
+vLLM runs in the environment that `make vllm` creates, and is stopped before the local sampler starts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 #: Questions and answers per question for the accuracy, and bars for tokens per second relative to vLLM.
 N_QUESTIONS, K = 200, 4
 BARS = {"float32": 2.0, "bfloat16": 3.0}
-#: Requests token ids, because the usage counts only the tokens of all answers to a request together.
+#: Requests token ids, because the usage counts the tokens of all answers to a request together.
 TOKEN_IDS = {"return_token_ids": True}
 
 #: Program that runs a command, and ends its own process group when the standard input closes.
@@ -54,17 +53,12 @@ sys.exit(subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL).returncode)
 
 @contextmanager
 def vllm_serve(model: Path, dtype: str, seconds: float = 900.0) -> Iterator[str]:
-    """Run vLLM on the loopback interface, and yield its address. The model has the name of its folder.
+    """Run vLLM on the loopback interface until the context or this process ends, and yield its address.
 
-    The server ends with the context, and also if this process is killed.
-
-    Args:
-        model: Folder of the model.
-        dtype: Dtype of the weights.
-        seconds: Maximum time to start. The first start compiles the model, which takes minutes.
+    The first start compiles the model, which takes minutes.
 
     Raises:
-        RuntimeError: If the server does not start.
+        RuntimeError: If the server does not start within `seconds`.
     """
     python = ROOT / ".venv-vllm/bin/python"
     with socket.socket() as free:
@@ -82,7 +76,7 @@ def vllm_serve(model: Path, dtype: str, seconds: float = 900.0) -> Iterator[str]
         process = subprocess.Popen(
             [sys.executable, "-c", _WATCH, *command],
             env={**inherited, **settings},
-            stdin=subprocess.PIPE,  # closes with this process, even if it is killed
+            stdin=subprocess.PIPE,  # closes with this process
             stdout=said,
             stderr=said,
             start_new_session=True,
@@ -96,7 +90,7 @@ def vllm_serve(model: Path, dtype: str, seconds: float = 900.0) -> Iterator[str]
                 time.sleep(0.5)
             yield f"http://127.0.0.1:{port}/v1"
         finally:
-            with suppress(ProcessLookupError):  # raised when the server, its engine and its workers have ended
+            with suppress(ProcessLookupError):  # all processes have ended
                 os.killpg(process.pid, signal.SIGTERM)
                 for _ in range(100):
                     time.sleep(0.1)
@@ -122,10 +116,7 @@ def versions() -> dict[str, str]:
 
 
 def timed(folder: Path, recipe: StoreRecipe) -> tuple[Store, float]:
-    """Sample answers, and return the store and the number of sampled tokens per second, including end tokens.
-
-    The time to load the local model does not count, because the server's model is loaded before, too.
-    """
+    """Sample answers. Return the store and the sampled tokens per second, including end tokens but not loading."""
     loading = 0.0
 
     def load(*arguments: Any, **given: Any) -> Any:
@@ -169,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 def served(n_questions: int, k: int, url: str = url, **given: Any) -> StoreRecipe:
                     server = Server(
                         url=url,
-                        timeout=3600,  # in bfloat16, a request can wait for more than the default of 600 seconds
+                        timeout=3600,  # in bfloat16, a request can take longer than the default of 600 seconds
                         **{"n": min(options.n, k), "seeds": False, "extra_body": TOKEN_IDS, **given},
                     )
                     return StoreRecipe(

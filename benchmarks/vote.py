@@ -1,7 +1,4 @@
-"""Measure the time and memory of `python -m applications vote` with all rules and a confidence, on a temperature grid.
-
-The answers are random words. No model is needed.
-"""
+"""Measure the time and memory of `python -m applications vote` with all rules on a temperature grid of random words."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Facts of BIG-bench's `qa_wikidata` as cloze questions, with few-shot prompts.
 
-Needs ../shared/data/qa_wikidata.json. The file contains a canary string and must not be copied into the project. Stores
-are not in version control.
+Needs ../shared/data/qa_wikidata.json, which contains a canary string and must not be copied into the project.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ RARE_B = (
     "voice type",
 )
 N_PILOT = 24
-#: Facts that serve as worked examples. There are no questions about their subjects.
+#: Facts of the worked examples. There are no questions about their subjects.
 SHOWN = {
     "The capital of Spain is": "Madrid",
     "The native language of Victor Hugo is": "French",
@@ -83,8 +82,8 @@ TEMPLATE = "".join(f"{asked} {answer}.\n" for asked, answer in SHOWN.items()) + 
 def facts(relations: Sequence[str], n_facts: int | None, skipped: int = 0, data: Path = DATA) -> list[dict[str, Any]]:
     """Return question records with equally many facts of each relation, as far as they exist.
 
-    The facts of a relation are ordered by a hash of their text, and the first `skipped` facts are left out. If
-    `n_facts` is None, all remaining facts are used.
+    The facts of a relation are ordered by a hash of their text, and the first `skipped` facts are left out. None for
+    `n_facts` means all remaining facts.
     """
     by_relation = defaultdict(list)
     subjects = tuple(re.sub(r"^The .*? of (?:citizenship of )?", " of ", asked) for asked in SHOWN)

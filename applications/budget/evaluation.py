@@ -91,7 +91,7 @@ def _curves(
 
 
 def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the index of the point of `x` [row, point] above each value `at` [row, value], and the position below it."""
+    """Return the index of the point of `x` [row, point] above each value `at`, and the position below it."""
     upper = torch.searchsorted(x, at).clamp(1, x.shape[1] - 1)
     low, high = x.gather(1, upper - 1), x.gather(1, upper)
     return upper, ((at - low) / (high - low)).nan_to_num(0).clamp(0, 1)

@@ -14,7 +14,7 @@ ALPHA = 0.05
 
 
 class Estimates(NamedTuple):
-    """Value of each cluster, with simultaneous 95 % intervals; NaN where undefined. All arrays are [cluster] float64."""
+    """Simultaneous 95 % intervals of each cluster; NaN where undefined. All arrays are [cluster] float64."""
 
     value: Values
     low: Values
@@ -58,7 +58,7 @@ def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) 
 
 
 class _Moments(NamedTuple):
-    """Mean, variance and size of each set; variance and size are NaN for fewer than 10 questions."""
+    """Mean, variance and size of each set. Variance and size are NaN for fewer than 10 questions."""
 
     mean: Values
     variance: Values

@@ -1,6 +1,6 @@
 """Score multiple-choice questions with lm-evaluation-harness. Runs in .peers/lm-eval, for `benchmarks.harness`.
 
-Reads JSON from the standard input and writes {task: results} to the standard output. No network is used.
+Reads JSON from the standard input and writes {task: results} to the standard output.
 """
 
 import json

@@ -72,12 +72,11 @@ def entailment(similarity: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def metrics(uncertainty: list[float], accuracy: list[float], nll: list[float], right: list[float]) -> dict[str, float]:
-    """Compute metrics for the uncertainties of questions with accuracies, and for those of right and wrong answers."""
+    """Compute the metrics of the uncertainties of questions, and of right and wrong answers."""
     found, normalised = {}, ue_metrics.ue_metric.normalize(accuracy)
     for share in (1.0, 0.5):
         area = ue_metrics.PredictionRejectionArea(share)
         oracle = area(-np.array(accuracy), accuracy)
-        # the mean accuracy is the expected area of a random order
         expected, drawn = normalised.mean(), ue_metrics.ue_metric.get_random_scores(area, np.array(accuracy))
         for name, random in ((f"prr {share}", expected), (f"prr {share}, random orders drawn", drawn)):
             found[name] = ue_metrics.ue_metric.normalize_metric(area(uncertainty, accuracy), oracle, random)

@@ -16,7 +16,7 @@ PROCEDURES = ("bonferroni_holm", "fixed_sequence")
 
 
 def threshold(confidence: list[float], right: list[int], risk: float, level: float, procedure: str) -> float | None:
-    """Return the threshold that MAPIE chooses for the precision 1 − risk, or None if no threshold is valid."""
+    """Return MAPIE's threshold for the precision 1 − risk, or None."""
     scores = np.array(confidence)
     controller = BinaryClassificationController(
         lambda rows: np.stack([1 - scores[rows], scores[rows]], 1),

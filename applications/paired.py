@@ -124,7 +124,6 @@ def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | 
     Args:
         differences: [unit] differences.
         n_flips: Number of random sign patterns.
-        seed: Seed of the sign patterns.
         cluster: [unit] clusters, numbered from 0.
 
     Returns:
@@ -143,7 +142,6 @@ def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Lab
     Args:
         differences: [unit] differences, at least two.
         n_resamples: Number of bootstrap resamples. The sign-flip test uses five times as many sign patterns.
-        seed: Seed of the resampling and of the sign patterns.
         cluster: [unit] clusters, numbered from 0.
 
     Returns:

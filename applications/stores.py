@@ -20,11 +20,7 @@ def known_temperature(temperature: float) -> float | None:
 
 
 def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float, QuestionTable]:
-    """Load the question tables of a store or grid with the grades of one grader, by temperature.
-
-    Raises:
-        InputError: If grades are missing, or if `grader` is None and the first store has several graders.
-    """
+    """Load the question tables of a store or grid with the grades of one grader, by temperature."""
     name = next(iter(stores.values())).grades.choose(grader)
     return {temperature: load_table(store, name) for temperature, store in stores.items()}
 

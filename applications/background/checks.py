@@ -14,9 +14,6 @@ def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
     """Return the unit in which outputs are compared.
 
     The default is tokens if all tokenizers are known to be equal, and words otherwise.
-
-    Raises:
-        InputError: If a source does not have outputs in the unit, or the unit is tokens and the tokenizers differ.
     """
     known = {source.tokenizer for source in sources}
     if unit is None:

@@ -87,11 +87,7 @@ class Estimate:
 
 
 def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estimate:
-    """Compare the tested system with all references, and estimate its background temperature.
-
-    Raises:
-        InputError: If the outputs of a reference do not vary more at its highest temperature than at its lowest.
-    """
+    """Compare the tested system with all references, and estimate its background temperature."""
     counts = resample_weights(len(systems.prompts), n_resamples, seed).double().numpy()
     weights = np.vstack([np.ones(len(systems.prompts)), counts]) / len(systems.prompts)
     tested = measure(systems.tested, systems.limit, systems.n)
@@ -150,7 +146,6 @@ def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights
 
     Args:
         grid: Outputs [prompt] of the reference, by temperature.
-        limit: Maximum number of tokens per output.
         n: Number of outputs for which the maximum exact match fraction (MEMF) is computed.
         weights: [resample, prompt] weights of the prompts, which sum to 1.
 

@@ -79,11 +79,7 @@ def prompts_of(store: Store) -> dict[str, str]:
 
 
 def of_lists(name: str, listed: Any) -> Source:
-    """Return a source from a dict of prompts to lists of texts, or to lists of lists of token ids.
-
-    Raises:
-        InputError: If `listed` has a different type.
-    """
+    """Return a source from a dict of prompts to lists of texts, or to lists of lists of token ids."""
     found = [*listed.values()] if isinstance(listed, dict) else []
     outputs = [one for of_prompt in found if isinstance(of_prompt, list) for one in of_prompt]
     texts = all(isinstance(one, str) for one in outputs)
@@ -101,11 +97,7 @@ def of_lists(name: str, listed: Any) -> Source:
 
 
 def read_source(path: str) -> Source:
-    """Open a store, or read a JSON or CSV file of outputs.
-
-    Raises:
-        InputError: If there is no such store or file, or the file has another format.
-    """
+    """Open a store, or read a JSON or CSV file of outputs."""
     file = Path(path)
     suffix = file.suffix.lower()
     if suffix == ".json":
@@ -114,11 +106,7 @@ def read_source(path: str) -> Source:
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        InputError: If the file does not exist, is not JSON, or repeats a key.
-    """
+    """Read a JSON file."""
     try:
         return json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repeated_keys)
     except (OSError, ValueError) as error:

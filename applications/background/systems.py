@@ -56,10 +56,6 @@ def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
     Args:
         paths: Folders of temperature grids, or JSON files in the format of Messina and Scotta, which contain token ids
             by model, temperature and prompt.
-
-    Raises:
-        InputError: If a reference has fewer than two temperatures, two references have the same name, or the
-            outputs in a store were sampled from a truncated distribution.
     """
     named: list[tuple[str, dict[float, Source]]] = []
     for path in paths:
@@ -104,14 +100,9 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
     """Read the outputs of all systems, and check that they can be compared.
 
     Args:
-        tested: The tested system.
         references: The references, from `open_references`.
         unit: Unit of the outputs. See `choose_unit` for the default.
         shared: Whether to use only the prompts that all systems have, if the prompts differ.
-
-    Raises:
-        InputError: If the prompts, prompt templates, tokenizers or token limits differ, there are too few prompts or
-            outputs, or the tested store and a reference share random numbers.
     """
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
     stores = [source.store for source in sources if source.store]

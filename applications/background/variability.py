@@ -134,7 +134,6 @@ def measure(outputs: Sequence[Counted], limit: int, n: int) -> dict[str, NDArray
 
     Args:
         outputs: [prompt] outputs, at least two for each prompt.
-        limit: Maximum number of tokens per output.
         n: Number of outputs for MEMF. It must be the same for all systems in a comparison.
 
     Returns:

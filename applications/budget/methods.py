@@ -71,12 +71,7 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
     evaluated on the answers with odd indices.
 
     Args:
-        table: The question table.
         confidences: Confidences [row] of the questions in the table, by name; NaN if missing.
-        seed: Seed of the folds.
-
-    Raises:
-        InputError: If there are too few questions, or if no answer is right.
     """
     other_known = table.known - table.held_known
     rows = np.flatnonzero(

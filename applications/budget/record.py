@@ -33,19 +33,12 @@ def budget_record(
     """Compute the expected success of all methods of allocating a budget.
 
     Args:
-        store: The store.
-        table: Question table of the store.
         confidences: Confidences [row] of the questions in the table, by name; NaN if missing.
         budgets: Mean numbers of answers per question. The default is `BUDGETS` up to the number of available answers.
-        n_resamples: Number of resamples for each interval.
-        seed: Seed of the folds and resamples.
 
     Returns:
         The content of budget.json, and a table of the allocations. In budget.json, `settings` maps each setting to the
         result of `evaluate_setting`.
-
-    Raises:
-        InputError: If there are too few questions, no answer is right, or a budget exceeds the available answers.
     """
     questions = read_questions(table, confidences, seed)
     everything = questions.settings["all"]
@@ -82,8 +75,6 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
     """Compute the expected success of each method in a setting, and compare it with the uniform allocation.
 
     Args:
-        setting: The setting.
-        questions: The questions.
         budgets: Mean numbers of answers per question. Budgets above the limit of the setting are left out.
         weights: [resample, question] number of copies of each question. The first row contains only ones.
 

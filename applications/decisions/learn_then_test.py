@@ -92,9 +92,6 @@ def certify(
     Args:
         confidence: [question] confidences f. A question with the confidence NaN is never answered.
         losses: [question] losses ℓ in [0, 1].
-        risk: Requested risk, between 0 and 1.
-        level: Probability with which the guarantee holds, between 0 and 1.
-        seed: Seed of the order in which the questions are tested.
         test: Name of the test, see `TESTS`.
     """
     order = np.random.default_rng(seed).permutation(len(confidence))

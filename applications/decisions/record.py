@@ -50,11 +50,7 @@ class Decided(NamedTuple):
 
 
 def check_requests(risks: Sequence[float], level: float) -> None:
-    """Check the options `risk` and `level`.
-
-    Raises:
-        InputError: If there is no risk, a risk is repeated, or a value is not between 0 and 1.
-    """
+    """Check the options `risk` and `level`."""
     if not risks or len(set(risks)) < len(risks) or not all(0 < risk < 1 for risk in risks):
         raise InputError(
             f"Expected `risk` to contain distinct numbers between 0 and 1, but got {list(risks)}. Pass the largest "
@@ -65,11 +61,7 @@ def check_requests(risks: Sequence[float], level: float) -> None:
 
 
 def read_questions(store: Store, table: QuestionTable, sources: Sequence[str]) -> Decided:
-    """Read the confidences of the questions that have a known grade.
-
-    Raises:
-        InputError: If a source cannot be read, or too few questions have a known grade and a confidence.
-    """
+    """Read the confidences of the questions that have a known grade."""
     found = named_confidences(sources, store, reserved=[])
     if not found:
         raise InputError(

@@ -61,9 +61,6 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
 
     Returns:
         The indices of the shared questions into `rows`, and their accuracies and costs.
-
-    Raises:
-        InputError: If fewer than two questions are shared, or a store does not record token counts.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)
     of_stores = zip(panel.tables, (shared, panel.rows[1][of_panel]), strict=True)

@@ -14,12 +14,7 @@ from probes.saved.artefact import load_probe
 
 
 def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
-    """Check that thresholds for the given confidences can be stored in a probe.
-
-    Raises:
-        InputError: If the folder is not a saved probe, the probe reads answers, its model or prompt differs from the
-            store's, or `sources` is not a single source from the probe's method.
-    """
+    """Check that thresholds for the given confidences can be stored in a probe."""
     if not Path(folder).is_dir():
         raise InputError(
             f"Expected `probe` to be the folder of a saved probe, but there is no folder {folder!r}. Pass the `probe` "

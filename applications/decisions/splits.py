@@ -17,9 +17,6 @@ def split_record(confidence: Array, losses: Array, risk: float, level: float, se
     Args:
         confidence: [question] confidences.
         losses: [question] losses in [0, 1].
-        risk: Requested risk.
-        level: Probability with which the guarantee holds.
-        seed: Seed of the random splits.
 
     Returns:
         A dict with these entries:

@@ -45,7 +45,6 @@ def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: 
     Args:
         embeddings: [question, d_model] embeddings.
         n_clusters: Number of clusters. By default, `choose_number` chooses it by its `stability`.
-        seed: Seed of the splits and of the initial centres.
 
     Raises:
         InputError: If there are fewer distinct questions than clusters, or too few to choose the number of clusters.

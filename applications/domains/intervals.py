@@ -37,7 +37,6 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
     Args:
         values: [question] finite values.
         cluster: [question] index of the cluster.
-        n_clusters: Number of clusters.
     """
     inside = _moments(values, _members(cluster, n_clusters))
     return _estimates(inside.mean, inside, inside.variance / inside.size, inside.size - 1, 1 / inside.size)

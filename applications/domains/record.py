@@ -47,11 +47,7 @@ class Domains(NamedTuple):
 def load_domains(
     store: Store, sources: Sequence[str], n_clusters: int | None, grader: str | None, seed: int
 ) -> Domains:
-    """Load the grades, confidences and embeddings of a store's questions, and cluster the questions.
-
-    Raises:
-        InputError: If grades or embeddings are missing, a source cannot be read, or there are too few questions.
-    """
+    """Load the grades, confidences and embeddings of a store's questions, and cluster the questions."""
     table = load_table(store, grader)
     if _EMBEDDING not in store.signals.names() or store.signals.missing(_EMBEDDING):
         raise InputError(

@@ -26,9 +26,7 @@ def characteristic_words(
     the frequency of the word in all texts. Their sum :math:`a` is the number of distinct words.
 
     Args:
-        texts: Texts.
         cluster: [text] index of each text's cluster.
-        n_clusters: Number of clusters.
         n_words: Maximum number of words per cluster.
 
     Returns:

@@ -39,7 +39,6 @@ def auroc_of(score: Tensor, right: Tensor, question: Tensor, n_questions: int) -
         score: [answer] float64 scores; higher means more likely right.
         right: [answer] bool, whether each answer is right.
         question: [answer] int64 index of each answer's question.
-        n_questions: Number of questions.
     """
     counts = torch.stack([by_group(members.double(), question, n_questions) for members in (right, ~right)])
     n_of_class = (counts > 0).sum(1)

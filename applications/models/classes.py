@@ -59,10 +59,7 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
     contains the class name or an alias as whole words, or equals a one-letter name.
 
     Args:
-        table: Question table of a store.
         rows: [question] rows of the questions in the table.
-        questions: The questions.
-        classes: Classes of the questions.
     """
     n_classes, answers = len(classes.names), table.answers
     aliases: list[set[str]] = [{name} for name in classes.names]
@@ -98,10 +95,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
     leave out these values and classes without questions.
 
     Args:
-        classes: The classes.
         shares: [question, class + 1] fractions of the answers in each class, from `answer_shares`.
-        n_resamples: Number of resamples for each interval.
-        seed: Seed of the resampling.
 
     Returns:
         A dict with these entries:

@@ -154,11 +154,7 @@ def clusters_of(questions: Sequence[Question], column: str) -> Labels:
     """Return the index [question] int64 of each question's cluster.
 
     Args:
-        questions: The questions.
         column: ``group``, ``dataset``, or ``meta.KEY`` for a key of `meta` whose values are strings or numbers.
-
-    Raises:
-        InputError: If a question does not have the field, or all questions are in the same cluster.
     """
     names = [_field(question, column) for question in questions]
     if missing := names.count(""):
@@ -189,11 +185,6 @@ def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
     Args:
         sources: Sources of confidences (see `read_confidence`): one for each store, one for all stores, or none. The
             question ids of a table for all stores are those of the first store.
-        panel: The stores.
-
-    Raises:
-        InputError: If the number of sources is wrong, a source cannot be read, or fewer than two questions have a
-            confidence in every store.
     """
     n = len(panel.stores)
     if len(sources) not in (0, 1, n):

@@ -33,13 +33,10 @@ def models_record(
     """Compute the accuracies, AUROCs and class metrics of all stores, and test all paired differences.
 
     Args:
-        panel: The stores and their shared questions.
         confidences: [store, question] confidences; empty if there are none.
         clusters: [question] cluster of each question, or None.
         cluster_field: Field that defines the clusters, or None.
         difference: Difference in accuracy for which the required number of questions is computed.
-        n_resamples: Number of resamples for each interval. Sign-flip tests use five times as many sign patterns.
-        seed: Seed of the resampling.
 
     Returns:
         The content of models.json, with these entries among others:

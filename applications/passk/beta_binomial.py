@@ -206,10 +206,7 @@ def profile_interval(
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers.
         weights: [question] number of copies of each question.
-        best: The maximum likelihood fit.
         quantity: Function of the coordinates.
-        zero_inflated: Whether π₀ is fitted.
-        level: Confidence level.
     """
     n, center = weights.sum(), _coordinates(best)
     most_zeros = float(weights[right == 0].sum() / n) if zero_inflated else 0.0

@@ -52,8 +52,6 @@ def error_records(
             key True for the answers with odd indices. Methods that use the answers with even indices are scored on
             those with odd indices.
         k: Numbers of answers, in ascending order.
-        n_resamples: Number of resamples for each interval.
-        seed: Seed of the resampling.
 
     Returns:
         A list with one dict per method. The list is empty if there is only one question. The dicts have these entries:

@@ -46,11 +46,7 @@ class Graded(NamedTuple):
 
 
 def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
-    """Count the right answers in one store, or in the stores of a temperature grid.
-
-    Raises:
-        InputError: If no question has a known grade at every temperature.
-    """
+    """Count the right answers in one store, or in the stores of a temperature grid."""
     tables = list(load_tables(stores, grader).values())
     right, known = (np.stack([getattr(table, name) for table in tables]) for name in ("right", "known"))
     rows = np.flatnonzero((known > 0).all(0))
@@ -63,12 +59,7 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
 
 
 def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -> list[dict[str, Values]]:
-    """Read the confidences [question] for each store, by name.
-
-    Raises:
-        InputError: If a source cannot be read, a question has no confidence, or a name is repeated or a column of
-            passk.parquet.
-    """
+    """Read the confidences [question] for each store, by name."""
     found, reserved = [], [*COLUMNS, "pass", "posterior", *(f"pass_at_{one}" for one in k)]
     for store in graded.stores.values():
         named = named_confidences(sources, store, reserved)
@@ -89,11 +80,8 @@ def passk_record(
     """Compute Pass@K, its predictions and extrapolations for each store, and compare the temperatures of a grid.
 
     Args:
-        graded: Counts of the graded answers.
         sources: Sources of confidences, see `read_confidence`.
         k: Values of K. The default is 1, 4, 16 and 64, up to the smallest number of graded answers.
-        n_resamples: Number of resamples for each interval.
-        seed: Seed of the resampling.
 
     Returns:
         The content of passk.json, and a table with one row per temperature and question. In passk.json, `stores`

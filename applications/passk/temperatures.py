@@ -72,10 +72,6 @@ def temperature_record(
     Args:
         right: [temperature, question] numbers of right answers.
         known: [temperature, question] numbers of graded answers, at least 1.
-        temperatures: The temperatures, in ascending order.
-        ids: Question ids.
-        n_resamples: Number of resamples for each interval.
-        seed: Seed for resampling and halves.
 
     Returns:
         A dict with these entries:

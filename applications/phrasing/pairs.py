@@ -42,9 +42,6 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     """Average the accuracies and likelihoods of the questions with the same pair and form.
 
     Questions whose pair or form is not a string or number are left out.
-
-    Raises:
-        InputError: If there are fewer than two forms, or no two forms share at least two pairs.
     """
     labels = [(question.meta_label("pair"), question.meta_label("form")) for question in questions]
     rows = [row for row, (pair, form) in enumerate(labels) if pair and form and table.known[row]]

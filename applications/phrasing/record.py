@@ -21,13 +21,6 @@ ACCURACY = "accuracy"
 def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resamples: int, seed: int) -> dict[str, Any]:
     """Compare the accuracies and likelihoods of each form of questions with those of every other form.
 
-    Args:
-        store: The store.
-        table: Question table of the store.
-        cells: The results by form and pair.
-        n_resamples: Number of resamples for each interval. Sign-flip tests use five times as many sign patterns.
-        seed: Seed of the resampling.
-
     Returns:
         The content of phrasing.json, with these entries among others:
 

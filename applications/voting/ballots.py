@@ -62,10 +62,6 @@ def read_poll(path: str, grader: str | None = None) -> Poll:
     """Read the answers and grades of a store, or of a temperature grid.
 
     One answer per question is used at temperature 0 of a grid.
-
-    Raises:
-        InputError: If the stores do not form a grid, samples or grades are missing, no answer is right, or no question
-            has at least two graded answers.
     """
     stores = open_stores(path)
     tables = load_tables(stores, grader)

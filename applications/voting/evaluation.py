@@ -85,13 +85,9 @@ def evaluate_rules(
     """Replay the answers to all questions with all rules, and evaluate the rules on held-out halves.
 
     Args:
-        ballots: Answers to each question.
         half: [question] half of each question, 0 or 1.
-        rules: Names of the rules.
         confidences: Confidences [question] for the rule `prior`, by name. The results are named ``prior_NAME``. The
             rule is also evaluated with the base rate of the other half.
-        orders: Number of random orders per question.
-        seed: Seed of the orders.
     """
     priors = dict[str, list[list[Prior]]]()  # [method][half][question]
     if PRIOR in rules:
@@ -154,7 +150,6 @@ def _cross_tuned(
         of_halves: For each half, the outcome [setting, question] on all questions, with priors fitted on this half.
         half: [question] half of each question, 0 or 1.
         choose: Function that chooses a setting for the questions in a mask.
-        settings: The settings.
     """
     chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])
     other, row = 1 - half, np.arange(len(half))

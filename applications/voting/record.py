@@ -47,11 +47,7 @@ def label_of(name: str) -> str:
 
 
 def halves(poll: Poll, seed: int) -> NDArray[np.int64]:
-    """Divide the questions into halves, stratified by group. Returns the half of each question, 0 or 1.
-
-    Raises:
-        InputError: If there are too few questions.
-    """
+    """Divide the questions into halves, stratified by group. Returns the half of each question, 0 or 1."""
     if len(poll.ballots) < LEAST_QUESTIONS:
         raise InputError(
             f"Expected at least {LEAST_QUESTIONS} questions with votes, but got {len(poll.ballots)}. The rules are "
@@ -62,11 +58,7 @@ def halves(poll: Poll, seed: int) -> NDArray[np.int64]:
 
 
 def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
-    """Return the rules to evaluate. The default is all applicable rules.
-
-    Raises:
-        InputError: If a rule is unknown, or compares temperatures although there is only one store.
-    """
+    """Return the rules to evaluate. The default is all applicable rules."""
     is_grid = len(poll.stores) > 1
     if rules is None:
         return [name for name, rule in STOPPING_RULES.items() if is_grid or rule.needs != "temperatures"]
@@ -79,11 +71,7 @@ def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
 
 
 def read_confidences(sources: Sequence[str], poll: Poll) -> dict[str, NDArray[np.float64]]:
-    """Read the confidences [question] of each source, by name.
-
-    Raises:
-        InputError: If a source is invalid, or a question has no confidence.
-    """
+    """Read the confidences [question] of each source, by name."""
     found = named_confidences(sources, next(iter(poll.stores.values())), reserved=[BASE_RATE])
     for name, values in found.items():
         if n_missing := int(np.isnan(values[poll.questions]).sum()):

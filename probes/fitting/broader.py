@@ -31,8 +31,8 @@ def fit_broader(
 ) -> Broader:
     """Fit a broader probe, its weight, and the distance from its training questions.
 
-    To fit the weight, question groups of the other stores and all rewordings of their questions are held out in turn.
-    In this step, a ridge regression replaces the existing probe.
+    To fit the weight, question groups of the other stores are held out in turn, rewordings of their questions are left
+    out, and a ridge regression replaces the existing probe.
 
     Args:
         features: [row, layer, width] float32 features of the training questions and of the other stores' questions.

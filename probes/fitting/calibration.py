@@ -52,10 +52,8 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
 def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
     """Fit Platt scaling to several candidates at once. `scores` [candidate, row] can contain non-finite values.
 
-    Returns:
-        Slopes and intercepts, each [candidate] float64. The slope is 0 and the intercept the log-odds of the base rate
-        if the scores are constant or not finite, the fitted slope is negative, or the answers are all right or all
-        wrong.
+    Returns slopes and intercepts, each [candidate] float64. If no positive slope can be fitted, the slope is 0 and
+    the intercept is the log-odds of the base rate.
     """
     scores, right, known = scores.double(), right.double(), known.double()
     base = float(base_rate_calibrator(right, known).intercept)
@@ -86,10 +84,9 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
 def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature:
     r"""Fit a temperature T (Guo et al. 2017) to counts of right answers by penalised maximum likelihood.
 
-    The confidence for the score s is σ(s/T), where σ is the logistic function. Brent's method searches for T between
-    1e-5 and 1e3 times the root mean square of the scores, which must be log-odds. A small ridge penalty on 1/T keeps T
-    above 0 for separable classes. If higher scores indicate wrong answers, all confidences are close to ½. See
-    `fit_platt` for the arguments.
+    The confidence for the score s, in log-odds, is σ(s/T), where σ is the logistic function. T is between 1e-5 and 1e3
+    times the root mean square of the scores. A small ridge penalty on 1/T keeps T above 0 for separable classes. If
+    higher scores indicate wrong answers, all confidences are close to ½. See `fit_platt` for the arguments.
 
     >>> scores, right, known = torch.tensor([-2.0, 2.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_temperature(scores, right, known)(scores)  # close to the measured accuracies
@@ -163,9 +160,8 @@ def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
 def cross_fitted_losses(kind: str | None, scores: Tensor, right: Tensor, known: Tensor, question: Tensor) -> Tensor:
     """Compute the cross-entropy [row] between each row's cross-fitted confidence and its accuracy, in nats (float64).
 
-    Each of five folds of questions gets its confidences from a calibrator that is fitted on the other folds. If `kind`
-    is None or the calibrator cannot be fitted, the base rate of the other folds is used. `question` [row] is the
-    question of each row.
+    The calibrator of each fold of questions is fitted on the other four folds. If `kind` is None or the calibrator
+    cannot be fitted, the base rate of the other folds is used. `question` [row] is the question of each row.
     """
     fold = question.unique(return_inverse=True)[1] % 5
     confidence = torch.empty(len(scores), dtype=torch.float64)

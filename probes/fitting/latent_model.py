@@ -72,11 +72,9 @@ def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, b
 
     Args:
         hidden: [..., row, d_model] standardised hidden states.
-        weight_in: [..., d_model, hidden] weights of the first layer.
-        bias_in: [..., 1, hidden] biases of the first layer.
-        weight: [..., hidden, 2 · component] weights of the second layer. The first half of the outputs contains the
-            means. The softplus of the second half, plus `FLOOR`, is the standard deviations.
-        bias: [..., 1, 2 · component] biases of the second layer.
+        weight_in, bias_in: [..., d_model, hidden] and [..., 1, hidden], first layer.
+        weight, bias: [..., hidden, 2 · component] and [..., 1, 2 · component], second layer. The first half of the
+            outputs contains the means. The standard deviations are the softplus of the second half, plus `FLOOR`.
     """
     normal = nn.functional.layer_norm(hidden, hidden.shape[-1:])
     mean, raw = (nn.functional.gelu(normal @ weight_in + bias_in) @ weight + bias).chunk(2, -1)
@@ -84,10 +82,7 @@ def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, b
 
 
 def initial_weights(n_features: int, d_model: int, hidden: int, components: int) -> dict[str, Tensor]:
-    """Draw the initial weights of one encoder per feature from torch's global random generator. See `encode`.
-
-    The initial standard deviations are 1/√components, like those of random embeddings with norm 1.
-    """
+    """Draw the initial weights of one encoder per feature from torch's global random generator. See `encode`."""
     bias = torch.zeros(n_features, 1, 2 * components)
     bias[..., components:] = math.log(math.expm1(max(components**-0.5 - FLOOR, FLOOR)))
     return {

@@ -35,8 +35,8 @@ class ProbeModule(L.LightningModule, ABC):
     """Base class of all probes. Each combination of a penalty and an input is a candidate.
 
     An input consists of one or more features, such as the hidden states of a layer. The candidate with the lowest
-    validation loss is chosen, and its calibrator is fitted to its validation scores. If the calibrated confidences
-    predict the validation answers no better than the base rate, the probe returns the base rate for every question.
+    validation loss is chosen and calibrated on its validation scores. If its confidences predict the validation answers
+    no better than the base rate, the probe always returns the base rate.
 
     Args:
         l2: L2 penalty, or a list of penalties to try.
@@ -190,10 +190,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Choose and calibrate a candidate, and set `val/loss` to its cross-fitted loss.
-
-        If this loss is not below that of the base rate, the probe returns the base rate for all rows.
-        """
+        """Choose and calibrate a candidate, and set `val/loss` to its cross-fitted loss."""
         choice = self._choose(*self._score_validation())
         chosen = choice.candidate, self.inputs.index(choice.features)
         scores, right, known, self.val_rows, question = self._validated(*chosen)

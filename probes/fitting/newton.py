@@ -28,7 +28,7 @@ def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
 
     The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
     weights. A fit has converged if the norm of its gradient is at most 10⁻⁵ times the penalty or the variance of a
-    label, whichever is smaller. The weights are then within about 10⁻⁵ of the optimum.
+    label, whichever is smaller.
 
     Args:
         rows: [feature, row, d] float64 rows. Each coordinate has mean 0.
@@ -135,9 +135,8 @@ class _Dual:
     the derivative of the mean loss with respect to the logits, plus λ times the centred α. The inverse of the Hessian
     at zero weights is β = (scale · K + shift)⁻¹ v, and its image Kβ = (v − shift · β) / scale needs no matrix product.
 
-    In Newton steps, the bias also has a small penalty, which saves operations. It is small because r is large. A
-    slightly smaller shift is subtracted from v, which is as if a small number were added to the diagonal of K. This
-    limits the coefficients if K is singular.
+    In Newton steps, the bias also has a small penalty, which saves operations. A slightly smaller shift is subtracted
+    from v, which limits the coefficients if K is singular.
     """
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:

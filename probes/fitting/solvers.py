@@ -5,8 +5,7 @@ in [0, 1]. `penalties` contains one or more L2 penalties λ > 0. The results are
 [penalty, feature] with the dtype and device of the features.
 
 Solutions are computed in float64: in float32, ridge regression had errors of up to 10⁻³ with a penalty of 0.001
-(31 layers, 288 rows). With fewer rows than coordinates, the dual problem is solved. On a CPU, each layer is fitted by a
-single thread, so the results do not depend on the number of threads.
+(31 layers, 288 rows). The results do not depend on the number of CPU threads.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +30,7 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
 
     .. math:: \min_{w,b} \tfrac1{2n} \sum_i (y_i - w x_i - b)^2 + \tfrac\lambda2 \lVert w \rVert^2
 
-    where x_i and y_i are the features and the target of row i, n is the number of rows, w are the weights, b is the
-    bias and λ is the penalty. The solution equals that of scikit-learn's `Ridge` with alpha = λ n.
+    where n is the number of rows. The solution equals that of scikit-learn's `Ridge` with alpha = λ n.
 
     With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d
     multiply-adds for the Gram matrix, m³/6 per penalty for the Cholesky factor, and 2·n·d·P for the weights.
@@ -67,9 +65,8 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     .. math:: \min_{w,b} \tfrac1n \sum_i [\log(1 + e^{z_i}) - y_i z_i] + \tfrac\lambda2 \lVert w \rVert^2, \quad
         z_i = w x_i + b
 
-    where x_i and y_i are the features and the label of row i, n is the number of rows, w are the weights, b is the bias
-    and λ is the penalty. The solution equals that of scikit-learn's `LogisticRegression` with C = 1 / (λ n), if each
-    row is replaced by a positive row with sample weight y_i and a negative row with sample weight 1 − y_i.
+    where n is the number of rows. The solution equals that of scikit-learn's `LogisticRegression` with C = 1 / (λ n) on
+    two copies of each row: a positive one with sample weight y_i and a negative one with sample weight 1 − y_i.
 
     With d coordinates per row, m = min(n, d) and P penalties, fitting one feature (such as one layer) takes n·m·d
     multiply-adds for the Gram matrix and m³/2 for the inverse of the Hessian at zero weights. Each of about 50

@@ -61,10 +61,9 @@ def logistic(column: Column, target: Tensor, fold: Tensor, penalties: Sequence[f
 def passes(
     column: Column, target: Tensor, outside: Tensor, centre: Tensor, inverse: Tensor, l2: Tensor
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return a function that computes losses and gradients in one pass over the rows.
+    """Return a function that maps points to losses [fit, penalty] and gradients in one pass over the rows.
 
-    It maps points [fit, penalty, d + 1], the weights of the standardised feature and the bias, to losses [fit, penalty]
-    and gradients [fit, penalty, d + 1].
+    Points and gradients are [fit, penalty, d + 1]: the weights of the standardised feature and the bias.
 
     Args:
         column, target: See `logistic`.
@@ -124,11 +123,8 @@ def minimise(
 ) -> Tensor | None:
     """Minimise the losses of all candidates with L-BFGS. Returns None if any candidate does not converge.
 
-    Args:
-        evaluate: Function that maps points [fit, penalty, d + 1] to losses [fit, penalty] and gradients.
-        precondition: Function that multiplies gradients by an initial approximation of the inverse Hessian.
-        start: Points, losses and gradients at the start.
-        enough: [fit, penalty] gradient norm below which a candidate has converged.
+    `evaluate` maps points [fit, penalty, d + 1] to losses [fit, penalty] and gradients. `start` has points, losses and
+    gradients. A candidate has converged if its gradient norm is below `enough` [fit, penalty].
     """
     point, loss, gradient = start
     history: list[tuple[Tensor, Tensor, Tensor]] = []  # steps, changes of the gradient, and 1 / (step · change)

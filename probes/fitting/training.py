@@ -158,8 +158,7 @@ class ClosedForm(Directions, AtOnce):
     """Base class of linear probes whose solver fits all layers and penalties at once.
 
     The questions of the training and validation splits are divided into five folds, and each fold is scored by probes
-    fitted on the other folds. These out-of-fold scores are used to choose and calibrate a candidate. The final probe is
-    fitted on all folds.
+    fitted on the other folds. These scores are used to choose and calibrate a candidate, which is fitted on all folds.
     """
 
     cross_fitted = True

@@ -51,10 +51,7 @@ def _chunk(n_rows: int) -> int:
 def by_question(metric: WeightedMetric, question: Tensor, copies: Tensor | float = 1.0) -> WeightedMetric:
     """Convert a metric over rows into a metric over questions.
 
-    Args:
-        metric: The metric.
-        question: [row] int64 index of each row's question.
-        copies: [row] number of identical rows that each row represents.
+    `question` [row] int64 is the question of each row, and `copies` [row] its number of identical rows.
     """
     step = _chunk(len(question))
     return lambda weights: torch.cat([metric(chunk[:, question] * copies) for chunk in weights.split(step)])

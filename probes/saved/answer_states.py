@@ -13,11 +13,9 @@ from extract.store.ragged import Ragged
 
 
 class AnswerStates:
-    """Hidden states of one layer at the tokens after the prompt, collected as the model reads these tokens.
+    """Token ids [row, token] int64 that the model reads in each step after the prompt, and their hidden states.
 
-    Attributes:
-        tokens: Token ids that the model reads in each step, [row, token] int64.
-        states: Hidden states of these tokens, [row, token, d_model].
+    `states` has shape [row, token, d_model].
     """
 
     def __init__(self, model: Any) -> None:

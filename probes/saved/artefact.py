@@ -43,12 +43,11 @@ class ConfidenceProbe(ModelHubMixin):
     """A trained probe, which consists of a head, a calibrator and a configuration. Load it with `load_probe`.
 
     Args:
-        head: Maps features to scores. Features are hidden states, pooled token signals, or both.
+        head: Maps features (hidden states, pooled token signals, or both) to scores.
         calibrator: Maps scores to confidences.
-        config: Content of config.json (model identity, features, prompt, target, training set and test metrics).
-        prefixes: Calibrators for prefixes of answers, or None if the probe has none.
-        novelty: Computes novelties and applies the back-off. None if an earlier version of this package saved the
-            probe.
+        config: Content of config.json.
+        prefixes: Calibrators for prefixes of answers, or None.
+        novelty: Computes novelties and applies the back-off. None in probes of earlier versions of this package.
         card: Model card, with its metadata.
     """
 
@@ -111,10 +110,9 @@ class ConfidenceProbe(ModelHubMixin):
         return torch.cat(parts, 1)
 
     def confidences(self, features: Tensor | Ragged, backoff: bool = True) -> Confidences:
-        """Compute confidences and novelties [row] from features [row, d_model], as returned by `features`.
+        """Compute confidences and novelties [row] from the result of `features`; NaN for answers without tokens.
 
-        For ragged features [row, token, d_model], the results are NaN for rows without tokens. `backoff` says whether
-        to shift the confidences of novel rows. See `Confidences`.
+        `backoff` says whether to shift the confidences of novel rows. See `Confidences`.
         """
         values = features.values if isinstance(features, Ragged) else features
         if values.shape[-1] != self.config["d_model"]:
@@ -225,7 +223,7 @@ class ConfidenceProbe(ModelHubMixin):
     def from_pretrained(  # overridden, because the mixin would parse the config before it is checked
         cls, pretrained_model_name_or_path: str | Path, *, revision: str | None = None, **options: Any
     ) -> Self:
-        """Load a probe from a folder or the Hub. Its files are untrusted. No code in them is executed.
+        """Load a probe from a folder or the Hub. No code in its files is executed.
 
         Args:
             pretrained_model_name_or_path: Folder of the probe, or a Hub id.
@@ -244,7 +242,7 @@ class ConfidenceProbe(ModelHubMixin):
 
 
 def load_probe(probe: str | Path, revision: str | None = None) -> ConfidenceProbe:
-    """Load a saved probe. Its files are untrusted, so all content is checked and no code is executed.
+    """Load a saved probe. All content is checked, and no code is executed.
 
     Args:
         probe: Folder of the probe, or a Hub id.

@@ -35,8 +35,7 @@ class Answers:
         text: The answers, without special tokens.
         confidence: [answer] float32 probability that the model answers the question correctly. If the probe reads
             answers, it is the probability that this answer is right, or NaN for an empty answer.
-        novelty: [answer] float32 novelty of the question or answer. See `Confidences`.
-        is_novel: [answer] bool. Whether the question or answer is more novel than 99 % of the training data.
+        novelty, is_novel: [answer] float32 and bool. See `Confidences`.
         sequences: [answer, token] int64 token ids of the padded prompts and answers, as returned by transformers.
         question: Index of each answer's question.
     """
@@ -109,10 +108,9 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, backoff: bool = True, **options: Any) -> Answers:
         """Generate answers with confidences.
 
-        If the probe reads hidden states of the question (with or without the signal `tokens`) or of all answer tokens,
-        its features are captured during generation. Other probes require one more forward pass. Generation stops at
-        the stop strings of the probe's training data, unless `stop_strings` is passed. `text` always ends before the
-        first stop string of the training data.
+        Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. `text`
+        always ends before the first of them. One more forward pass is needed if the probe reads other features than
+        hidden states of the question (with or without the signal `tokens`) or of all answer tokens.
 
         Args:
             inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
@@ -161,9 +159,8 @@ class ConfidentModel:
     def stream(self, question: Prompts, backoff: bool = True, **options: Any) -> Iterator[Step]:
         """Generate one answer, and return an iterator over its steps. Each step has the text and the confidence so far.
 
-        The tokens are identical to the output of `generate`. The confidence of a question is available with the first
-        token. The confidence of an answer covers all tokens that the model has read so far (see `Step`). The model runs
-        only while the caller waits for the next step. To stop the generation, close the iterator or stop iterating.
+        The tokens are identical to the output of `generate`. The model runs only while the caller waits for the next
+        step. To stop the generation, close the iterator or stop iterating.
 
         Args:
             question: One text, one chat, or the token ids of one prompt.

@@ -24,8 +24,7 @@ class Decisions:
         text: The answers; None for a withheld answer.
         confidence: [question] float32 confidence of the model (for `route`, of the cheap model). NaN for an empty
             answer, which is withheld.
-        novelty: [question] float32 novelty. See `Confidences`.
-        is_novel: [question] bool. Whether the question or answer is more novel than 99 % of the training data.
+        novelty, is_novel: [question] float32 and bool. See `Confidences`.
         answered_by: Source of each answer: ``model``, ``strong`` (only for `route`), or None for a withheld answer.
         threshold: Minimum confidence for using the model's answer; None for `best_of`.
     """
@@ -51,8 +50,8 @@ def abstain(
 ) -> Decisions:
     """Answer only the questions whose confidence is at or above a threshold.
 
-    A probe that reads questions scores all questions first, and only those at or above the threshold are answered. With
-    a probe that reads answers, all answers are generated, and those below the threshold are withheld.
+    A probe that reads questions needs answers only to the questions at or above the threshold. With a probe that reads
+    answers, all answers are generated, and those below the threshold are withheld.
 
     Args:
         model: Model with an attached probe.
@@ -159,11 +158,7 @@ def best_of(
 
 
 def chosen_threshold(model: ConfidentModel, risk: float | None, threshold: float | None) -> float:
-    """Return `threshold`, or the threshold for `risk` that is stored in the model's probe.
-
-    Raises:
-        InputError: If not exactly one of `risk` and `threshold` is passed, or it is not valid for this probe.
-    """
+    """Return `threshold`, or the probe's stored threshold for `risk`. Exactly one of the two must be passed."""
     if (risk is None) == (threshold is None):
         raise InputError(
             f"Expected exactly one of `risk` and `threshold`, but got {risk} and {threshold}. Pass the largest "

@@ -1,14 +1,12 @@
 """Novelty of questions and answers, and the back-off of their confidences.
 
 A row is a question or an answer. Its novelty is the fraction of training rows that are closer to the rest of the
-training data. The confidence of a row that is more novel than 99 % of the training rows is mixed with the base
-rate. The weight of the base rate increases linearly with the distance, up to a maximum that `probes.fitting.backoff`
-fits to held-out groups of questions.
+training data. If a row is more novel than 99 % of the training rows, its confidence is mixed with the base rate. The
+weight of the base rate increases linearly with the distance, up to a maximum that `probes.fitting.backoff` fits.
 
-A broader probe can be trained on the questions of other stores in addition to the training rows. The confidence of a
-novel row that is close to these questions is then mixed with the confidence of the broader probe. The weight of
-the broader probe decreases linearly to 0 as the row's distance from the broader probe's training rows increases from
-the 90th to the 95th percentile of the distances of held-out groups.
+A broader probe is also trained on the questions of other stores. The confidence of a novel row that is close to these
+questions is mixed with the broader probe's confidence. The weight of the broader probe decreases linearly to 0 between
+the 90th and the 95th percentile of the distances of held-out groups from its training rows.
 """
 
 from typing import Any, NamedTuple
@@ -38,10 +36,6 @@ class Confidences(NamedTuple):
 
 class Broader(nn.Module):
     """Linear probe that was trained on the saved probe's training rows and on questions of other stores.
-
-    Args:
-        n_features: Width of the features.
-        n_hidden, rank: See `Distance`.
 
     Attributes:
         weight, bias: [n_features] weights and bias. The score is the log-odds of a right answer.
@@ -74,10 +68,6 @@ class Broader(nn.Module):
 
 class Novelty(Distance):
     """Novelty of rows, and the back-off of their confidences.
-
-    Args:
-        n_hidden, rank: See `Distance`.
-        broader: The `sizes` of a `Broader`, or None if there is no broader probe.
 
     Attributes:
         weight: Weight of the base rate at the distance `full`, in [0, 1].

@@ -30,11 +30,7 @@ class PrefixCalibrator(nn.ModuleDict):
     def forward(self, score: Tensor, fraction: float, whole: Calibrator) -> Tensor:
         """Map scores of prefixes to confidences in [0, 1] with the shape and dtype of `score`.
 
-        Args:
-            score: Scores of prefixes.
-            fraction: Fraction of the answer that the prefixes cover, in [0, 1]. Below the smallest fraction in
-                `PREFIXES`, the calibrator of the smallest fraction is used.
-            whole: Calibrator of whole answers.
+        The prefixes cover a `fraction` of the answer, in [0, 1]. `whole` is the calibrator of whole answers.
         """
         calibrators: list[nn.Module] = [*self.values(), whole]
         fractions = [*PREFIXES.values(), 1.0]

@@ -20,10 +20,6 @@ class PromptStarts:
     """Key/value caches of prompt starts: the tokens before the question in the probe's prompt or the chat template.
 
     A start is read when it is first needed. If the model's cache can't be shared between prompts, no starts are used.
-
-    Args:
-        model: The transformers model.
-        encode: Function that converts a text or a chat to token ids.
     """
 
     def __init__(self, model: Any, encode: Callable[[Any], list[int]]) -> None:

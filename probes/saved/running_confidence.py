@@ -61,13 +61,7 @@ class RunningConfidence:
 
 
 def add_prompts(rows: Sequence[RunningConfidence], found: Confidences | None, wait: bool = False) -> None:
-    """Record the confidence of each answer before any of its tokens has been read.
-
-    Args:
-        rows: The answers.
-        found: [row] confidences of the questions, or None if the probe reads answers.
-        wait: See `add_tokens`.
-    """
+    """Record confidences before any answer token has been read. `found` is None if the probe reads answers."""
     if found is None:
         for row in rows:
             row._found.append(torch.full((3,), torch.nan))
@@ -81,8 +75,8 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
     Args:
         rows: Answers with the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
-        wait: Whether to wait until the confidences are on the CPU. If False, the copy is complete when the CPU has
-            received a token that was drawn later on the same device.
+        wait: Whether to wait until the confidences are on the CPU. If False, they are valid when the CPU has received
+            a token that was drawn later on the same device.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers

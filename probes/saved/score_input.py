@@ -24,11 +24,11 @@ class Asked:
     """A question to score, or the reason why it is invalid.
 
     Attributes:
-        id: The question's id. The default is its number in the input, starting at 1.
+        id: The question's id, by default its number in the input.
         question: Text or messages as shown in the output; None if they are invalid.
         prompt: Text or messages for the probe.
         answer: An answer to the question, or None.
-        problem: One line that describes why the question is invalid, or an empty string.
+        problem: Why the question is invalid, or an empty string.
     """
 
     id: str | int
@@ -41,8 +41,7 @@ class Asked:
 def asked_batches(questions: str, size: int) -> tuple[Iterator[list[Asked]], int | None]:
     """Read questions in batches of at most `size`. Returns the batches and the number of questions, None if unknown.
 
-    A batch from standard input contains only lines that can be read without waiting. `questions` is documented in
-    `probes.saved.scoring.score`.
+    A batch from standard input contains only lines that can be read without waiting.
     """
     path = Path(questions).expanduser()
     if questions == "-":
@@ -68,10 +67,7 @@ def _batched(asked: Iterable[Asked], size: int) -> Iterator[list[Asked]]:
 
 
 def _from_lines(path: Path | None, size: int) -> Iterator[list[Asked]]:
-    """Read one question per line from a file, or from standard input if `path` is None. Skip blank lines.
-
-    A .jsonl file has JSON objects and a .txt file texts. Standard input can contain both.
-    """
+    """Read one question per line from a file, or from standard input if `path` is None."""
     name = "standard input" if path is None else repr(path.name)
 
     def parsed(line: bytes, i: int) -> Asked:

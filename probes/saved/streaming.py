@@ -39,11 +39,9 @@ class Step:
         piece: The part of `text` that is new in this step; possibly empty.
         confidence: Probability that the model answers the question correctly. If the probe reads answers, it is the
             probability that this answer is right, based on its first `n_read` tokens; NaN if `n_read` is 0.
-        novelty: Novelty of the question or of the answer so far. See `Confidences`.
-        is_novel: Whether the question or answer is more novel than 99 % of the training rows.
+        novelty, is_novel: Novelty of the question or of the answer so far. See `Confidences`.
         n_read: Number of tokens of the answer that the confidence covers; 0 if the probe reads only the question.
-        n_tokens: Number of tokens in the answer so far, without the end token. In the last step, tokens of the stop
-            string are not counted either.
+        n_tokens: Number of tokens in the answer so far, without the end token or, in the last step, the stop string.
     """
 
     text: str

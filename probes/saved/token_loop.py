@@ -1,7 +1,6 @@
-"""Greedy search and sampling of one answer, one token at a time.
+"""Greedy search and sampling of one answer in the caller's thread, one token at a time.
 
-transformers prepares the cache, logits processors and stopping criteria, and calls this loop. A streamer would need a
-second thread with its own OpenMP threads, which makes small matrix products on a CPU a third slower.
+A streamer needs a second thread with its own OpenMP threads, which makes small matrix products a third slower.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ def drawn_tokens(
 ) -> Generator[int]:
     """Yield the tokens of one answer, including the end token. Transformers' `generate` returns the same tokens.
 
-    Args:
-        model: Transformers model.
-        arguments: Arguments of `generate` for greedy search or sampling of one answer.
-        during_pass: Function that returns a context manager. A new one is entered for each pass of the model.
+    `arguments` are those of `generate`. `during_pass` returns a new context manager for each pass of the model.
     """
     from transformers import StopStringCriteria
 

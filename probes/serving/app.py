@@ -45,7 +45,7 @@ def create_app(
         engine: Engine with the model and the probe.
         probe: The probe of the engine.
         model_name: Name of the model in requests and responses.
-        api_key: Key that requests must contain. If None, no key is required.
+        api_key: Key that requests must contain, or None.
         check_host: Whether the header `Host` of requests must be a loopback address or localhost.
     """
     app = FastAPI(openapi_url=None)

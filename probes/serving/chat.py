@@ -94,14 +94,7 @@ class Defaults:
 
 
 class Answering:
-    """A generated answer, whose steps are awaited in the event loop.
-
-    Args:
-        engine: The engine.
-        prompt: Token ids of the prompt.
-        settings: Settings of the answer.
-        backoff: Whether to shift the confidences of novel questions. See `Confidences`.
-    """
+    """A generated answer, whose steps are awaited in the event loop."""
 
     def __init__(self, engine: Engine, prompt: list[int], settings: Settings, backoff: bool) -> None:
         self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue[Any]()

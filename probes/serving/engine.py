@@ -37,9 +37,7 @@ class Engine:
 
     All passes of the model run in one thread. Passes that generate answers alternate with passes that read new prompts
     and passes that score questions. If a pass fails, its requests end with the exception, and the engine continues.
-
-    Only `Settings` affect an answer. Other options in the model's generation config, such as a repetition penalty, are
-    ignored, as in the training data of probes.
+    Options in the model's generation config, such as a repetition penalty, are ignored.
 
     Args:
         probe: Trained probe.
@@ -93,7 +91,7 @@ class Engine:
             backoff: Whether to shift the confidences of novel questions. See `Confidences`.
 
         Returns:
-            Future of the confidences [prompt]. It can be cancelled.
+            Future of the confidences [prompt].
 
         Raises:
             QueueFull: If too many requests are waiting.
@@ -150,9 +148,9 @@ class Engine:
     def counts(self) -> dict[str, float]:
         """Return the counts of requests, passes, rows and tokens by name.
 
-        `queued` and `running` are the current numbers of waiting and running requests. `n_requests` counts accepted
-        requests, and `n_rejected` those refused with `QueueFull`. `n_passes` counts batches of the model, and `n_rows`
-        their rows. `n_tokens` includes end tokens and stop strings. `seconds_busy` is the total processing time.
+        `queued` and `running` are the current numbers of requests. `n_rejected` counts requests refused with
+        `QueueFull`. `n_passes` counts batches, and `n_rows` their rows. `n_tokens` includes end tokens and stop
+        strings. `seconds_busy` is the total processing time.
         """
         with self._changed:
             queued = len(self._to_score) + len(self._to_generate)

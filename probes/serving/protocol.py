@@ -53,15 +53,7 @@ Request = TypeVar("Request", bound="Body")
 
 
 class RequestError(Exception):
-    """Error that refuses a request.
-
-    Args:
-        status: HTTP status.
-        message: One line that says what is wrong and how to fix it.
-        param: Name of the option that is refused.
-        code: Short name of the error.
-        headers: Additional headers of the response.
-    """
+    """Error that refuses a request with an HTTP status, a message, the name of an option and a short error code."""
 
     def __init__(
         self,

@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 class Row:
-    """One answer of a batch.
-
-    Args:
-        model: Model with an attached probe.
-        job: Request for the answer.
-        ends: Ids of the end tokens.
-        context: Maximum total number of tokens of a prompt and its answer.
+    """One answer of a batch. `ends` are the ids of end tokens, and `context` limits the prompt and answer together.
 
     Attributes:
         drawn: Token ids of the answer so far.

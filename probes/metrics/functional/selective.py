@@ -48,8 +48,8 @@ def prediction_rejection_ratio(
 
     The definition follows LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
     Language Models with LM-Polygraph, 2025), except that the area is interpolated if `max_rejection` · N is not an
-    integer. Malinin and Gales (2021) divide the number of remaining errors by the total number of questions, not by the
-    number of remaining questions. For individual answers, their ratio equals 2 · AUROC − 1.
+    integer. The ratio of Malinin and Gales (2021) divides errors by the number of all questions. For individual
+    answers, it equals 2 · AUROC − 1.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     risk = 1 - right / known

@@ -1,4 +1,4 @@
-"""Batches of questions or answers. Their features are tensors in memory, or are read from a store."""
+"""Batches of questions or answers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from datamodules.streamed_features import StreamedFeatures
 
-#: Size in bytes of the buffers in which rows are shuffled. A buffer consists of `RUNS` random runs of consecutive rows.
+#: Size in bytes of the buffers in which rows are shuffled, and number of random runs of rows in a buffer.
 BUFFER_BYTES, RUNS = 2**28, 64
 
 
@@ -16,8 +16,7 @@ class Batch(NamedTuple):
     """A batch of rows, one per question or answer.
 
     Attributes:
-        features: A tensor [row, feature, d_model] float32, `TokenStates` of the signal `hidden_tokens`, or
-            `StreamedFeatures`.
+        features: A tensor [row, feature, d_model] float32, `TokenStates` or `StreamedFeatures`.
         target: [row] float32 target of the probe in [0, 1]. Higher means more likely right.
         right: [row] float32 number of right answers.
         known: [row] float32 number of answers with a known grade.
@@ -35,7 +34,6 @@ class Batch(NamedTuple):
     fraction: Tensor
 
     def to(self, device: torch.device) -> "Batch":
-        """Move the batch to a device."""
         return Batch._make(tensor.to(device) for tensor in self)
 
     @classmethod
@@ -51,14 +49,14 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """Iterable over slices of a batch. Slice sizes differ by at most one, so all rows have about the same weight.
+    """Iterable over slices of a batch, whose sizes differ by at most one.
 
     The order of the rows does not depend on whether the features are streamed.
 
     Args:
         batch: All rows, on the training device.
         batch_size: Maximum number of rows in a slice.
-        shuffle: Whether to shuffle the rows in each pass, using torch's global random generator.
+        shuffle: Whether to shuffle the rows in each pass, with torch's global random generator.
         read: Whether to read the streamed features of each slice into a tensor.
     """
 
@@ -79,7 +77,7 @@ class Batches:
         slices = order.to(self.batch.row.device).tensor_split(len(self))
         for buffer in (slices[i : i + n_slices] for i in range(0, len(slices), n_slices)):
             batch, rows = self.batch, torch.cat(buffer)
-            if self.shuffle and len(self) > 1:  # the order of the rows in a single batch does not matter
+            if self.shuffle and len(self) > 1:  # with a single batch, order does not matter
                 rows = rows[torch.randperm(len(rows)).to(rows.device)]
             if self.read:
                 batch, rows = batch.take(rows), torch.arange(len(rows), device=rows.device)

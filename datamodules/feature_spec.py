@@ -17,9 +17,8 @@ from extract.store.ragged import Ragged
 from extract.store.shards import Scope
 from extract.store.store import Store
 
-#: Signal with the hidden states of all answer tokens. It also gives the features of prefixes.
 TOKENS = "hidden_tokens"
-#: Positions of the signal `hidden` in an answer and its prefixes. The first one is the default.
+#: Positions of the signal `hidden` in an answer and its prefixes, the default first.
 OF_ANSWERS = ("last_answer", "mean_answer", "first_answer")
 
 
@@ -28,21 +27,19 @@ class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
     - A vector signal such as `hidden` gives one feature per layer and position.
-    - The values of all token signals form one vector, which is appended to each of these features. If there is no
-      vector signal, this vector is the only feature.
-    - `hidden_tokens` gives one feature per layer. Such a feature has one vector per token in each row.
+    - The values of all token signals form one vector, which is appended to each of these features, or is the only
+      feature.
+    - `hidden_tokens` gives one feature per layer, with one vector per token.
 
     Args:
         scope: Whether a row is a question or an answer.
         signal, positions, layers, join, pooling, weights, prefixes, in_memory, num_workers: See `FeatureDataModule`.
 
     Attributes:
-        n_tokens: [row] int64 number of content tokens of each answer. `read` sets it if `prefixes` is true.
+        n_tokens: [row] int64 number of content tokens of each answer, set by `read` if `prefixes` is true.
 
     Raises:
-        InputError: If a signal cannot be joined or pooled, if `pooling` or `weights` is passed without a token signal,
-            if `prefixes` is true but the features are not hidden states of answers, or if `in_memory` is false but
-            the features are not one vector per row.
+        InputError: If the options do not fit the signals.
     """
 
     scope: Scope
@@ -105,7 +102,7 @@ class FeatureSpec:
 
     @property
     def signals(self) -> list[str]:
-        """Names of all required signals, without duplicates."""
+        """Names of all required signals."""
         weights = [] if self._weight is None else [self._weight[0]]
         return list(
             dict.fromkeys([TOKENS if self.prefixes else self.signal, *(name for name, *_ in self._tokens), *weights])
@@ -113,11 +110,11 @@ class FeatureSpec:
 
     @property
     def fractions(self) -> list[float]:
-        """Fractions of an answer that the features cover, in increasing order. The last fraction is 1."""
+        """Fractions of an answer that the features cover, in increasing order, up to 1."""
         return [*(PREFIXES.values() if self.prefixes else ()), 1.0]
 
     def _read_prefixes(self, store: Store) -> tuple[Tensor | TokenStates, list[str]]:
-        """Read the features of the prefixes of answers. Returns the features and their names, as in `read`."""
+        """Read the features of the prefixes of answers and their names."""
         known = ("answer_tokens",) if self._of_tokens else OF_ANSWERS
         positions = self.positions or known[:1]
         if unknown := [position for position in positions if position not in known]:
@@ -137,18 +134,18 @@ class FeatureSpec:
     def read(
         self, store: Store, n_rows: int
     ) -> tuple[Tensor | TokenStates | StreamedFeatures, list[str], TokenFeatures | None]:
-        """Read the features of a store with `n_rows` rows. If `in_memory` is false, vectors stay in the store's files.
+        """Read the features of a store with `n_rows` rows.
 
         If `prefixes` is true, the result contains all rows once per fraction, in the order of `fractions`.
 
         Returns:
-            - Features [row, feature, width] float32; NaN for missing values. For `hidden_tokens`, the features are
-              `TokenStates`. If `in_memory` is false, they are `StreamedFeatures`.
+            - Features [row, feature, width] float32 (NaN for missing values), `TokenStates` for `hidden_tokens`, or
+              `StreamedFeatures` if `in_memory` is false.
             - Names of the features: ``layer/position`` for a vector signal, or the name of the token signal.
             - Specification of the token features; None if there are none.
 
         Raises:
-            InputError: If the store lacks a signal, a position or a layer, or its tensors have inconsistent shapes.
+            InputError: If the store lacks a signal, a position or a layer, or tensors have inconsistent shapes.
         """
         if self.prefixes:
             return (*self._read_prefixes(store), None)
@@ -167,7 +164,7 @@ class FeatureSpec:
             weight_key = None
             if self._weight is not None:
                 name, position = self._weight
-                (key,) = choose_keys(store, name, scope, [position], None, "weights")  # weight signals have one layer
+                (key,) = choose_keys(store, name, scope, [position], None, "weights")  # a single layer
                 weight_key = f"{name}/{key}"
             pooling = tuple(self.pooling or DEFAULT_POOLING) if scope == "sample" else ()
             pooled = TokenFeatures(tuple(token_keys), pooling, weight_key)
@@ -207,9 +204,9 @@ def choose_keys(
     layers: Sequence[int] | None,
     option: str = "positions",
 ) -> list[str]:
-    """Return the keys ``layer/position`` of a signal at the given positions and layers. None stands for all.
+    """Return the keys ``layer/position`` of a signal at the given positions and layers (None for all).
 
-    `option` is the name that error messages use for `positions`.
+    Error messages call `positions` by the name `option`.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

@@ -31,14 +31,14 @@ def likelihood_entropy(mean_logprobs: NDArray[np.float64], clusters: Sequence[Ha
     """Compute the entropy in nats of likelihood-weighted clusters (the "rao" estimator of Farquhar et al.).
 
     Args:
-        mean_logprobs: [sample] mean log-probability of each answer's tokens, in nats. Its exponential is the weight of
-            the answer. Answers without tokens (NaN) are ignored.
+        mean_logprobs: [sample] mean log-probability of each answer's tokens in nats, the logarithm of the answer's
+            weight. NaN (without tokens) is ignored.
         clusters: [sample] cluster of each answer, as in `discrete_entropy`.
     """
     if np.isnan(mean_logprobs).all():
         return float("nan")
     mass: dict[Hashable, float] = defaultdict(float)
-    likelihoods = np.exp(mean_logprobs - np.nanmax(mean_logprobs))  # scaled to a maximum of 1 to prevent underflow
+    likelihoods = np.exp(mean_logprobs - np.nanmax(mean_logprobs))  # prevents underflow
     for cluster, likelihood in zip(clusters, np.nan_to_num(likelihoods), strict=True):
         mass[cluster] += likelihood
     return max(0.0, float(entr(np.array([*mass.values()]) / sum(mass.values())).sum()))
@@ -49,11 +49,10 @@ def seu(embeddings: NDArray[np.floating]) -> float:
 
     .. math:: 1 - \frac{\lVert \sum_m e_m \rVert^2 - M}{M (M-1)}
 
-    The value is 0 for identical answers, and reaches its maximum M/(M−1) if the embeddings sum to 0. It is NaN for
-    fewer than two answers.
+    The value is 0 for identical answers, at most M/(M−1), and NaN for fewer than two answers.
 
     Args:
-        embeddings: [sample, d] embeddings e_m of the M answers, with norm 1. NaN rows (empty answers) are ignored.
+        embeddings: [sample, d] embeddings e_m of norm 1. NaN rows (empty answers) are ignored.
 
     >>> seu(np.eye(3))
     1.0
@@ -63,15 +62,14 @@ def seu(embeddings: NDArray[np.floating]) -> float:
     if n < 2:
         return float("nan")
     squared_norm = float(np.square(rows.sum(0)).sum())
-    return max(0.0, 1 - (squared_norm - n) / (n * (n - 1)))  # negative only by rounding
+    return max(0.0, 1 - (squared_norm - n) / (n * (n - 1)))  # negative by rounding
 
 
 def entropy_threshold(entropies: NDArray[np.float64]) -> float:
     """Fit the threshold between low and high semantic entropies (Kossen et al., arXiv 2406.15927).
 
-    The threshold g is one of 100 values from 1e-10 to the largest entropy. It splits the entropies H into two
-    sides, H < g and H ≥ g, and minimises the sum of squared deviations from the mean of each side. Pass only entropies
-    of training questions.
+    The threshold g is one of 100 values from 1e-10 to the largest entropy. It minimises the sum of squared deviations
+    from the means of the entropies H < g and H ≥ g. Pass only training questions.
 
     Args:
         entropies: [question] semantic entropies in nats. NaN values are ignored.
@@ -99,8 +97,7 @@ def entropy_threshold(entropies: NDArray[np.float64]) -> float:
 def clusters_of(answers: Iterable[str | int | None]) -> list[Hashable]:
     """Assign identical normalised answers to the same cluster. Each unreadable answer forms its own cluster.
 
-    `answers` [sample] contains normalised answers, or their classes in an `AnswerTable`. An answer is unreadable if it
-    is None, empty or of class 0.
+    `answers` [sample] contains normalised answers, or classes of an `AnswerTable`. Unreadable: None, empty or class 0.
 
     >>> clusters_of(["lima", None, "lima", None])
     ['lima', -2, 'lima', -4]

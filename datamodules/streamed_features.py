@@ -1,4 +1,4 @@
-"""Features that stay in the files of a store. They are read in chunks of rows whenever they are needed."""
+"""Features that stay in the files of a store and are read in chunks."""
 
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -17,23 +17,23 @@ from extract.store.signals import Signals
 
 #: Maximum size in bytes of a chunk of float32 features.
 CHUNK_BYTES = 2**24
-#: Largest difference between the indices of neighbouring rows in a chunk. The rows between them are read but not used.
+#: Largest difference between the indices of neighbouring rows in a chunk.
 LARGEST_GAP = 64
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class FeatureFiles:
-    """Files with the vectors of a signal. Each key of the signal is a feature.
+    """Files with the vectors of a signal.
 
     Attributes:
         signals: Signals of the store.
         signal: Name of the signal.
-        keys: Key of each feature.
+        keys: Keys of the signal, one per feature.
         shards: Shards of the store, in row order.
         starts: Index of the first row in each shard, followed by the total number of rows.
         width: Width of the vectors.
-        numbers: [row, number] float32 values that are appended to the vectors of a row.
+        numbers: [row, number] float32 values that are appended to each vector of a row.
     """
 
     signals: Signals
@@ -45,7 +45,7 @@ class FeatureFiles:
     numbers: Tensor
 
     def read(self, features: Sequence[int], start: int, stop: int) -> Tensor:
-        """Read the rows `start` to `stop` − 1 of the given features, [row, feature, d_model] float32."""
+        """Read the rows `start` to `stop` − 1 of the features, [row, feature, d_model] float32."""
         values = torch.empty(stop - start, len(features), self.width + self.numbers.shape[1])
         values[:, :, self.width :] = self.numbers[start:stop, None]
         for i in range(bisect_right(self.starts, start) - 1, bisect_left(self.starts, stop)):
@@ -66,7 +66,7 @@ class StreamedFeatures:
     Attributes:
         files: The files with the features.
         rows: [row] int64 rows of the store.
-        n_workers: Number of threads that read chunks. Results do not depend on it.
+        n_workers: Number of threads that read chunks.
         device: Device on which the features are returned.
     """
 
@@ -82,11 +82,11 @@ class StreamedFeatures:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Numbers of rows and features, and the width of a feature."""
+        """Numbers of rows and features, and width of a feature."""
         return len(self.rows), len(self.files.keys), self.files.width + self.files.numbers.shape[1]
 
     def to(self, device: torch.device) -> Self:
-        """Return the same features with another `device`."""
+        """Return the same features on another device."""
         return replace(self, device=device)
 
     @overload
@@ -94,7 +94,7 @@ class StreamedFeatures:
     @overload
     def __getitem__(self, index: tuple[slice, list[int]]) -> Tensor: ...
     def __getitem__(self, index: Tensor | tuple[slice, list[int]]) -> Self | Tensor:
-        """Select rows by index or mask. With `[:, features]`, read these features, [row, feature, d_model] float32."""
+        """Select rows by index or mask, or read features, [row, feature, d_model] float32, with `[:, features]`."""
         if isinstance(index, Tensor):
             return replace(self, rows=self.rows[index.to(self.rows.device)])
         return self.map(index[1], lambda _, rows: rows)
@@ -104,7 +104,7 @@ class StreamedFeatures:
         return self[:, list(range(len(self.files.keys)))]
 
     def finite(self) -> Tensor:
-        """Read all features, and return whether all features of each row are finite, [row] bool."""
+        """Return whether all features of each row are finite, [row] bool."""
         finite = torch.ones(len(self.rows), dtype=torch.bool)
         with Progress("check", len(self.files.keys), "features") as progress:
             for feature in range(len(self.files.keys)):
@@ -113,12 +113,7 @@ class StreamedFeatures:
         return finite
 
     def map(self, features: Sequence[int], function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Apply a function to the given features in chunks, and return the results in the order of the rows.
-
-        Args:
-            features: Indices of the features.
-            function: Function of places and features, as in `chunks`. It returns results [row, …].
-        """
+        """Apply a function to features in chunks, as in `chunks`, and return the results [row, …] in row order."""
         found = torch.empty(0)
         for places, values in self.chunks(features, function):
             if not len(found):
@@ -129,16 +124,12 @@ class StreamedFeatures:
     def chunks(
         self, features: Sequence[int], function: Callable[[Tensor, Tensor], Any]
     ) -> Iterator[tuple[Tensor, Any]]:
-        """Apply a function to the given features in chunks, and yield the results in the order of the store.
+        """Apply a function to features in chunks, and yield each chunk's places and result, in the order of the store.
 
         Args:
             features: Indices of the features.
-            function: Function of the places and the features of a chunk's rows. Places are indices into `rows`, [row]
-                int64. Features are [row, feature, d_model] float32. The function is called in threads and
-                without gradients.
-
-        Yields:
-            The places and the result of each chunk.
+            function: Function of places (indices into `rows`, [row] int64) and features [row, feature, d_model] float32
+                of a chunk. It is called in threads and without gradients.
         """
         rows, order = self.rows.sort()
         n_rows = max(1, CHUNK_BYTES // (4 * self.shape[2] * len(features)))
@@ -159,10 +150,7 @@ class StreamedFeatures:
 
 
 def in_order(function: Callable[[Any], Any], items: Iterable[Any], n_workers: int) -> Iterator[Any]:
-    """Apply a function to items in threads, and yield the results in the order of the items.
-
-    At most `n_workers` + 1 results are in memory.
-    """
+    """Apply a function to items in threads, and yield the results in order. At most `n_workers` + 1 are in memory."""
     with ThreadPoolExecutor(n_workers) as pool:
         waiting: deque[Future[Any]] = deque()
         for item in items:

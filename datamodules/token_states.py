@@ -1,4 +1,4 @@
-"""Hidden states of all answer tokens. All splits share one copy in memory, without padding."""
+"""Hidden states of all answer tokens, without padding and shared by all splits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +13,10 @@ from extract.store.ragged import Ragged
 
 @dataclass(frozen=True)
 class TokenStates:
-    """States of the tokens in each row, stored in one shared tensor. Selecting rows copies only indices.
+    """States of the tokens in each row, in one shared tensor. Selecting rows copies only indices.
 
     Attributes:
-        values: [feature, total tokens, d_model] states, float32 or bfloat16. There is one feature per layer.
+        values: [feature, total tokens, d_model] states, float32 or bfloat16, with one feature per layer.
         first: [row] int64 index of each row's first token.
         n_tokens: [row] int64 number of tokens in each row.
     """
@@ -27,7 +27,7 @@ class TokenStates:
 
     @classmethod
     def of(cls, features: Sequence[Ragged]) -> Self:
-        """Combine the states of several layers, given as ragged tensors [token, d_model] with identical row lengths."""
+        """Combine the states of several layers, ragged tensors [token, d_model] with identical row lengths."""
         offsets = features[0].offsets
         return cls(torch.stack([one.values for one in features]), offsets[:-1], offsets.diff())
 
@@ -39,7 +39,7 @@ class TokenStates:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Numbers of rows and features, and the width of a state."""
+        """Numbers of rows and features, and width of a state."""
         return len(self.first), len(self.values), self.values.shape[2]
 
     @property
@@ -49,7 +49,7 @@ class TokenStates:
 
     @property
     def offsets(self) -> Tensor:
-        """[row + 1] int64 row boundaries in the tensor that `tokens` returns."""
+        """[row + 1] int64 row boundaries in `tokens()`."""
         return torch.cat([self.n_tokens.new_zeros(1), self.n_tokens.cumsum(0)])
 
     @overload
@@ -57,21 +57,18 @@ class TokenStates:
     @overload
     def __getitem__(self, index: tuple[slice, int]) -> Ragged: ...
     def __getitem__(self, index: Tensor | tuple[slice, int]) -> Self | Ragged:
-        """Select rows by index or mask. With `[:, feature]`, copy one feature's states [token, d_model] as float32."""
+        """Select rows by index or mask, or copy one feature's states [token, d_model] float32 with `[:, feature]`."""
         if isinstance(index, Tensor):
             return replace(self, first=self.first[index], n_tokens=self.n_tokens[index])
         return Ragged(self.values[index[1]][self._places()].float(), self.offsets)
 
     def prefixes(self, fractions: Sequence[float]) -> Self:
-        """Return prefixes of all rows. For a fraction q, the prefix of a row with n tokens is its first ⌈q n⌉ tokens.
-
-        The prefixes are ordered by fraction, then by row. No states are copied.
-        """
+        """Return the prefixes of all rows, ordered by fraction, then by row. See `PREFIXES`. No states are copied."""
         n_tokens = [(fraction * self.n_tokens.double()).ceil().long() for fraction in fractions]
         return replace(self, first=self.first.repeat(len(fractions)), n_tokens=torch.cat(n_tokens))
 
     def at(self, position: str) -> Tensor:
-        """Return the states [row, feature, d_model] float32 at a position, as in the signal `hidden`.
+        """Return the states [row, feature, d_model] float32 at a position of the signal `hidden`.
 
         `position` is `first_answer`, `last_answer` or `mean_answer`. Rows without tokens are NaN.
         """
@@ -92,7 +89,7 @@ class TokenStates:
         return self.values[:, self._places()].float()
 
     def _places(self) -> Tensor:
-        """Return the indices of the rows' tokens in `values`, [token] int64."""
+        """Return the indices of the tokens in `values`, [token] int64."""
         shift = self.first - (self.n_tokens.cumsum(0) - self.n_tokens)
         return torch.arange(int(self.n_tokens.sum()), device=self.device) + shift.repeat_interleave(self.n_tokens)
 
@@ -103,7 +100,7 @@ class TokenStates:
         return (self.n_tokens > 0) & (total[self.first + self.n_tokens] == total[self.first])
 
     def to(self, device: torch.device) -> Self:
-        """Move the rows to a device. Only the states of these rows are copied."""
+        """Move the rows and their states to a device."""
         if device == self.device:
             return self
         n_tokens = self.n_tokens.to(device)
@@ -115,7 +112,7 @@ class TokenStates:
         )
 
     def split(self, n_tokens: int) -> Iterator[Self]:
-        """Yield chunks of consecutive rows with about `n_tokens` tokens each. Rows are not divided."""
+        """Yield chunks of whole rows with about `n_tokens` tokens each."""
         part = (self.n_tokens.cumsum(0) - 1) // n_tokens
         for number in part.unique():
             yield self[part == number]

@@ -1,4 +1,4 @@
-"""Combine the questions of several stores, so that a probe can be trained on all of them."""
+"""Combine the questions of several stores."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -21,10 +21,10 @@ class UnionDataModule(FeatureDataModule):
     """Questions of several stores with the same model, features and target. Each store is a group.
 
     Args:
-        parts: Loaded datamodules that have no questions in common.
+        parts: Loaded datamodules without common questions.
 
     Raises:
-        InputError: If the target is `seu`, because its embeddings are read from a single store.
+        InputError: If the target is `seu`, which is supported only for a single store.
     """
 
     def __init__(self, parts: Sequence[FeatureDataModule]) -> None:
@@ -48,10 +48,10 @@ class UnionDataModule(FeatureDataModule):
 def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
     """Return the rows of all stores in `data.broader`, with the group and the question id of each row.
 
-    Group names contain the path of the store. A reworded question gets the id of the original question.
+    A reworded question gets the id of the original question.
 
-    Test questions of `data` and their rewordings are left out. The grades are from the grader of `data`, or from a
-    store's only grader if the store has no grades from the grader of `data`.
+    Test questions of `data` and their rewordings are left out. The grades are from the grader of `data`, or else from a
+    store's only grader.
 
     Raises:
         InputError: If a store differs from the store of `data` in the model or the features, or if no rows remain.
@@ -79,12 +79,12 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
 
 
 def original_ids(data: FeatureDataModule) -> list[str]:
-    """Return the id of each question in a datamodule's store. Reworded questions have the original question's id."""
+    """Return the id of each question, or of the original question for reworded ones."""
     return [question.meta.get(ORIGINAL, question.id) for question in data.store.questions]
 
 
 def check_features(first: FeatureDataModule, other: FeatureDataModule, option: str) -> None:
-    """Raise an InputError if two stores differ in the model or the features. The message names `option`."""
+    """Raise an InputError if two stores differ in the model or the features."""
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(
@@ -100,7 +100,7 @@ def check_features(first: FeatureDataModule, other: FeatureDataModule, option: s
 
 
 def _concatenated(tables: Sequence[tuple[str, QuestionTable]]) -> QuestionTable:
-    """Concatenate question tables, given as pairs (group, table). Texts and model-based baselines are lost."""
+    """Concatenate question tables, without texts and model-based baselines."""
     starts = np.cumsum([0, *(len(table.ids) for _, table in tables)])
     answers = [
         replace(table.answers, question=table.answers.question + start)
@@ -119,6 +119,6 @@ def _concatenated(tables: Sequence[tuple[str, QuestionTable]]) -> QuestionTable:
 
 
 def _columns(tables: Sequence[Any], kind: type) -> dict[str, Any]:
-    """Concatenate the array attributes of tables, and return them by name."""
+    """Concatenate the array attributes of tables."""
     names = [field.name for field in fields(kind) if isinstance(getattr(tables[0], field.name), np.ndarray)]
     return {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}

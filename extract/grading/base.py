@@ -1,4 +1,4 @@
-"""Base classes for grading: a `Grader` decides whether an answer is right, and a `Grade` is its decision."""
+"""`Grader`, which decides whether an answer is right, and `Grade`, its decision."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,7 +13,7 @@ class Grade(NamedTuple):
 
     Attributes:
         right: Whether the answer is right, or None if the grader could not decide.
-        answer: Answer that the grader parsed from the text, or None if it found no answer.
+        answer: Parsed answer, or None if the grader found none.
     """
 
     right: bool | None
@@ -21,20 +21,20 @@ class Grade(NamedTuple):
 
 
 class Case(NamedTuple):
-    """An answer to grade: the question, the answer's text without reasoning, and the parsed answer."""
+    """An answer to grade, without reasoning."""
 
     question: Question
     text: str
     answer: str
 
 
-#: Known grades, keyed by question id and parsed answer. Graders add their new decisions.
+#: Known grades by question id and parsed answer. Graders add theirs.
 Known = dict[tuple[str, str], Grade]
-#: Callback that receives the number of newly graded answers and the number of tokens used to grade them.
+#: Callback with the numbers of newly graded answers and of tokens used.
 Counts = Callable[[int, int], object]
-#: Function that returns one grade for each pair of a question and an answer's text.
+#: Function that returns the grade of each answer.
 GradeAll = Callable[[Sequence[tuple[Question, str]], Known, Counts], list[Grade]]
-#: Function that returns one grade per case. No two cases have the same question and the same parsed answer.
+#: Function that returns the grade of each case. Cases differ in the question or the parsed answer.
 Decide = Callable[[Sequence[Case], Counts], list[Grade]]
 
 
@@ -44,9 +44,9 @@ class Grader:
 
     Attributes:
         name: Name of the grader, and of the folder that contains its grades.
-        rule: Description of the rule. It is stored with the grades.
-        running: Function that returns a context manager, which sets up the grader's resources and yields a function
-            that grades answers.
+        rule: Description of the rule, stored with the grades.
+        running: Function that returns a context manager, which sets up resources and yields a function that grades
+            answers.
         kinds: Kinds of questions for which this grader is the default.
         may_decide_later: Whether later runs should retry undecided answers.
     """
@@ -58,10 +58,10 @@ class Grader:
     may_decide_later: bool = False
 
     def grade(self, question: Question, text: str) -> Grade:
-        """Grade one answer. To grade many answers, use `running`, which sets up the grader's resources only once.
+        """Grade one answer. Use `running` for many answers, to set up resources only once.
 
         Args:
-            text: Sampled answer, including any reasoning.
+            text: Answer, including any reasoning.
 
         Raises:
             InputError: If the grader can't grade the question, or a package or server that it needs is missing.
@@ -73,12 +73,7 @@ class Grader:
 def from_function(
     name: str, grade: Callable[[Question, str], Grade], rule: str, kinds: tuple[Kind, ...] = ()
 ) -> Grader:
-    """Build a grader from a pure function.
-
-    Args:
-        grade: Function that takes a question and an answer without its reasoning, and returns a grade.
-        name, rule, kinds: See `Grader`.
-    """
+    """Build a grader from a function of a question and an answer without its reasoning."""
 
     def grade_all(answers: Sequence[tuple[Question, str]], known: Known, count: Counts) -> list[Grade]:
         grades = []
@@ -97,10 +92,10 @@ def from_decisions(
     rule: str,
     kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """Build a grader whose decisions are expensive. It grades each distinct answer to a question only once.
+    """Build a grader whose decisions are expensive, so that it grades each distinct answer to a question only once.
 
     Args:
-        parse: Function that takes a question and an answer without its reasoning, and returns the parsed answer or
+        parse: Function that parses an answer to a question, without its reasoning, and returns the parsed answer or
             None.
         start: Function that returns a context manager, which yields a function that grades a list of cases.
         name, rule, kinds: See `Grader`.

@@ -29,11 +29,11 @@ _USER = (
     "Does the proposed answer mean the same as the expected answer? One word: yes, no or unclear."
 )
 _MOST_REFERENCES = 20
-#: A judge is unusable if it has rejected this many requests and answered none.
+#: Number of rejected requests after which a judge that has answered none is unusable.
 _MOST_REJECTED = 10
 _HALF = 2000  # characters kept from each end of a long answer
 _VERDICTS = {"yes": True, "no": False, "unclear": None}
-#: A verdict at the start of a reply, alone on its line or before punctuation.
+#: A verdict at the start of a reply.
 _FIRST = re.compile(r"""\W*(?:yes|no|unclear)\b[*_"'”)]*\s*(?:$|[.,:;!(—–-])""")
 
 
@@ -43,8 +43,8 @@ class Judge:
 
     Attributes:
         model: Name of the model on the server.
-        server: Server of the judge. Each request returns one reply at temperature 0, without log-probabilities.
-        name: Name of the judge. Its grades are stored in the folder `judge-NAME`. By default, the model name is used.
+        server: Server of the judge. Replies are drawn at temperature 0.
+        name: Name of the judge, by default the model name. Its grades are stored in the folder `judge-NAME`.
         max_tokens: Maximum number of tokens in a reply. Reasoning models need a high limit.
     """
 
@@ -55,7 +55,7 @@ class Judge:
 
     @property
     def rule(self) -> str:
-        """Description of everything that affects the verdicts. It is stored with the grades."""
+        """Description of everything that affects the verdicts, stored with the grades."""
         extra = f", with {self.server.extra_body}" if self.server.extra_body else ""
         return (
             f"Right when the model {self.model!r}, at temperature 0 and with at most {self.max_tokens} tokens{extra}, "
@@ -93,25 +93,25 @@ def judge_grader(judge: Judge) -> Grader:
 
 
 def parse_for_judge(question: Question, text: str) -> str | None:
-    """Normalise an answer's whitespace. Also convert the answer to lower case unless the question is case-sensitive."""
+    """Normalise an answer's whitespace, and its case unless the question is case-sensitive."""
     text = " ".join(_both_ends(text).split())
     return (text if question.meta.get("case_sensitive") else text.casefold()) or None
 
 
 def messages_for(case: Case) -> list[dict[str, str]]:
-    """Build the chat messages that ask a judge about an answer."""
+    """Build the messages that ask a judge about an answer."""
     asked, answer = case.question.prompt, _both_ends(case.text).strip()
     question = asked if isinstance(asked, str) else "\n".join(f"{turn['role']}: {turn['content']}" for turn in asked)
     expected = "\n".join(f"- {reference}" for reference in case.question.references[:_MOST_REFERENCES])
     mark = f"[{sha256(answer.encode(errors='replace')).hexdigest()[:16]}]"  # can't occur in the answer
     user = _USER.format(question=question, expected=expected, mark=mark, answer=answer)
-    sendable = user.encode(errors="replace").decode()  # without lone surrogates, which can't be encoded
+    sendable = user.encode(errors="replace").decode()  # without lone surrogates
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": sendable}]
 
 
 def _read_verdict(reply: str) -> bool | None:
-    """Extract the verdict from a reply: True for yes, False for no, or None if it is unclear."""
-    # a verdict is alone on its line, or begins the reply and precedes punctuation; "No way to tell" is no verdict
+    """Return True for yes, False for no, and None for an unclear reply."""
+    # a verdict is alone on its line, or begins the reply and precedes punctuation
     lines = [line for line in without_reasoning(reply).lower().splitlines() if re.search("[a-z]", line)]
     words = [re.findall("[a-z]+", line) for line in lines]
     decisive = [line for n, line in enumerate(words) if len(line) == 1 or (n == 0 and _FIRST.match(lines[0]))]
@@ -124,7 +124,7 @@ def _both_ends(text: str) -> str:
 
 
 class _Asking:
-    """Sends many answers to a judge concurrently. After a fatal error, such as a spent budget, it sends no more."""
+    """Sends answers to a judge concurrently, until a fatal error such as a spent budget."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
@@ -136,7 +136,7 @@ class _Asking:
         """Grade each case as right, wrong or unknown.
 
         Raises:
-            InputError: If a fatal error occurs before any of these cases is graded, or has occurred in an earlier call.
+            InputError: If a fatal error occurs before any of these cases is graded, or occurred earlier.
         """
         self.refuse_to_go_on()
         verdicts: list[bool | None] = [None] * len(cases)
@@ -147,7 +147,7 @@ class _Asking:
                 reply = await self.client.ask(request)
             except Unanswered:
                 return
-            except RejectedRequest:  # concerns only this answer, unless the judge rejects all requests
+            except RejectedRequest:  # concerns only this answer, unless all are rejected
                 self._n_rejected += 1
                 if self._n_rejected >= _MOST_REJECTED and not self.client.has_answered:
                     raise
@@ -166,6 +166,5 @@ class _Asking:
         return [Grade(verdict, case.answer) for verdict, case in zip(verdicts, cases, strict=True)]
 
     def refuse_to_go_on(self) -> None:
-        """Raise an error if a fatal error has occurred."""
         if self._stopped is not None:
             raise InputError(str(self._stopped)) from None

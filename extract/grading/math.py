@@ -1,7 +1,7 @@
 r"""The grader `math`, which compares answers with references as numbers, as text, and with math-verify.
 
-math-verify runs in a separate process (``math_worker.py``), which is killed if an answer takes too long. If math-verify
-raises an error, times out or crashes, the grade is unknown rather than wrong.
+math-verify runs in a separate process (``math_worker.py``). If it raises an error, times out or crashes, the grade is
+unknown.
 """
 
 import json
@@ -25,14 +25,9 @@ SECONDS = 10.0  # time limit per answer
 
 
 def equal_as_it_stands(gold: str, answer: str) -> bool | None:
-    r"""Compare an answer with a gold answer by value or spelling, without algebra.
+    r"""Return whether an answer equals a gold answer by value or spelling, or None if this needs algebra.
 
-    Args:
-        gold: Gold answer in LaTeX.
-        answer: Answer as returned by `spelled`.
-
-    Returns:
-        Whether they are equal, or None if the comparison needs algebra.
+    `gold` is LaTeX, and `answer` is a result of `spelled`.
 
     >>> equal_as_it_stands(r"\frac12", "1/2"), equal_as_it_stands("52_8", "52_9"), equal_as_it_stands("x+1", "1+x")
     (True, False, None)
@@ -45,7 +40,7 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
         return normalize(answer) == words
     ours, theirs = NUMERAL.fullmatch(spelling), NUMERAL.fullmatch(answer)
     if ours and not theirs:
-        return answer == ours[1]  # the question states the base
+        return answer == ours[1]  # the question gives the base
     if theirs:
         return not ours and theirs[2] == "10" and spelling == theirs[1]
     numbers = value(spelling), value(answer)
@@ -55,8 +50,7 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
 class Algebra:
     """Compares expressions with math-verify in a separate process.
 
-    The process starts on first use and restarts after a failure. It stops when the ``with`` block or the parent process
-    ends. Instances are thread-safe.
+    The process runs until the ``with`` block ends and restarts after a failure. Instances are thread-safe.
 
     Args:
         seconds: Time limit per answer.
@@ -76,10 +70,7 @@ class Algebra:
         self._lock = Lock()
 
     def equal(self, golds: Sequence[str], answer: str) -> Verdict:
-        """Return whether an answer equals at least one of `golds`.
-
-        The result is None if undecided, and "unread" if the answer is not an expression.
-        """
+        """Return whether an answer equals one of `golds`, None if undecided, or "unread" if it is not an expression."""
         with self._lock:
             process = self._process = self._process or _start()
             asked = {"golds": golds, "answer": answer, "seconds": self.seconds}
@@ -106,7 +97,7 @@ class Algebra:
 def _start() -> subprocess.Popen[str]:
     """Start the math-verify process and wait until it is ready."""
     worker = Path(__file__).with_name("math_worker.py")
-    command = [sys.executable, "-P", str(worker)]  # -P: no imports from the folder of the script
+    command = [sys.executable, "-P", str(worker)]  # -P: no imports from its folder
     process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
     if process.stdout and not process.stdout.readline():
         lines = process.communicate()[1].strip().splitlines() or ["nothing"]

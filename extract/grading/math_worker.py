@@ -1,12 +1,11 @@
-r"""Worker process that compares LaTeX expressions with math-verify. This script imports nothing from `extract`.
+r"""Worker process that compares LaTeX expressions with math-verify.
 
-math-verify limits its run time with SIGALRM. Outside the main thread, this fails, and math-verify silently gives wrong
-verdicts. This worker therefore disables these limits and lets SIGALRM end the whole process. The process also ends when
-standard input ends.
+math-verify's own time limits fail outside the main thread, and its verdicts are then silently wrong. They are disabled
+here, and SIGALRM ends the whole process. The process also ends when standard input ends.
 
 Each input line is JSON: ``{"golds": [...], "answer": "...", "seconds": 10}``. Each output line is JSON: true, false,
-null if undecided, or "unread" if the answer is not an expression. The first output line is null and shows that
-the worker is ready.
+null if undecided, or "unread" if the answer is not an expression. The first output line is null and means that the
+worker is ready.
 """
 
 import json
@@ -19,20 +18,20 @@ from functools import lru_cache
 from typing import Any, Literal
 
 _MEMORY = 4 * 2**30  # bytes of address space; nested powers would exhaust the memory
-_PLACES = 12  # decimal places that must agree; a rounded decimal is a different value
+_PLACES = 12  # decimal places that must agree
 
 Verdict = bool | None | Literal["unread"]
 
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    import resource  # not available on every system
+    import resource  # not on every system
 
     answers = os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # the parsers print messages
     logging.disable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # handled by the parent process
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY if most == resource.RLIM_INFINITY else min(_MEMORY, most), most))
     equal = load_equal()
@@ -51,7 +50,7 @@ def load_equal() -> Callable[[list[str], str], Verdict]:
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # with units=True, 2m would become 2; units marked as text are removed earlier
+    # would turn 2m into 2; units marked as text are removed earlier
     spelling = NormalizationConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
     )
@@ -65,15 +64,15 @@ def load_equal() -> Callable[[list[str], str], Verdict]:
         verdict: Verdict = False
         try:
             stated = parsed(answer)
-            if all(isinstance(expression, str) for expression in stated):  # text without an expression
+            if all(isinstance(expression, str) for expression in stated):  # no expression
                 return "unread"
             for gold in golds:
                 try:
                     if verify(parsed(gold), stated, _PLACES, timeout_seconds=None, raise_on_error=True):
                         return True
-                except Exception:  # SymPy raises errors of many types; another gold answer can still match
+                except Exception:  # SymPy raises errors of many types
                     verdict = None
-        except Exception:  # SymPy raises errors of many types; the answer stays unknown
+        except Exception:
             return None
         return verdict
 

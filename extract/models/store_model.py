@@ -1,4 +1,4 @@
-"""Load the model from which signals are read: the model that generated the answers, or a local copy of it."""
+"""Load the model of a store, from which signals are read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -27,13 +27,13 @@ def prompt_of(store: Store) -> PromptTemplate:
 
 
 def load_store_model(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:
-    """Load the model from which a store's signals are read. Returns the model and its tokenizer.
+    """Load a store's model, or a local copy of a served model, and its tokenizer.
 
     The first local copy of a served model must reproduce the recorded prompt lengths. Its identity is written to
     reader.json, and later copies must have the same identity.
 
     Args:
-        model: Hub id or folder. If None, the name recorded in the store is used.
+        model: Hub id or folder, by default the name recorded in the store.
         device: See `load_model`.
         device_map: See `load_model`.
 
@@ -48,7 +48,7 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
     if expected is None:
         for part in store.samples.ranges()[:1]:
             encode_prompts(store, tokenizer, part, store.samples.read(part).to_pylist())
-        with alone(store.path):  # the first of several workers records its copy
+        with alone(store.path):  # the first worker records its copy
             if store.reader is None:
                 write_reader(store.path, store.sha256, asdict(model_identity(loaded, tokenizer)))
                 say(f"read: recorded {loaded.name_or_path!r} in reader.json as the local copy of {store.model_id!r}")
@@ -58,10 +58,10 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
 
 
 def model_source(store: Store, model: str | None) -> str:
-    """Return `model`, or the name of the model recorded in the store if `model` is None.
+    """Return `model`, by default the name recorded in the store.
 
     Raises:
-        InputError: If `model` is None, and the recorded name is not enough to load the model.
+        InputError: If the recorded name is not enough to load the model.
     """
     if model is not None:
         return model
@@ -79,10 +79,8 @@ def encode_prompts(
 ) -> dict[str, list[int]]:
     """Return the prompt token ids of each question in a shard's block, by question id.
 
-    If `samples` are passed, the lengths of the prompts are compared with the lengths recorded in these samples.
-
     Raises:
-        InputError: If the length of a prompt differs from the recorded length.
+        InputError: If the length of a prompt differs from the length recorded in `samples`.
     """
     encoded = encode_questions(tokenizer, prompt_of(store), store.questions.block(shard))
     prompts = dict(zip(store.questions.ids(shard), encoded, strict=True))

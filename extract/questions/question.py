@@ -19,17 +19,17 @@ class Question:
     Attributes:
         id: Id, unique within the set.
         dataset: Name of the set.
-        text: Question text, inserted into the policy's prompt template. Exactly one of `text` and `messages` is given.
+        text: Question text for the policy's prompt template, unless `messages` are given.
         messages: Chat of ``{"role", "content"}`` messages, used without the prompt template.
         references: All accepted answers, at least one. For kind `choice`, these are the letter and the text of the
             correct option.
-        kind: Type of the expected answer. It determines the default grader.
+        kind: Type of the expected answer, which determines the default grader.
         choices: Options of a `choice` question, in display order; empty if `messages` contain the options.
-        group: Group of the question, such as "capital". Used to stratify splits and to compute base rates.
-        meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An
-            answer is graded as wrong if it states a rival before it states a reference. ``worked`` is a solution that
-            ends with the answer, for use in worked examples. If ``private`` is true, the texts are never displayed.
-        row: Position in the source, starting at 0; None if it is unknown. It is not part of a store's identity.
+        group: Group of the question, such as "capital", for stratified splits and base rates.
+        meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals``: wrong answers, which must
+            not come before a reference. ``worked`` is a solution for worked examples that ends with the answer. If
+            ``private`` is true, the texts are never displayed.
+        row: 0-based position in the source, or None. Not part of a store's identity.
     """
 
     id: str
@@ -45,7 +45,7 @@ class Question:
 
     @property
     def prompt(self) -> str | tuple[dict[str, str], ...]:
-        """The question's text followed by its lettered options, or its messages if it is a chat.
+        """The question's text and its lettered options, or its messages.
 
         >>> print(Question("1", "mine", "Which is odd?", kind="choice", choices=("2", "3")).prompt)
         Which is odd?
@@ -60,7 +60,7 @@ class Question:
 
     @property
     def private(self) -> bool:
-        """Whether the question's texts and answers are kept out of tables, pages, logs and messages."""
+        """Whether the texts and answers must not be displayed."""
         return bool(self.meta.get("private"))
 
     def public(self, text: str) -> str:
@@ -74,7 +74,7 @@ class Question:
 
     @property
     def public_prompt(self) -> str:
-        """Prompt for display: the text with its options, or the last message. For a private question, a placeholder."""
+        """Last message, or text and options, for display; a placeholder for a private question."""
         return self.public(str(self.messages[-1]["content"] if self.messages else self.prompt))
 
     def record(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Question:
 
 
 def questions_hash(questions: Iterable[Question]) -> str:
-    """SHA-256 of the question records in order. It is part of a store's identity.
+    """SHA-256 of the question records in order, a part of a store's identity.
 
     >>> first, second = Question("1", "mine", "1 + 1?"), Question("2", "mine", "1 + 2?")
     >>> questions_hash([first, second]) == questions_hash([second, first])

@@ -1,4 +1,4 @@
-"""Question sets by name. To add a set, add an entry to `SETS` with its location and its row format."""
+"""Question sets by name. To add a set, add an entry to `SETS`."""
 
 import re
 from collections.abc import Callable
@@ -17,18 +17,17 @@ class QuestionSet:
     """Location and format of a question set.
 
     Attributes:
-        read: Function that converts a row to question fields. Its second argument is the seed for shuffling options.
+        read: Function that converts a row to question fields, given a seed for shuffling options.
         hub: Hugging Face Hub id; None for a set that can only be read from a file.
         config: Hub configuration; None if there is only one.
         split: Split that contains the questions.
         revision: Hub commit; None for the newest commit.
-        train: Split from which worked examples are taken. If None, they are taken from `split` and excluded from the
-            questions.
+        train: Split of the worked examples. If None, they are taken from `split` and excluded from the questions.
         gated: Whether users must accept terms on the Hub. The texts of gated sets are never shown.
         in_csv: Whether the Hub stores the set as CSV.
         columns: Column names of the original CSV file, which has no header.
         file: Name of the original file, for error messages.
-        build: Function that builds all questions at run time; None for a set that is loaded.
+        build: Function that builds all questions; None for a set that is loaded.
     """
 
     read: Read = own_form
@@ -45,14 +44,14 @@ class QuestionSet:
 
 
 def gsm8k(row: Row, seed: int) -> Draft:
-    """Read a GSM8K row: the gold number after ``####``, and the solution without calculator annotations."""
+    """Read a GSM8K row: the number after ``####``, and the solution without calculator annotations."""
     worked = re.sub(r"<<.*?>>", "", row.text("answer"))
     gold = gold_number(worked, row.where)
     return {"text": row.text("question"), "references": (gold,), "kind": "number", "meta": {"worked": worked}}
 
 
 def aime(row: Row, seed: int) -> Draft:
-    """Read an AIME row. The answer is a whole number from 0 to 999. A unit appended to the answer is removed."""
+    """Read an AIME row: a whole number, without a unit."""
     gold = re.sub(r"\D+$", "", row.text("answer"))
     return {"text": row.text("problem"), "references": (gold_number(gold, row.where),), "kind": "number"}
 
@@ -61,27 +60,21 @@ _SIMPLEQA = by_fields({"id": "original_index", "text": "problem", "references": 
 
 
 def simpleqa(row: Row, seed: int) -> Draft:
-    """Read a SimpleQA row.
-
-    Some gold answers end with an acceptable range. These answers are accepted with and without the range.
-    """
+    """Read a SimpleQA row. Gold answers are accepted with and without the range at their end."""
     draft = _SIMPLEQA(row, seed)
     bare = [re.sub(r"\s*\(acceptable range:.*\)$", "", gold, flags=re.I) for gold in draft["references"]]
     return {**draft, "references": (*bare, *draft["references"]), "meta": {"answer_type": row.value("answer_type")}}
 
 
 def mmlu(row: Row, seed: int) -> Draft:
-    """Read an MMLU row, either in the Hub's format or in the original format with columns A to D."""
+    """Read an MMLU row in the Hub's format, or in the original format with columns A to D."""
     choices = "choices" if "choices" in row.values else ["A", "B", "C", "D"]
     group = {"group": "subject"} if "subject" in row.values else {}
     return by_fields({"text": "question", "choices": choices, "references": "answer", **group})(row, seed)
 
 
 def gpqa(row: Row, seed: int) -> Draft:
-    """Read a GPQA row and shuffle its options.
-
-    The texts are marked as private, because the authors of GPQA ask that they not be published.
-    """
+    """Read a GPQA row and shuffle its options. The texts are private, as the authors of GPQA ask."""
     record = row.text("Record ID")
     answers = [row.text(name) for name in ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))]
     order = hash_order([f"{record}/{i}" for i in range(len(answers))], seed)
@@ -91,7 +84,7 @@ def gpqa(row: Row, seed: int) -> Draft:
     return {**question, "kind": "choice", "group": row.text("Subdomain"), "meta": {"private": True}}
 
 
-#: Relations that contain "of", "by" or "in". Without this list, a match would end at the first of these words.
+#: Relations that contain "of", "by" or "in", at which a match would otherwise end.
 _LONG = (
     "country of citizenship|color of the flag|basic form of government|office held by head of government|place of birth"
     "|place of publication|month of the year"
@@ -108,10 +101,7 @@ _FORMS = (
 
 
 def qa_wikidata(row: Row, seed: int) -> Draft:
-    """Read a row with an incomplete sentence and its accepted completions.
-
-    The group is the relation in the sentence, such as "is capital of".
-    """
+    """Read a row with an incomplete sentence. The group is the relation, such as "is capital of"."""
     text = row.text("input").removesuffix("[MASK]").strip()
     relation = next((found[1] for form in _FORMS if (found := form.fullmatch(text))), "")
     return {"text": text, "references": row.texts("target"), "kind": "cloze", "group": relation}
@@ -121,8 +111,7 @@ _TRIVIAQA = {"id": "question_id", "text": "question", "references": ["answer.val
 _MATH = {"id": "unique_id", "text": "problem", "references": "answer", "kind": "math", "group": "subject"}
 _SVAMP = {"id": "ID", "text": "{Body} {Question}", "references": "Answer", "kind": "number", "group": "Type"}
 
-#: Hub id, configuration, split and commit. The commits are the same as in public evaluation code, such as inspect_evals
-#: for gsm8k, and are not necessarily the newest.
+#: Hub id, configuration, split and commit. The commits are those of public evaluation code, if any.
 _HUB: dict[str, tuple[str, str | None, str, str]] = {
     "triviaqa": ("mandarjoshi/trivia_qa", "rc.nocontext", "validation", "0f7faf33a3908546c6fd5b73a660e0f8ff173c2f"),
     "simpleqa": ("google/simpleqa-verified", "simpleqa_verified", "eval", "0dc97e0d28d8233463e005cdc4475cc2a13ba2dc"),
@@ -147,5 +136,4 @@ _ENTRIES = {
     "qa_wikidata": QuestionSet(qa_wikidata, file="qa_wikidata.json from BIG-bench"),
 }
 
-#: Question sets by name.
 SETS: Registry[QuestionSet] = Registry("questions", _ENTRIES)

@@ -26,8 +26,8 @@ class Source:
     """A question source that has not been read yet.
 
     Attributes:
-        dataset: Name of the dataset, which is recorded in each question.
-        set: Location and row format, after the command's options have been applied.
+        dataset: Name of the dataset, recorded in each question.
+        set: Location and row format, including the command's options.
         path: File, or folder in the layout of a Hub dataset; None to read from the Hub.
     """
 
@@ -36,13 +36,10 @@ class Source:
     path: Path | None = None
 
     def questions(self, seed: int) -> list[Question]:
-        """Read all questions in row order, and check them with `check_questions`.
+        """Read all questions in row order, and check them with `check_questions`. The seed shuffles options.
 
-        Rows that repeat a question are merged. Rows without a gradable answer are skipped, and their number is printed
-        to standard error.
-
-        Args:
-            seed: Seed for shuffling options.
+        Rows that repeat a question are merged. Rows without a gradable answer are skipped and counted on standard
+        error.
 
         Raises:
             InputError: If the rows can't be read, or a question is invalid.
@@ -57,7 +54,7 @@ class Source:
         return check_questions(questions, repr(self.dataset))
 
     def examples(self, seed: int) -> Iterator[Question] | None:
-        """Read the train split lazily, in a seeded random order. Returns None if there is no train split."""
+        """Read the train split lazily, in a seeded random order, or return None if there is none."""
         if self.set.train is None or (self.path is not None and not self.path.is_dir()):
             return None
         rows = self.rows(self.set.train)
@@ -70,7 +67,7 @@ class Source:
             yield self.set.read(row, seed), row.where
 
     def rows(self, split: str) -> Sequence[Record]:
-        """Read all rows of a split. For a file, `split` has no effect."""
+        """Read all rows of a split. A file has no splits."""
         path = self.path
         if path is not None and not path.is_dir() and not (path.suffix in LOADERS and path.is_file()):
             raise InputError(
@@ -83,23 +80,25 @@ class Source:
             return LOADERS[path.suffix](path, self.set.columns)
         except InputError:
             raise
-        except Exception as error:  # `datasets`, pandas, pyarrow and the Hub client raise many exception types
+        except Exception as error:  # the libraries raise many types
             raise InputError(self._unreadable(error)) from None
 
     def _load_dataset(self, split: str) -> Sequence[Record]:
         from datasets import load_dataset
 
         in_csv = self.set.in_csv if self.path is None else any(self.path.rglob("*.csv"))
-        as_text = {"keep_default_na": False, "index_col": False} if in_csv else {}  # "None" and "NA" can be answers
+        as_text = (
+            {"keep_default_na": False, "index_col": False} if in_csv else {}
+        )  # keeps answers such as "None" and "NA"
         options = {"name": self.set.config, "split": split, **as_text}
         with quiet_loggers("datasets", "huggingface_hub"), warnings.catch_warnings():
-            warnings.filterwarnings("error", "Length of header or names")  # rows with more fields than columns
-            if self.path is None:  # cached by `datasets`, with random access to rows
+            warnings.filterwarnings("error", "Length of header or names")  # rows with too many fields
+            if self.path is None:  # cached, with random access
                 return load_dataset(str(self.set.hub), revision=self.set.revision, **options)
             return list(load_dataset(str(self.path), streaming=True, **options))
 
     def _unreadable(self, error: Exception) -> str:
-        """Error message for a dataset that can't be read or reached."""
+        """Return the message for a dataset that can't be read or reached."""
         from huggingface_hub import get_token
 
         hub, reason = self.set.hub, one_line(error, 300).rstrip(".")
@@ -126,7 +125,7 @@ class Source:
 def find_source(
     questions: str, fields: Mapping[str, Any] | None = None, split: str | None = None, revision: str | None = None
 ) -> Source:
-    """Find the question source selected by the options of `extract.recipe.StoreRecipe`.
+    """Find the question source for the options of `extract.recipe.StoreRecipe`.
 
     Raises:
         InputError: If the name is unknown, or an option does not apply to the source.
@@ -168,7 +167,7 @@ def _with_options(
         option = "split" if revision is None else "questions_revision"
         raise InputError(f"Expected no `{option}` for the local path {str(path)!r}, but got one. Remove the option.")
     for name, entry in SETS.items():
-        is_hub_id = dataset.casefold() == str(entry.hub).casefold()  # Hub ids are case-insensitive
+        is_hub_id = dataset.casefold() == str(entry.hub).casefold()
         if entry.gated and (is_hub_id or (entry is known and fields is not None)):
             raise InputError(
                 f"Expected the gated set {name!r} to be selected by name and without `fields`. Otherwise, its texts "
@@ -182,11 +181,10 @@ def _with_options(
 
 
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
-    """Convert the fields of each row to a question, and merge rows that repeat a question.
+    """Convert the fields and locations of rows to questions.
 
-    `drafts` contains the fields and the location of each row.
+    `short` and `cloze` questions with the same prompt are merged and accept the answers of all rows.
     """
-    # `short` and `cloze` questions with the same prompt are merged and accept the answers of all drafts
     questions: dict[str, Question] = {}
     left_out: list[str] = []
     for draft, where in drafts:
@@ -218,7 +216,7 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
 
 
 def check_questions(questions: Iterable[Question], source: str, need_references: bool = True) -> list[Question]:
-    """Check the questions of a new store, and return them with `row` set to their positions.
+    """Check the questions of a new store, and return them with `row` set.
 
     Args:
         source: Name of the source, for error messages.
@@ -241,7 +239,7 @@ def check_questions(questions: Iterable[Question], source: str, need_references:
 
 
 def _problems(question: Question, where: str, need_references: bool) -> Iterator[str]:
-    """Yield a message for each rule that a question breaks, with the expected and the actual value."""
+    """Yield a message for each rule that a question breaks."""
     kind, references, choices = question.kind, question.references, question.choices
 
     def got(value: object) -> str:
@@ -280,5 +278,5 @@ def _problems(question: Question, where: str, need_references: bool) -> Iterator
 
 
 def says_anything(kind: str, reference: str) -> bool:
-    """Whether a reference contains text. For kinds `short` and `cloze`, it must contain at least one word."""
+    """Whether a reference contains text, and for kinds `short` and `cloze` a word."""
     return bool(normalize(reference) if kind in ("short", "cloze") else reference.strip())

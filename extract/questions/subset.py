@@ -18,10 +18,9 @@ _OWN = ("group", "kind", "dataset")
 def subset(
     questions: Sequence[Question], n_questions: int | None, seed: int, stratify_by: str | None, name: str
 ) -> list[Question]:
-    """Select questions in a seeded random order, so that each block contains a mix of groups.
+    """Select questions in a seeded random order. A smaller subset is a prefix of a larger one.
 
-    With `stratify_by`, one question is taken from each stratum in turn, until the strata are exhausted. A smaller
-    subset is a prefix of a larger one.
+    With `stratify_by`, one question is taken from each stratum in turn.
 
     Args:
         n_questions: Number of questions; None for all.
@@ -29,8 +28,7 @@ def subset(
         name: Name of the source, for error messages.
 
     Raises:
-        InputError: If there are fewer than `n_questions` questions, or if no question has the field that is named by
-            `stratify_by`.
+        InputError: If there are too few questions, or no question has the field `stratify_by`.
     """
     if n_questions is not None and not 1 <= n_questions <= len(questions):
         raise InputError(
@@ -56,19 +54,18 @@ def subset(
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
     """Read the questions of a source, and select worked examples.
 
-    The examples come from the source's train split, excluding rows that repeat one of the questions. If there is no
-    train split, the examples come from the questions themselves. The result excludes questions with the same words
-    as an example.
+    The examples come from the train split, without rows that repeat a question, or else from the questions themselves.
+    Questions with the same words as an example are left out.
 
     Args:
-        prompt: Template that gives the number of examples (`shots`) or already contains the examples.
+        prompt: Template with the number of examples (`shots`) or the examples themselves.
         seed: Seed for selecting examples and for shuffling options.
 
     Returns:
         The remaining questions, and the prompt template with the examples.
 
     Raises:
-        InputError: If there are too few questions, or if any question is private or consists of chat messages.
+        InputError: If there are too few questions, or a question is private or a chat.
     """
     questions = source.questions(seed)
     if prompt.shots > len(prompt.examples):
@@ -104,5 +101,5 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
 
 
 def _words(prompt: object) -> str:
-    """Convert a prompt to lower case with single spaces, so that copies of a question have the same text."""
+    """Convert a prompt to lower case with single spaces."""
     return " ".join(str(prompt).casefold().split())

@@ -1,8 +1,7 @@
 """Hooks that read attention weights, and the contribution of attention to the residual stream.
 
-transformers looks up its attention function by name. This module registers a function that first computes the attention
-weights of the requested queries, and then calls the model's own function. The output of the model therefore stays
-bit-identical.
+transformers looks up its attention function by name. The function registered here first computes the attention weights
+of the requested queries and then calls the model's own function, so the output stays bit-identical.
 """
 
 import sys
@@ -21,10 +20,10 @@ from extract.signals.attention_scores import read_layer
 from extract.signals.base import Attention, Dots, Places, TokenSpans
 from extract.signals.model_parts import Hooks, decoder_blocks
 
-#: Floors ε of MACS, in hundredths. The paper uses 20 and writes ε as 1 − α.
+#: Floors ε of MACS, in hundredths. The paper writes ε as 1 − α and uses 20.
 FLOORS = (1, 20)
-#: Names of two modules: one returns the attention output (a norm in Gemma 2 and 3), and the other reads the sum of this
-#: output and the residual stream.
+#: Pairs of modules: one returns the attention output (a norm in Gemma 2 and 3), and the other reads its sum with the
+#: residual stream.
 _ADDED = [
     ("post_attention_layernorm", "pre_feedforward_layernorm"),
     *product(("self_attn", "attn", "attention"), ("post_attention_layernorm", "ln_2")),
@@ -34,13 +33,13 @@ _ADDED = [
 class MixingCapture(Hooks):
     """Hooks that compute dot products of each block's residual stream and attention output at chosen tokens.
 
-    The residual stream h is the input of a block, and the block adds the attention output o to it.
+    The residual stream h is the input of a block, which adds the attention output o to it.
 
     Attributes:
-        index: Indices of the tokens to read in the next pass, [row, query] int64. If None, nothing is read.
+        index: Indices of the tokens to read in the next pass, [row, query] int64, or None.
 
     Raises:
-        InputError: If a block does not compute h + o. Raised by the constructor or by the first pass.
+        InputError: If a block does not compute h + o.
     """
 
     def __init__(self, model: Any) -> None:
@@ -67,7 +66,7 @@ class MixingCapture(Hooks):
         return self
 
     def finish(self) -> list[Dots]:
-        """Return each layer's dot products [row, query]. Later passes are ignored until `index` is set again."""
+        """Return each layer's dot products [row, query]."""
         if self._checked != self._dots.keys():
             raise self._refusal()
         products, self.index, self._dots = [self._dots[layer] for layer in sorted(self._dots)], None, {}
@@ -80,7 +79,7 @@ class MixingCapture(Hooks):
         )
 
     def _select(self, states: Tensor) -> Tensor:
-        """Return the states [row, query, d_model] at `index`. Indices past the end select the last token."""
+        """Return the states [row, query, d_model] at `index`, or of the last token for indices past the end."""
         assert self.index is not None
         self.index = self.index.to(states.device)
         index = self.index.clamp_max(states.shape[1] - 1)
@@ -98,7 +97,7 @@ class MixingCapture(Hooks):
                 self._sum[layer] = h[:, 0] + o[:, 0]
 
     def _check_sum(self, layer: int, states: Tensor) -> None:
-        # it is enough to check one token in one pass, because the structure of a block is fixed
+        # one token in one pass is enough
         if self.index is not None and layer not in self._checked:
             entering = self._select(states)[:, 0]
             if layer not in self._sum or not torch.allclose(self._sum.pop(layer), entering, equal_nan=True):
@@ -107,18 +106,15 @@ class MixingCapture(Hooks):
 
 
 class AttentionReader(Hooks):
-    """Context manager that reads attention in forward passes. Call `start` before each pass and `finish` after it.
-
-    Passes without a preceding `start` are not affected. On exit, the model's own attention function is restored.
+    """Context manager that reads attention in forward passes, between `start` and `finish`.
 
     Args:
         model: Causal language model with SDPA or eager attention.
-        needs: Any of attention_entropy, attention_blocks, attention_macs and mixing. All except attention_entropy
-            require passes over answers.
+        needs: Any of attention_entropy, and for answers attention_blocks, attention_macs and mixing.
 
     Raises:
-        InputError: If the model does not call transformers' attention function once per layer, or if its blocks do not
-            add the attention output to the residual stream. Raised by the constructor, the pass or `finish`.
+        InputError: If the model does not call transformers' attention function once per layer, or its blocks do not add
+            the attention output to the residual stream. Passes and `finish` can also raise it.
     """
 
     def __init__(self, model: Any, needs: Collection[str]) -> None:
@@ -152,7 +148,7 @@ class AttentionReader(Hooks):
             self._mixing.index = spans.query_index(self._last)
 
     def finish(self) -> Attention:
-        """Return the attention of the most recent pass. Later passes are ignored until `start` is called again.
+        """Return the attention of the most recent pass.
 
         Raises:
             InputError: If a layer did not call its attention function exactly once.
@@ -168,7 +164,7 @@ class AttentionReader(Hooks):
 
     @torch.no_grad()
     def attended(self, module: Any, query: Tensor, key: Tensor, mask: Tensor | None, options: dict[str, Any]) -> None:
-        """Read the attention of one layer from the arguments of its attention function."""
+        """Read the attention of one layer."""
         layer = self._layer_of.get(id(module))
         if self._spans is None or layer is None:
             return
@@ -201,14 +197,14 @@ _active: ContextVar[AttentionReader | None] = ContextVar("attention_reader", def
 
 
 def _register(implementation: str) -> str:
-    """Register an attention function that reads attention and calls `implementation`. Return its registered name."""
+    """Register an attention function that reads attention and calls `implementation`. Return its name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import eager_mask, sdpa_mask
 
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
         reader, forward = _active.get(), sdpa_attention_forward
-        if implementation == "eager":  # for models without SDPA (soft caps, sinks), or on request
+        if implementation == "eager":  # requested, or needed by the model (soft caps, sinks)
             forward = sys.modules[type(module).__module__].eager_attention_forward
         if reader is not None:
             reader.attended(module, query, key, attention_mask, options)

@@ -1,4 +1,4 @@
-"""Feature vectors of token signals. They are the same whether signals are read from a store or computed by a model."""
+"""Feature vectors of token signals, read from a store or computed by a model."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,11 +13,10 @@ from extract.signals.pooling import PEAKS, POOLINGS, WEIGHTS, peak_features, poo
 from extract.signals.registry import SIGNALS, signals_of
 from extract.store.shards import Scope
 
-#: Names of answer prefixes and their fractions q. A prefix contains the first ⌈q n⌉ of an answer's n content tokens.
+#: Answer prefixes and their fractions q. A prefix contains the first ⌈q n⌉ of n content tokens.
 PREFIXES = {"prefix_25": 0.25, "prefix_50": 0.5, "prefix_75": 0.75}
-#: Default poolings of answers.
 DEFAULT_POOLING = ("mean", "std", "max")
-#: Pooling that supports only token entropies. See `peak_features`.
+#: Pooling of token entropies only, see `peak_features`.
 DISTRIBUTION = "distribution"
 _WINDOWS = re.compile(r"windows_([1-9]|[1-5][0-9]|6[0-4])")
 _KEY = re.compile(r"([a-z_]+)/((?:0|[1-9][0-9]{0,4})/([A-Za-z0-9_]+))")
@@ -29,12 +28,11 @@ class TokenFeatures:
 
     Attributes:
         keys: Keys of the form ``signal/layer/name``.
-        pooling: Names of the poolings of an answer's tokens. Empty for questions, which have one number per key.
-        weights: Key of the token weights. None for unweighted pooling.
+        pooling: Names of the poolings of an answer's tokens; empty for questions.
+        weights: Key of the token weights, or None.
 
     Raises:
-        InputError: If a key does not support a pooling, or if `weights` is given for a pooling that has no weighted
-            form.
+        InputError: If a key does not support a pooling, or a pooling has no weighted form.
     """
 
     keys: tuple[str, ...]
@@ -57,18 +55,17 @@ class TokenFeatures:
 
     @property
     def signals(self) -> list[str]:
-        """Names of the signals to read, without duplicates."""
+        """Names of the signals to read."""
         return list(dict.fromkeys(key.split("/")[0] for key in (*self.keys, self.weights) if key is not None))
 
     @property
     def names(self) -> list[str]:
-        """Name of each feature, composed of its key and its pooling."""
+        """Names of the features, composed of key and pooling."""
         if not self.pooling:
             return list(self.keys)
         return [f"{key} {name}" for key in self.keys for pooling in self.pooling for name in self._numbers(pooling)]
 
     def _numbers(self, pooling: str) -> list[str]:
-        """Return the names of the numbers that a pooling computes from one key."""
         if pooling == DISTRIBUTION:
             return PEAKS[0] if self.weights is None else PEAKS[0] + PEAKS[1]
         match = _WINDOWS.fullmatch(pooling)
@@ -78,8 +75,8 @@ class TokenFeatures:
         """Compute the features, [row, feature] float32. A row without tokens or with a missing value is NaN.
 
         Args:
-            read: Function that takes the name of a signal and a key ``layer/name``. It returns the values: [row] for
-                questions, `Ragged` for answers.
+            read: Function that returns the values of a signal and a key ``layer/name``: [row] for questions, `Ragged`
+                for answers.
         """
         if not self.pooling:
             return torch.stack([read(*key.split("/", 1)).float() for key in self.keys], 1)
@@ -103,12 +100,12 @@ class TokenFeatures:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
-        """Build an instance from a JSON record that has been checked with `is_key`, `is_pooling` and `is_weights`."""
+        """Build an instance from a JSON record that was checked with `is_key`, `is_pooling` and `is_weights`."""
         return cls(tuple(record["keys"]), tuple(record["pooling"]), record["weights"])
 
 
 def token_signals(scope: Scope) -> list[str]:
-    """Return the names of the signals that have one number per token and support a scope."""
+    """Return the names of the signals with one number per token."""
     return signals_of(scope, vectors=False)
 
 
@@ -119,7 +116,7 @@ def is_key(value: Any, scope: Scope) -> bool:
 
 
 def is_weights(value: Any) -> bool:
-    """Whether a JSON value is the key of a token signal that can be used as token weights."""
+    """Whether a JSON value is the key of token weights."""
     if not is_key(value, "sample"):
         return False
     signal, _, name = value.split("/")

@@ -13,9 +13,8 @@ from extract.signals.base import Pass
 from extract.signals.model_parts import Hooks, decoder_blocks, decoder_of, n_layers
 from extract.store.shards import Scope
 
-#: Functions by scope and position. Each takes the numbers of prompt tokens P and answer tokens n, and returns the token
-#: indices over which states are averaged. Answer token y_t is at index P + t − 1, but it was drawn at P + t − 2, so the
-#: distribution of the first answer token is read at `last_prompt`.
+#: Functions by scope and position that return the token indices over which states are averaged, from the numbers of
+#: prompt tokens P and answer tokens n. Answer token y_t is at index P + t − 1, but was drawn at P + t − 2.
 POSITIONS: dict[Scope, dict[str, Callable[[int, int], range]]] = {
     "question": {"last_prompt": lambda n_prompt, n_answer: range(n_prompt - 1, n_prompt)},
     "sample": {
@@ -25,20 +24,14 @@ POSITIONS: dict[Scope, dict[str, Callable[[int, int], range]]] = {
     },
 }
 
-#: Position of the signal `hidden_tokens`: every content token of the answer.
 ANSWER_TOKENS = "answer_tokens"
 
 
 def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[int]) -> list[list[range]]:
-    """Return the range of token indices for each position and row, as lists [position][row].
-
-    Args:
-        scope: Scope whose `POSITIONS` are used.
-        n_prompt: Number of prompt tokens in each row.
-        n_answer: Number of answer tokens in each row.
+    """Return the range of token indices for each position of a scope and each row, as lists [position][row].
 
     Raises:
-        InputError: If a token range is outside the prompt at question scope, or outside the answer at sample scope.
+        InputError: If a range is outside the prompt at question scope, or outside the answer at sample scope.
     """
     positions: list[list[range]] = []
     for name, place in POSITIONS[scope].items():
@@ -67,15 +60,13 @@ def hidden(batch: Pass) -> dict[str, Tensor]:
 def hidden_tokens(batch: Pass) -> dict[str, Tensor]:
     """Return the residual streams at all content tokens of the answers.
 
-    The result is a dict from ``layer/answer_tokens`` to tensors [row, token, d_model], padded with NaN. The state of
-    the last token equals the signal `hidden` at the position `last_answer`, and the mean of the states equals `hidden`
-    at `mean_answer`.
+    The result is a dict from ``layer/answer_tokens`` to tensors [row, token, d_model], padded with NaN.
     """
     return {f"{layer}/{ANSWER_TOKENS}": batch.pad(states.float()) for layer, states in batch.token_states.items()}
 
 
 def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return a function that averages hidden states [row, token, d_model] over each row's token range in `rows`."""
+    """Return a function that averages states [row, token, d_model] over each row's range in `rows`."""
     starts, stops = [row.start for row in rows], [row.stop for row in rows]
     start, stop = torch.tensor(starts, device=device), torch.tensor(stops, device=device)
 
@@ -94,8 +85,8 @@ def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor]
 class HiddenCapture(Hooks):
     """Context manager that captures hidden states of chosen layers and tokens in the current thread's forward passes.
 
-    Layers are numbered as in transformers' `output_hidden_states`. Layer 0 contains the embeddings, and layer l is the
-    residual stream after block l. For the last block, the states are taken after the final norm.
+    Layers are numbered as in transformers' `output_hidden_states`. Layer 0 contains the embeddings, and layer l the
+    residual stream after block l, for the last block after the final norm.
 
     Attributes:
         states: Dict from layer to the hidden states of the most recent pass: [row, position, d_model] after `start`, or
@@ -120,22 +111,19 @@ class HiddenCapture(Hooks):
         self._model = model
 
     def start(self, positions: Sequence[Sequence[range]]) -> None:
-        """Set the token ranges [position][row] to average over in later passes.
-
-        If `positions` is empty, no states are kept.
-        """
+        """Set the token ranges [position][row] to average over. Without positions, later passes keep no states."""
         means = [_mean_over(rows, self._model.device) for rows in positions]
         self.select = (lambda hidden: torch.stack([mean(hidden) for mean in means], dim=1)) if means else None
 
     def start_tokens(self, rows: Sequence[range]) -> None:
-        """Set the token range of each row. Later passes keep the states in these ranges, concatenated over rows."""
+        """Set the token range of each row. Later passes keep these states, concatenated over rows."""
         places = [(i, slice(row.start, row.stop)) for i, row in enumerate(rows)]
         self.select = lambda hidden: torch.cat([hidden[place] for place in places])
 
     def finish(self) -> dict[int, Tensor]:
         """Return each layer's states from the most recent pass, in the model's dtype.
 
-        Later passes are ignored until `start` or `start_tokens` is called.
+        Later passes are ignored until the next start.
         """
         states, self.states, self.select = self.states, {}, None
         return states

@@ -1,4 +1,4 @@
-"""Access to the parts of a causal language model: decoder, blocks, final norm and head."""
+"""Parts of a causal language model: decoder, blocks, final norm and head."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 from extract.errors import InputError
 
-#: Names of the norm after the last block.
 _NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
 
 
 def n_layers(model: Any) -> int:
-    """Return the number L of blocks. A model has L + 1 layers of hidden states. Layer 0 contains the embeddings."""
+    """Return the number L of blocks."""
     return int(model.config.get_text_config().num_hidden_layers)
 
 
@@ -28,7 +27,7 @@ def decoder_blocks(model: Any) -> nn.ModuleList:
     """Return the decoder's blocks in order.
 
     Raises:
-        InputError: If the decoder has no module list with one entry per block.
+        InputError: If no module list has one entry per block.
     """
     for module in decoder_of(model).children():
         if isinstance(module, nn.ModuleList) and len(module) == n_layers(model):
@@ -40,7 +39,7 @@ def decoder_blocks(model: Any) -> nn.ModuleList:
 
 
 class Hooks(ExitStack):
-    """Context manager for hooks on hidden states. All hooks are removed on exit."""
+    """Context manager for hooks on hidden states."""
 
     def before(self, module: nn.Module, act: Callable[[Tensor], object]) -> None:
         """Add a hook that calls `act` with the hidden states that enter a module."""
@@ -51,7 +50,7 @@ class Hooks(ExitStack):
         self.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def after(self, module: nn.Module, act: Callable[[Tensor], object]) -> None:
-        """Add a hook that calls `act` with a module's output, or with its first output if there are several."""
+        """Add a hook that calls `act` with a module's first output."""
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             act(output if isinstance(output, Tensor) else output[0])
@@ -62,9 +61,8 @@ class Hooks(ExitStack):
 class ModelHead:
     """Language-model head as a function from hidden states to logits.
 
-    It calls the model's own `forward`, but the decoder is replaced by one that returns the given states. Logits are
-    therefore scaled and soft-capped as usual. The constructor runs the decoder on one token to find out the type of its
-    output.
+    It calls the model's own `forward` with a decoder that returns the given states, so logits are scaled and
+    soft-capped as usual.
     """
 
     @torch.inference_mode()
@@ -74,10 +72,7 @@ class ModelHead:
         self._output = type(decoder_of(model)(input_ids=token, use_cache=False))
 
     def chunk_size(self, n_logits: dict[str, int]) -> int:
-        """Return the number of tokens per chunk.
-
-        `n_logits` maps each device type to the maximum number of logits per chunk.
-        """
+        """Return the number of tokens per chunk. `n_logits` maps device types to the number of logits per chunk."""
         vocab: int = self._model.config.get_text_config().vocab_size
         return max(1, n_logits.get(self._model.device.type, n_logits["cpu"]) // vocab)
 
@@ -113,7 +108,7 @@ def final_norm(model: Any) -> nn.Module:
     """Return the norm between a decoder's last block and its head.
 
     Raises:
-        InputError: If the decoder has no norm with a known name, or the norm's size differs from the head's input size.
+        InputError: If the decoder has no norm with a known name and the head's input size.
     """
     parts, head = dict(decoder_of(model).named_children()), model.get_output_embeddings().weight
     norm = next((parts[name] for name in _NORMS if name in parts), None)
@@ -123,7 +118,7 @@ def final_norm(model: Any) -> nn.Module:
 
 
 def not_norm_alone(model: Any) -> InputError:
-    """Return the error for a model whose last block is not directly followed by a known norm and the head."""
+    """Return the error for a model whose last block is not followed by a known norm and the head."""
     return InputError(
         f"Expected the last block of {type(model).__name__} to be followed only by its final norm, named "
         f"{', '.join(_NORMS[:-1])} or {_NORMS[-1]}, but it is not. Leave out entropy_profile, evolution and "

@@ -1,4 +1,4 @@
-"""Ragged rows as padded float64 tensors. In float64, rounding does not affect quantiles."""
+"""Ragged rows as padded tensors, in float64, so that rounding does not affect quantiles."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -9,7 +9,7 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.store.ragged import Ragged
 
-#: Number of values that are padded at a time, chosen to fit into the CPU cache.
+#: Number of values that are padded at a time.
 CELLS_AT_ONCE = 2**18
 
 
@@ -18,7 +18,7 @@ class Padded:
 
     Args:
         u: Values, [..., row, token] float64, padded with 0.
-        w: Weights in the same format. Their leading axes broadcast with those of `u`. None for unweighted rows.
+        w: Weights, likewise, or None. Leading axes are broadcast.
         n: Number of tokens in each row, [row] int64.
     """
 
@@ -33,7 +33,7 @@ class Padded:
 
     @cached_property
     def ascending(self) -> tuple[Tensor, Tensor]:
-        """Values in ascending order, and their token indices, [..., row, token] each. Padding comes last."""
+        """Sorted values and their token indices, [..., row, token] each. Padding comes last."""
         return self.u.masked_fill(~self.there, torch.inf).sort(dim=-1)
 
     @cached_property
@@ -49,21 +49,21 @@ class Padded:
 
     @cached_property
     def weights_ascending(self) -> Tensor:
-        """Cumulative sum of the weights after sorting the tokens by value, [..., row, token]."""
+        """Cumulative sum of the weights in the order of the values, [..., row, token]."""
         return self.w.expand(self._shape).gather(-1, self.ascending[1].expand(self._shape)).cumsum(-1)
 
     @cached_property
     def mean(self) -> Tensor:
-        """Mean Σ u / n of each row's n values u, [..., row]."""
+        """Mean of each row's values, [..., row]."""
         return self.u.sum(-1) / self.n
 
     @cached_property
     def weighted_mean(self) -> Tensor:
-        """Weighted mean Σ w u / Σ w of values u with weights w, [..., row]; NaN if Σ w is 0."""
+        """Weighted mean, [..., row]; NaN if the weights sum to 0."""
         return (self.w * self.u).sum(-1) / self.total
 
     def at(self, place: Tensor) -> Tensor:
-        """Sort each row's values, and return the value at index `place`. Both `place` and the result are [..., row]."""
+        """Return the value at index `place` [..., row] of each row's sorted values, [..., row]."""
         values = self.ascending[0]
         shape = torch.broadcast_shapes(values.shape[:-1], place.shape)
         return values.expand(*shape, -1).gather(-1, place.expand(shape)[..., None])[..., 0]
@@ -81,11 +81,10 @@ def over_rows(
         values: Values of the tokens, [sum of lengths, …].
         weights: Non-negative weights of the same tokens.
         names: Keys of the dict that `compute` returns.
-        compute: Function that takes padded rows and returns a dict of tensors [..., row].
+        compute: Function of padded rows that returns a dict of tensors [..., row].
 
     Returns:
-        Dict of float32 tensors [row, …]. A row of a tensor is NaN if it has no tokens, or if one of its values or
-        weights is not finite.
+        Dict of float32 tensors [row, …], NaN for rows that have no tokens, or a value or weight that is not finite.
 
     Raises:
         InputError: If a weight is negative, or values and weights differ in their numbers of tokens.
@@ -114,7 +113,7 @@ def over_rows(
 
 
 def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
-    """Yield the indices of non-empty rows in groups of similar length."""
+    """Yield the non-empty rows in groups of similar length."""
     rows = lengths.nonzero()[:, 0]
     if not len(rows):
         return
@@ -122,13 +121,13 @@ def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
         yield rows
         return
     rows = rows[lengths[rows].argsort(stable=True)]
-    doubling = (lengths[rows] - 1).clamp_min(1).log2().floor()  # groups of lengths up to 2, 4, 8, …
+    doubling = (lengths[rows] - 1).clamp_min(1).log2().floor()  # lengths up to 2, 4, 8, …
     for alike in rows.split(doubling.unique_consecutive(return_counts=True)[1].tolist()):
         yield from alike.split(max(1, CELLS_AT_ONCE // (int(lengths[alike[-1]]) * n_columns)))
 
 
 def _side_by_side(ragged: Ragged, rows: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """Return padded rows [..., row, token] float64 and a mask of the finite rows. Non-finite values become 0."""
+    """Return padded rows [..., row, token] float64, with 0 for non-finite values, and a mask of the finite rows."""
     step = torch.arange(int(n.max()))
     there = step < n[:, None]
     index = (ragged.offsets[rows][:, None] + step).where(there, 0)

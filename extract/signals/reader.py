@@ -1,4 +1,4 @@
-"""Forward passes over batches of questions or answers. Hooks collect the data that the signals need."""
+"""Forward passes over batches of questions or answers, with hooks that collect data for signals."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,17 +16,17 @@ from extract.signals.shared_prompt import SharedPrompt
 
 _LENS = {"logits", "lens", "exit", "divergence"}
 _ATTENTION = {"attention_entropy", "attention_blocks", "attention_macs", "mixing"}
-#: Number of cached tokens that need about as much memory during a pass as one token that is not cached.
+#: Number of cached tokens that need as much memory as one token that is not cached.
 _CACHED_PER_TOKEN = 4
 
 
 class Reader(ExitStack):
-    """Context manager that runs forward passes for signals. Its hooks are removed from the model on exit.
+    """Context manager that runs forward passes for signals.
 
     Args:
         model: Causal language model in evaluation mode.
         needs: Data that the signals need, from `NEEDS`.
-        layers: Dict from the signals `hidden` and `hidden_tokens` to the layers whose hidden states are kept.
+        layers: Layers to keep for each of the signals `hidden` and `hidden_tokens`.
 
     Raises:
         InputError: If a layer does not exist in the model, or the model does not support one of the needs.
@@ -49,7 +49,7 @@ class Reader(ExitStack):
         return self
 
     def questions(self, prompts: Sequence[Sequence[int]], shared: SharedPrompt | None = None) -> Pass:
-        """Run a pass over prompts to read signals at their last tokens. `shared` is the cache of a common prefix."""
+        """Run a pass over prompts, after the common prefix in the cache `shared`."""
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(prompt) - n_before for prompt in prompts]
         self._hidden.start(position_ranges("question", n_prompt, [0] * len(prompts)))
@@ -61,7 +61,7 @@ class Reader(ExitStack):
 
         Args:
             answers: Answers with at least one content token each.
-            shared: Cache of a prefix that all prompts share. If None, the prompts are processed in full.
+            shared: Cache of a prefix that all prompts share, or None.
         """
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(answer.prompt) - n_before for answer in answers]
@@ -93,14 +93,14 @@ class Reader(ExitStack):
         )
 
 
-# Batches. A causal model never attends to later tokens, so padding on the right needs no mask.
+# Batches. Causal models need no mask for padding on the right.
 
 
 def by_length(lengths: Sequence[int], batch_tokens: int, n_before: int = 0) -> Iterator[list[int]]:
-    """Yield batches of sequence indices, with the shortest sequences first.
+    """Yield batches of sequence indices, the shortest sequences first.
 
-    A batch has at most `batch_tokens` tokens including padding. A longer sequence forms a batch of its own. Each
-    sequence begins with `n_before` cached tokens. Four cached tokens count as one token, because they need less memory.
+    A batch has at most `batch_tokens` tokens including padding, or a single sequence. Each sequence begins with
+    `n_before` cached tokens, four of which count as one token.
 
     >>> list(by_length([3, 1, 2, 9], batch_tokens=6))
     [[1, 2], [0], [3]]

@@ -1,7 +1,6 @@
-"""Registry of signals. A signal is a function that takes a `Pass` and returns a dict from ``layer/name`` to tensors.
+"""Registry of signals: functions that take a `Pass` and return a dict from ``layer/name`` to tensors.
 
-The tensors of token signals have shape [row, token]. Modules of signals import model code, so they are imported only on
-first use.
+Their modules import model code, and are imported on first use.
 """
 
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from extract.errors import InputError
 from extract.registry import Registry, import_object
 from extract.store.shards import Scope
 
-#: Data that a signal can need besides the decoder's output, with the attribute of `Pass` that stores it.
+#: Data that a signal can need, with the attribute of `Pass` that stores it.
 NEEDS = {
     "hidden": "`states`: hidden states at named positions",
     "hidden_tokens": "`token_states`: hidden states of every answer token",
@@ -33,18 +32,15 @@ class Signal(NamedTuple):
     Attributes:
         function: Import path of the function, ``module:function``.
         description: Short description for help and documentation.
-        needs: Data that the signal needs, from `NEEDS`. Empty if the decoder's output is enough.
+        needs: Data that the signal needs besides the decoder's output, from `NEEDS`.
         scopes: Supported scopes: ``question`` (last prompt token), ``sample`` (every answer token), or both.
-        per_token: Whether the signal has one value per answer token. Otherwise, it has one value per answer.
-        vectors: Whether the values are vectors [d_model]. Otherwise, they are numbers.
+        per_token: Whether the signal has one value per answer token, rather than one per answer.
+        vectors: Whether the values are vectors [d_model].
         by_layer: Whether the layers to read can be chosen.
-        depths: Layers that are read by default, as fractions of the number of blocks. If empty, all layers are read.
-        weights: Whether the values measure the influence of a token rather than the model's uncertainty. Such values
-            can be used as token weights.
-        rising: Names of the values that tend to be larger for right answers. All other values tend to be larger for
-            wrong answers.
-        version: Version of the definition, recorded in the files of a store. Increase it if values or names change, so
-            that a store never contains files of different versions.
+        depths: Layers that are read by default, as fractions of the number of blocks. If empty, all layers.
+        weights: Whether the values measure a token's influence and can be used as token weights.
+        rising: Names of the values that tend to be larger for right answers, unlike all others.
+        version: Version of the definition, recorded in stores. Increase it if values or names change.
     """
 
     function: str
@@ -61,11 +57,11 @@ class Signal(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that a store records together with the signal's values."""
+        """Settings that a store records."""
         return {"version": self.version}
 
     def default_layers(self, n_layers: int) -> list[int]:
-        """Return the layers that are read by default from a model with `n_layers` blocks.
+        """Return the default layers for a model with `n_layers` blocks.
 
         >>> SIGNALS["hidden_tokens"].default_layers(30)
         [12, 18, 24]
@@ -140,7 +136,7 @@ SIGNALS: Registry[Signal] = Registry(
 
 
 def signals_of(scope: Scope, **properties: bool) -> list[str]:
-    """Return the names of the signals that support a scope and have the given properties.
+    """Return the names of the signals with a scope and the given properties.
 
     >>> signals_of("sample", weights=True)
     ['rollout', 'rollout_max', 'macs']
@@ -167,7 +163,7 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
 
 
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
-    """Return ``name (description)`` for each signal that supports `scope` but not `besides`, for the help text."""
+    """Return ``name (description)`` for each signal that supports `scope` but not `besides`."""
     names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
     return [f"{name} ({SIGNALS[name].description})" for name in names]
 

@@ -1,4 +1,4 @@
-"""Read signals for the questions or answers in a store."""
+"""Read signals of a store's questions or answers."""
 
 import contextlib
 from collections import Counter, defaultdict
@@ -28,7 +28,7 @@ from extract.store.store import Store
 
 #: Maximum number of tokens in a batch. Batches shrink if memory runs out.
 BATCH_TOKENS = 2048
-#: Keys of two counts: answers whose tokens are unknown, and answers whose texts are tokenized for lack of token ids.
+#: Keys of the numbers of answers whose tokens are unknown, and of those whose texts are tokenized instead.
 _UNKNOWN, _RETOKENIZED = "answers of unknown tokens", "tokenized texts"
 
 
@@ -44,15 +44,13 @@ def fill_signals(
     """Read the signals that are missing from the worker's blocks, and write them to the store.
 
     Args:
-        load: Function that returns the model and the tokenizer. It is called only if a signal is missing.
-        layers: Layers to keep. By default, the layers already stored. If none are stored, the default layers of the
-            signal (see `Signal.default_layers`).
+        load: Function that returns the model and the tokenizer, called only if a signal is missing.
+        layers: Layers to keep. By default, those already stored, or else `Signal.default_layers`.
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
-        InputError: If `names` is empty, a signal is unknown or does not support the scope, or the store has no answers
-            to read. It is also raised if stored signals have a different version or dtype, or do not have all of the
-            `layers`.
+        InputError: If `names` is empty, a signal is unknown or does not support the scope, the store has no answers to
+            read, or stored signals have another version or dtype or lack some of the `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
@@ -84,7 +82,7 @@ def fill_signals(
     if not missing:
         return
     if store.model_is_unknown:
-        worker.once(partial(_load, load))  # records the model, which each actor then checks
+        worker.once(partial(_load, load))  # records the model, which each actor checks
     start = partial(_reading, store, load, layers_of, settings)
     counts = sum(fill("read", unit, list(missing), store.questions.n_rows, start, worker), Counter[str]())
     if n_unknown := counts.pop(_UNKNOWN, 0):
@@ -117,14 +115,14 @@ def _reading(
 
 
 def _settings(name: str, dtype: str) -> dict[str, Any]:
-    """Return the settings that a store records for a signal. Only token vectors may have a dtype other than float32."""
+    """Return the settings that a store records for a signal. Only token vectors have a choice of dtype."""
     signal = SIGNALS[name]
     other = dtype != "float32" and signal.per_token and signal.vectors
     return signal.settings | ({"dtype": dtype} if other else {})
 
 
 def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
-    """Return the stored layers of a signal, or `layers` if none are stored. Stored layers must include `layers`."""
+    """Return the stored layers of a signal, which must include `layers`, or else `layers`."""
     if layers is not None and not layers:
         raise InputError(
             "Expected at least one layer in `layers`, but got none. To use the default layers, omit the option."
@@ -145,10 +143,7 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
 
 
 class _ShardReader:
-    """Reads the signals of shards and writes their files.
-
-    `layers` maps each signal to the layers to keep, or to None for its default layers.
-    """
+    """Reads and writes the signals of shards. `layers` maps each signal to its layers, or None for the default."""
 
     def __init__(
         self,
@@ -163,17 +158,16 @@ class _ShardReader:
             name: SIGNALS[name].default_layers(n_layers(model)) if chosen is None else chosen
             for name, chosen in layers.items()
         }
-        # for a served model, the first samples of each block contain the server's prompt lengths, which are compared
+        # the first samples of each block contain the prompt lengths of a server, which are compared
         by_name = not store.samples.provides.weights
         self._first = {part.block: part for part in reversed(store.samples.ranges())} if by_name else {}
-        self._prefix: SharedPrompt | None = None  # prefix of the last shard; usually, all blocks have the same
+        self._prefix: SharedPrompt | None = None  # usually the same in all blocks
 
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> Counter[str]:
-        """Read signals of a shard and write them to the store. Batches shrink if memory runs out.
+        """Read and write signals of a shard, with smaller batches if memory runs out.
 
         Returns:
-            For each signal, the number of rows with non-finite values. Two more entries count the answers whose tokens
-            are unknown, and the answers whose text was tokenized.
+            For each signal, the number of rows with non-finite values; also the counts `_UNKNOWN` and `_RETOKENIZED`.
         """
         compute: Callable[..., dict[str, Any]]
         counts = Counter[str]()
@@ -203,7 +197,7 @@ class _ShardReader:
         return counts
 
     def _answers(self, part: SampleRange, counts: Counter[str]) -> list[Answer]:
-        """Return the answers of a range of samples, in the order of their rows in the store."""
+        """Return the answers of a range of samples, in row order."""
         samples = self._store.samples.read(part).to_pylist()
         prompts = encode_prompts(self._store, self._tokenizer, part, samples)
         end, answers = end_tokens(self._model, self._tokenizer), []

@@ -9,12 +9,12 @@ import torch
 from extract.sampling.local.batching import common_prefix
 from extract.signals.model_parts import decoder_of
 
-#: Minimum number of tokens that an additional pass over a prefix must save to be worthwhile.
+#: Minimum number of tokens that an additional pass over a prefix must save.
 LEAST_SAVED = 256
 
 
 class SharedPrompt:
-    """Key/value cache of a prefix that several sequences share. Requires `can_share(model)`."""
+    """Key/value cache of a prefix that several sequences share, for models that `can_share`."""
 
     def __init__(self, model: Any) -> None:
         from transformers import DynamicCache
@@ -24,7 +24,7 @@ class SharedPrompt:
 
     @torch.inference_mode()
     def then(self, tokens: Sequence[int]) -> Self:
-        """Return a new cache whose prefix is extended by `tokens`. This object stays unchanged."""
+        """Return a new cache whose prefix is extended by `tokens`."""
         longer = copy(self)
         longer._cache, longer.tokens = self.cache(1), (*self.tokens, *tokens)
         if tokens:
@@ -33,12 +33,7 @@ class SharedPrompt:
         return longer
 
     def cache(self, n_rows: int, grows: bool = True) -> Any:
-        """Return a cache for `n_rows` sequences. Its rows share the memory of the prefix.
-
-        Args:
-            grows: Whether the cache keeps the keys and values of new tokens. If False, the cache can be used
-                for only one pass.
-        """
+        """Return a cache for `n_rows` sequences that share the memory of the prefix, for one pass unless it `grows`."""
         from extract.signals.one_pass import OnePassLayer
 
         cache = copy(self._cache)
@@ -63,12 +58,11 @@ def read_prefix(
     Args:
         model: Causal language model in evaluation mode.
         prompts: Token ids of the prompts, at least one.
-        start: Cache of a shorter common prefix, if one has already been read. Only the rest of the prefix is read.
+        start: Cache of a shorter common prefix, of which only the rest is read.
         previous: Result of an earlier call, which is returned if the prefix is the same.
 
     Returns:
-        Cache of the prefix. If reading the prefix separately saves fewer than `LEAST_SAVED` tokens, or the cache of the
-        model can't be shared, `start` is returned.
+        Cache of the prefix, or `start` if this saves fewer than `LEAST_SAVED` tokens or the cache can't be shared.
     """
     prefix = common_prefix(prompts)
     rest = prefix[0 if start is None else len(start.tokens) :]
@@ -82,8 +76,7 @@ def read_prefix(
 def can_share(model: Any) -> bool:
     """Whether sequences can share the key/value cache of a prefix.
 
-    All layers of the cache must be transformers' standard layers, which keep every token. Caches with
-    sliding windows, recurrent states or compressed states can't be shared.
+    All layers of the cache must keep every token, without sliding windows or recurrent states.
     """
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
@@ -91,5 +84,5 @@ def can_share(model: Any) -> bool:
     cache = DynamicCache(config=model.config)
     config = model.config.get_text_config().to_dict()
     windowed = any(config.get(name) for name in ("sliding_window", "attention_chunk_size"))
-    windowed |= "local" in config.get("attention_layers", ())  # GPT-Neo defines windows by cache index
+    windowed |= "local" in config.get("attention_layers", ())  # GPT-Neo has windows by cache index
     return not windowed and bool(cache.layers) and all(type(layer) is DynamicLayer for layer in cache.layers)

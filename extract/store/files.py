@@ -1,4 +1,4 @@
-"""Write data files atomically, each with a sidecar (size and SHA-256), and verify files before they are read."""
+"""Write data files atomically, each with a sidecar, and verify them before they are read."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ _LARGEST_SIDECAR = 2**12  # bytes
 
 
 class Sidecar(NamedTuple):
-    """Size in bytes and SHA-256 (hex) of a data file, stored in a JSON file next to it."""
+    """Size in bytes and SHA-256 (hex) of a data file, in a JSON file next to it."""
 
     size: int
     sha256: str
@@ -35,10 +35,9 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder inside a store. The folder of the store itself must already exist.
+    """Create a folder inside an existing store.
 
-    Otherwise, if the store's file system is temporarily unmounted, the folder would be created in the empty mount
-    point, and its files would be hidden once the file system is mounted again.
+    If the store's file system is unmounted, no folder is created in the empty mount point.
 
     Raises:
         InputError: If the store no longer exists.
@@ -52,7 +51,7 @@ def make_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically, by flushing a temporary file to disk and renaming it.
+    """Write a file atomically.
 
     Raises:
         InputError: If the disk is full or the folder is not writable.
@@ -79,7 +78,7 @@ def is_finished(path: Path) -> bool:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path is inside a folder after all links are resolved."""
+    """Whether a path is inside a folder after links are resolved."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
@@ -87,7 +86,7 @@ def read_json(path: Path, largest: int) -> Any:
     """Parse a JSON file of at most `largest` bytes.
 
     Raises:
-        ValueError: If the file cannot be read, is too large, or is not valid JSON. NaN and infinity are not valid.
+        ValueError: If the file cannot be read, is too large, or is not valid JSON (without NaN and infinity).
     """
     try:
         with path.open("rb") as file:
@@ -126,20 +125,15 @@ def read_sidecar(path: Path) -> Sidecar:
         raise Damaged(path, f"it is unfinished ({file.name} is missing)")
     try:
         return Sidecar(**read_json(file, _LARGEST_SIDECAR))
-    except (ValueError, TypeError) as error:  # invalid JSON or unexpected keys
+    except (ValueError, TypeError) as error:
         raise Damaged(path, f"{file.name} does not contain a valid size and sha256 ({one_line(error)})") from None
 
 
 def check_size(path: Path, folder: Path) -> Sidecar:
     """Check the size and location of a data file without reading it, and return its sidecar.
 
-    Args:
-        path: Path of the file.
-        folder: Directory of the store. The file must be inside it after links are resolved.
-
     Raises:
-        Damaged: If the file is missing or unfinished, is a link to a file outside the directory, or does not have the
-            size recorded in its sidecar.
+        Damaged: If the file is missing, unfinished, outside `folder` (the store) or of the wrong size.
     """
     if not path.is_file():
         raise Damaged(path, "it is missing")
@@ -156,7 +150,7 @@ def check_file(path: Path, folder: Path) -> None:
     """Check the size, location and checksum of a data file.
 
     Raises:
-        Damaged: If `check_size` fails, the file cannot be read, or the checksum in the sidecar does not match.
+        Damaged: If `check_size` fails, or the file cannot be read or has another checksum.
     """
     sidecar = check_size(path, folder)
     try:

@@ -1,4 +1,4 @@
-"""Find shards with missing or damaged files, write these files, and update the manifest."""
+"""Find shards with missing or damaged files, and write these files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -24,12 +24,12 @@ def missing_shards(
     file: Callable[[AnyShard], Path],
     check: Callable[[AnyShard], object] | None = None,
 ) -> list[AnyShard]:
-    """Return a worker's shards whose files are missing or damaged. Damaged files are reported, but not deleted.
+    """Return a worker's shards whose files are missing or damaged. Damaged files are reported.
 
     Args:
         store: The store.
         shards: All shards that the store should have.
-        worker: The worker. Only shards in its blocks are returned.
+        worker: The worker, which can own only some of the blocks.
         file: Function that returns the path of a shard's file.
         check: Function that raises `Damaged` if a shard's file is damaged. By default, the checksum is verified.
     """
@@ -55,10 +55,10 @@ def fill(
         unit: Unit of the rows, for example ``"answers"``.
         items: Items to process, for example shards.
         n_rows: Function that returns the number of rows in an item.
-        start: Function that prepares a process, for example by loading a model. It yields a second function, which
-            writes the file of an item and reports rows and tokens to the progress bar. The Ray engine sends `start`
-            to its actors, and can process an item twice. The second function should therefore skip existing files.
-        worker: The worker. Its number is added to the label.
+        start: Function that prepares a process, for example by loading a model, and yields a function that writes the
+            file of an item and reports progress. The Ray engine can process an item twice, so this function should skip
+            existing files.
+        worker: The worker.
     """
     bar = partial(Progress, f"{label}{worker.label}", sum(map(n_rows, items)), unit)
     return [result for results in worker.run(partial(_one_by_one, start), items, n_rows, bar) for result in results]
@@ -73,7 +73,7 @@ def _one_by_one(
 
 
 def is_written(check: Callable[[], object]) -> bool:
-    """Whether a file exists and is intact. If not, `check` must raise `Damaged`."""
+    """Whether a file is intact, that is, `check` does not raise `Damaged`."""
     with suppress(Damaged):
         check()
         return True
@@ -81,7 +81,7 @@ def is_written(check: Callable[[], object]) -> bool:
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:
-    """Whether a finished file is damaged. If so, the problem is printed. The default `check` is a checksum test."""
+    """Whether a finished file is damaged, which is reported. By default, the checksum is verified."""
     try:
         check_file(path, store.path) if check is None else check()
     except Damaged as error:

@@ -1,4 +1,4 @@
-"""`StoreFolder`, the directory of a store, and `ShardFiles`, the base class for data with one file per shard."""
+"""`StoreFolder`, the directory of a store, and `ShardFiles`, the base class for data in one file per shard."""
 
 import json
 from contextlib import suppress
@@ -20,20 +20,14 @@ from extract.store.shards import Block, SampleRange, Scope, Shard, check_name, o
 
 
 class StoreFolder:
-    """The directory of a store.
-
-    Attributes:
-        path: The directory.
-        identity: Identity of the store, as plain JSON types.
-        sha256: SHA-256 of the identity.
-    """
+    """The directory of a store, with its identity as plain JSON types and the SHA-256 of this identity."""
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
         self.path, self.identity, self.sha256 = path, identity, sha256_json(identity)
 
     @cached_property
     def questions(self) -> Questions:
-        """Questions of the store, in order. They are read from disk only once.
+        """Questions of the store, in order.
 
         Raises:
             Damaged: If the hash of the questions differs from the hash in the identity.
@@ -46,10 +40,10 @@ class StoreFolder:
         return questions
 
     def ranges(self, folder: Path | None = None) -> list[SampleRange]:
-        """Return the sorted ranges that have a finished Parquet file in `folder`, by default the folder `samples`.
+        """Return the sorted ranges that have a finished Parquet file in `folder`, by default in `samples`.
 
         Raises:
-            Damaged: If the name of a Parquet file is not a valid range, or two files contain the same samples.
+            Damaged: If a file name is not a valid range, or two files contain the same samples.
         """
         n_blocks = self.questions.n_blocks
         files = {range_of(path, n_blocks): path for path in (folder or self.path / "samples").glob("*.parquet")}
@@ -59,20 +53,20 @@ class StoreFolder:
         return ranges
 
     def shards(self, scope: Scope) -> list[Shard]:
-        """Return all blocks (scope `question`) or all finished ranges of samples (scope `sample`), in row order."""
+        """Return all blocks or all finished ranges of samples, depending on the scope, in row order."""
         return [*map(Block, range(self.questions.n_blocks))] if scope == "question" else [*self.ranges()]
 
     def samples_file(self, samples: SampleRange) -> Path:
-        """Path of the file for a range of samples, whether or not it exists."""
+        """Path of the file for a range of samples."""
         return self.path / "samples" / f"{samples.stem}.parquet"
 
     def samples_sha256(self, samples: SampleRange) -> str | None:
-        """SHA-256 of the file for a range of samples, or None if the file is not finished."""
+        """SHA-256 of the file for a range of samples, or None if it is not finished."""
         file = self.samples_file(samples)
         return read_sidecar(file).sha256 if is_finished(file) else None
 
     def read_table(self, file: Path, shard: Shard, schema: pa.Schema) -> pa.Table:
-        """Read the table of a shard, including the metadata of the file.
+        """Read the table of a shard.
 
         Raises:
             Damaged: If the file is damaged, or does not contain each row of the shard exactly once.
@@ -94,12 +88,12 @@ class StoreFolder:
 
 
 class ShardFiles:
-    """Base class for the grades, signals or model-based baselines of a store. There is one file per name and shard.
+    """Base class for the grades, signals or model-based baselines of a store, with one file per name and shard.
 
     Args:
         folder: Directory of the store.
         subfolder: Format string of the subfolder, for example ``"grades/{name}"``. It can also contain ``{scope}``.
-        noun: ``"grader"``, ``"signal"`` or ``"baseline"``, for messages and provenance records.
+        noun: ``"grader"``, ``"signal"`` or ``"baseline"``.
         suffix: File name suffix.
     """
 
@@ -108,7 +102,7 @@ class ShardFiles:
         self._settings: dict[tuple[str, Scope], Any] = {}  # from the file that was read first
 
     def names(self) -> list[str]:
-        """Return the sorted names of all graders, signals or baselines that have a folder.
+        """Return the sorted names of all graders, signals or baselines.
 
         Raises:
             InputError: If the name of a folder is invalid.
@@ -118,7 +112,7 @@ class ShardFiles:
         return sorted(check_name(name, self._noun) for name in names)
 
     def file(self, name: str, shard: Shard) -> Path:
-        """Path of the file for a name and shard, whether or not it exists."""
+        """Path of the file for a name and shard."""
         return self._place(name, shard.scope) / f"{shard.stem}{self._suffix}"
 
     def finished(self, name: str, scope: Scope) -> list[Shard]:
@@ -130,7 +124,7 @@ class ShardFiles:
         return [shard for shard in self._folder.shards(scope) if not is_finished(self.file(name, shard))]
 
     def check_complete(self, name: str, scope: Scope, command: str) -> None:
-        """Check that every shard has a finished file. The error message tells the user to run `command`.
+        """Check that every shard has a finished file. Otherwise, the error message recommends `command`.
 
         Raises:
             InputError: If the file of a shard is missing or unfinished, or the store contains no answers.
@@ -150,9 +144,9 @@ class ShardFiles:
             )
 
     def settings(self, name: str, scope: Scope) -> dict[str, Any] | None:
-        """Return the settings in the first intact file of a signal or baseline, or None if no file is intact."""
+        """Return the settings in the first intact file of a signal or baseline, or None."""
         if not self._place(name, scope).is_dir():
-            self._settings.pop((name, scope), None)  # the user deleted the folder to start over
+            self._settings.pop((name, scope), None)  # the user deleted the folder
         for shard in () if (name, scope) in self._settings else self.finished(name, scope):
             with suppress(Damaged):  # damaged files will be replaced
                 self._settings[name, scope] = self._read_settings(name, shard)
@@ -160,7 +154,7 @@ class ShardFiles:
         return self._settings.get((name, scope))
 
     def check_settings(self, name: str, scope: Scope, settings: dict[str, Any]) -> None:
-        """Check that settings match the settings in the existing files.
+        """Check that settings match the existing files.
 
         Raises:
             InputError: If the settings differ.
@@ -179,7 +173,7 @@ class ShardFiles:
         raise NotImplementedError
 
     def _provenance(self, name: str, shard: Shard) -> dict[str, Any]:
-        """Return a record of the store, the block and the samples that a file belongs to."""
+        """Return the store, block and samples that a file belongs to."""
         record = {"identity": self._folder.sha256, self._noun: name, "block": shard.block}
         if isinstance(shard, Block):
             return record

@@ -11,25 +11,20 @@ from extract.store.shards import SampleRange, Scope, Shard
 
 
 class Grades(ShardFiles):
-    """Grades on disk.
-
-    Args:
-        folder: Directory of the store.
-    """
+    """Grades on disk."""
 
     def __init__(self, folder: StoreFolder) -> None:
         super().__init__(folder, "grades/{name}", "grader")
 
     def names(self) -> list[str]:
-        """Return the names of all graders that have grades in the store."""
+        """Return the names of all graders with grades."""
         return [name for name in super().names() if self.ranges(name)]
 
     def choose(self, grader: str | None) -> str:
         """Return `grader`, or the name of the store's only grader if `grader` is None.
 
         Raises:
-            InputError: If `grader` has no grades in the store, or if `grader` is None and the store does not have
-                exactly one grader.
+            InputError: If `grader` has no grades, or is None and the store does not have exactly one grader.
         """
         names, path = self.names(), self._folder.path
         if not names:
@@ -48,7 +43,7 @@ class Grades(ShardFiles):
         """Return the ranges of samples that a grader has graded.
 
         Raises:
-            InputError: If `grader` or a file name is invalid, or two files contain the same samples.
+            InputError: If a name is invalid, or two files contain the same samples.
         """
         return self._folder.ranges(self._place(grader, "sample"))
 
@@ -57,12 +52,12 @@ class Grades(ShardFiles):
         return super().missing(grader, scope)
 
     def write(self, grader: str, samples: SampleRange, rows: list[dict[str, Any]], rule: str) -> None:
-        """Write a grader's grades for a range: one row per sample, and a description of the grading rule."""
+        """Write a grader's grades for a range, one row per sample, and the grading rule."""
         metadata = {"grader": grader, "rule": rule, "samples": self._folder.samples_sha256(samples)}
         write_table(self.file(grader, samples), pa.Table.from_pylist(rows, GRADES_SCHEMA.with_metadata(metadata)))
 
     def read(self, grader: str, samples: SampleRange | None = None) -> pa.Table:
-        """Read a grader's grades for one range, or for all ranges by default.
+        """Read a grader's grades for one range, by default for all ranges.
 
         The columns are `question_id`, `sample`, `right` (null if unknown) and `answer`.
 
@@ -73,22 +68,21 @@ class Grades(ShardFiles):
         return pa.concat_tables([GRADES_SCHEMA.empty_table(), *(self._read(grader, part)[0] for part in ranges)])
 
     def rule(self, grader: str, samples: SampleRange) -> str:
-        """Return the description of the rule that was used to grade a range.
+        """Return the rule that was used to grade a range.
 
         Raises:
-            InputError: If the file is damaged, its samples were replaced, or `grader` is not a valid name.
+            InputError: As in `read`.
         """
         return self._read(grader, samples)[1].get("rule", "")
 
     def _read(self, grader: str, samples: SampleRange) -> tuple[pa.Table, dict[str, str]]:
-        """Read the grades of a range and the metadata of their file."""
         file = self.file(grader, samples)
         table = self._folder.read_table(file, samples, GRADES_SCHEMA)
         pairs = (table.schema.metadata or {}).items()
         metadata = {str(key, "utf-8", "replace"): str(value, "utf-8", "replace") for key, value in pairs}
         if metadata.get("grader") != grader:
             raise Damaged(file, f"it contains grades by {metadata.get('grader')!r}, not by {grader!r}")
-        # early versions did not record which samples were graded
+        # not recorded by early versions
         graded, there = metadata.get("samples"), self._folder.samples_sha256(samples)
         if None not in (graded, there) and graded != there:
             raise Damaged(file, "its samples have been replaced since they were graded")

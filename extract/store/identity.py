@@ -1,8 +1,4 @@
-"""JSON records of a store: identity.json and reader.json.
-
-identity.json contains the identity of the store. If the answers come from a server or an import, reader.json contains
-the identity of the local copy of the model, with which signals are read.
-"""
+"""JSON records of a store: identity.json, and reader.json with the identity of a served model's local copy."""
 
 import json
 import os
@@ -29,15 +25,14 @@ from extract.store.files import is_inside, read_json, replace_file
 from extract.text import shown
 
 _IDENTITY, _READER = "identity.json", "reader.json"
-#: Format and content key of each record.
 _RECORDS = {_IDENTITY: ("confidence-probes store", "of"), _READER: ("confidence-probes reader", "model")}
 _LARGEST = 2**20  # bytes
 
 
 def member_stores(folder: Path) -> list[Path]:
-    """Return the stores in the folder of a temperature grid, sorted by name. For other folders, the list is empty.
+    """Return the stores of a temperature grid, sorted by name. For other folders, the list is empty.
 
-    Hidden folders are left out, because a killed import leaves its unfinished store in a hidden folder.
+    An unfinished import is in a hidden folder, which is left out.
     """
     if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # Path.is_file raises for overlong names
         return []
@@ -45,10 +40,10 @@ def member_stores(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a path is a store, or can become a new store.
+    """Check that a path is a store or can become one.
 
     Raises:
-        InputError: If the path is a file, or a folder that contains files but is not a store.
+        InputError: If it is a file, or a folder with files that is not a store.
     """
     if (folder / _IDENTITY).is_file() or not folder.exists():
         return
@@ -63,7 +58,7 @@ def check_folder(folder: Path) -> None:
 
 
 def write_identity(folder: Path, identity: dict[str, Any]) -> None:
-    """Write the identity of a new store, given as plain JSON types."""
+    """Write the identity of a new store."""
     _write_record(folder / _IDENTITY, sha256_json(identity), identity)
 
 
@@ -77,7 +72,7 @@ def read_identity(folder: Path) -> dict[str, Any]:
     expected = f"Expected `store` to be the folder of one store, but {str(folder)!r}"
     if members := member_stores(folder):
         raise InputError(f"{expected} contains several: {_names(members)}. Pass one of them.")
-    if not os.path.isfile(file):  # Path.is_file raises for overlong names
+    if not os.path.isfile(file):
         raise InputError(
             f"{expected} has no identity.json. Make a store with `python -m extract sample --store {folder}`. To make "
             "the store that train.py uses, add `--config configs/sets/facts.yaml`."
@@ -102,20 +97,15 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
-    """Write reader.json, the record of the local copy of a served model.
-
-    `identity` is the SHA-256 of the store's identity. `model` is the `ModelIdentity` of the local copy as a dict.
-    """
+    """Write reader.json: the SHA-256 of the store's identity, and the `ModelIdentity` of the local copy as a dict."""
     _write_record(folder / _READER, identity, model)
 
 
 def read_reader(folder: Path, identity: str) -> dict[str, Any] | None:
-    """Read reader.json, and return the identity of the local copy of a served model (None if the file is missing).
-
-    `identity` is the SHA-256 of the store's identity.
+    """Return the identity of the local copy of a served model, or None without reader.json.
 
     Raises:
-        InputError: If the file is damaged or was written for another store.
+        InputError: If the file is damaged or belongs to another store.
     """
     file = folder / _READER
     if not file.is_file():
@@ -137,7 +127,7 @@ def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
-    """Read a record of a store. Return the identity's SHA-256 and the content of the record."""
+    """Return the identity's SHA-256 and the content of a record."""
     form, key = _RECORDS[file.name]
     try:
         if not is_inside(file, file.parent):

@@ -1,7 +1,4 @@
-"""`python -m extract merge`: merge stores with the same identity, for example from machines without a shared disk.
-
-Existing files are kept. To continue an interrupted merge, run it again.
-"""
+"""`python -m extract merge`, which merges stores with the same identity."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -22,11 +19,11 @@ from extract.store.verify import data_files, write_manifest
 
 
 def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> list[Store]:
-    """Merge other stores with the same identity into a store. Existing files are kept.
+    """Merge other stores with the same identity into a store. Existing files are kept, also if a merge is repeated.
 
     Args:
         store: Target folder, which can be a store, the folder of a temperature grid, or a new folder.
-        others: Folders of the other stores or grids. They are not changed, and you can delete them afterwards.
+        others: Folders of the other stores or grids. They are not changed.
         worker: Rank of this process and number of parallel workers. By default, read from the environment.
 
     Returns:
@@ -44,7 +41,7 @@ def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> li
 
 
 def _pairs(into: Path, others: Sequence[Path]) -> list[tuple[Path, Path]]:
-    """Return pairs (target folder, store to merge into it). The stores of grids are matched by name."""
+    """Return pairs of a target folder and a store. The stores of grids are matched by name."""
     pairs = []
     for other in others:
         if other.resolve() == into.resolve():
@@ -60,7 +57,7 @@ def _pairs(into: Path, others: Sequence[Path]) -> list[tuple[Path, Path]]:
             )
         pairs += [(into / member.name, member) for member in members] or [(into, other)]
     first: dict[Path, Store] = {}
-    for folder, other in pairs:  # check all pairs before anything is written
+    for folder, other in pairs:  # check everything before writing
         check_folder(folder)
         opened = Store.open(other)
         is_there = (folder / "identity.json").is_file()
@@ -69,7 +66,7 @@ def _pairs(into: Path, others: Sequence[Path]) -> list[tuple[Path, Path]]:
 
 
 def _merge_into(folder: Path, other: Store, worker: Worker) -> Store:
-    _ = other.questions  # raises an error if the questions do not match the identity
+    _ = other.questions  # raises an error if the questions are damaged
     with worker.writing(folder):
         with alone(folder):
             if not (folder / "identity.json").is_file():
@@ -99,13 +96,13 @@ def _merge_into(folder: Path, other: Store, worker: Worker) -> Store:
 
 
 def _copy(name: str, source: Path, to: Path) -> None:
-    """Verify a file and copy it from one store to another."""
+    """Verify a file and copy it to another store."""
     check_file(source / name, source)
     write_file(to / name, (source / name).read_bytes())
 
 
 def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str], int]:
-    """Return the names of the files to copy, samples first, and the number of files that exist in both stores."""
+    """Return the names of the files to copy, samples first, and the number of files in both stores."""
     missing, different, n_there = [], [], 0
     for file in sorted(data_files(other.path), key=lambda file: (file.parent.name != "samples", file)):
         name = str(file.relative_to(other.path))
@@ -131,7 +128,7 @@ def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str]
 
 
 def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
-    """Check that two stores can be merged. For each signal, only the first file is checked."""
+    """Check that two stores can be merged, from the first file of each signal."""
     stores = f"{str(into.path)!r} and {str(other.path)!r}"
     if clash := overlap([*into.samples.ranges(), *other.samples.ranges(), *logged_ranges(into), *logs]):
         raise InputError(
@@ -158,13 +155,13 @@ def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
 
 
 def _headers(store: Store, signal: str, scope: Scope) -> list[Any]:
-    """Return the layout and settings of a signal's first finished file, or an empty list if there is no such file."""
+    """Return the layout and settings of a signal's first finished file, if any."""
     first = store.signals.finished(signal, scope)[:1]
     return [(store.signals.shard_layout(signal, shard), store.signals.settings(signal, scope)) for shard in first]
 
 
 def _merge_log(into: Store, other: Store, part: SampleRange) -> int:
-    """Append the logged answers of a range to the log of the target store. Return the number of new answers."""
+    """Append the logged answers of a range to the target's log. Return the number of new answers."""
     rows = read_log(other, part)
     if is_finished(into.samples.file(part)):
         log_file = str(other.samples.log_file(part))

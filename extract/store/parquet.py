@@ -1,4 +1,4 @@
-"""Schemas of a store's Parquet tables, and functions that write and read them."""
+"""Parquet tables of a store."""
 
 from pathlib import Path
 
@@ -12,27 +12,27 @@ from extract.text import one_line
 
 
 def _schema(columns: str) -> pa.Schema:
-    """Build a schema from a string such as ``"sample:int32 token_ids:int32s"``, where ``int32s`` is a list of int32."""
+    """Build a schema from a string such as ``"sample:int32 token_ids:int32s"`` (``int32s`` is a list of int32)."""
     pairs = (column.split(":") for column in columns.split())
     return pa.schema(
         [(name, pa.list_(pa.type_for_alias(kind[:-1])) if kind.endswith("s") else kind) for name, kind in pairs]
     )
 
 
-#: Samples without nullable columns. The number of tokens is the length of `token_ids`.
+#: Samples without nullable columns.
 COMPACT_SAMPLES_SCHEMA = _schema(
     "question_id:string sample:int32 token_ids:int32s text:string logprobs:float32s finish_reason:string "
     "prompt_tokens:int32"
 )
-#: Samples with nullable columns. `reasoning` is the text that a thinking model wrote before its answer.
+#: Samples with nullable columns. `reasoning` precedes the answer.
 SAMPLES_SCHEMA = _schema(
     "question_id:string sample:int32 text:string reasoning:string token_ids:int32s logprobs:float32s n_tokens:int32 "
     "finish_reason:string prompt_tokens:int32"
 )
-#: `right` is null if the grader could not decide. `answer` is the parsed answer, or null if the grader found none.
+#: `right` is null if the grader could not decide, and `answer` if it found no answer.
 GRADES_SCHEMA = _schema("question_id:string sample:int32 right:bool answer:string")
-#: Results of model-based baselines, by scope. `value` is null if the reply `text` contains no value. For clustered
-#: answers, `value` is the index of the cluster. `mass` is the total probability of Yes and No in `p_true`.
+#: Results of model-based baselines, by scope. `value` is null if the reply `text` contains none. For clustered answers,
+#: it is the index of the cluster. `mass` is the total probability of Yes and No in `p_true`.
 ASKED_SCHEMAS = {
     "question": _schema(
         "question_id:string value:float64 text:string mass:float64 prompt_tokens:int64 completion_tokens:int64 "
@@ -40,8 +40,8 @@ ASKED_SCHEMAS = {
     ),
     "sample": _schema("question_id:string sample:int32 value:float64 prompt_tokens:int64 completion_tokens:int64"),
 }
-#: Additional columns of single baselines. `likelihood` has the continuations of each question, their log-probabilities
-#: in nats with and without the prompt, their lengths, and the index of the right continuation (null if unknown).
+#: Additional columns of baselines. `likelihood` has the continuations of each question, their log-probabilities in nats
+#: with and without the prompt, their lengths, and the index of the right one (null if unknown).
 _ADDED_COLUMNS = {
     "likelihood": _schema(
         "continuations:strings logprobs:float64s unconditional:float64s n_tokens:int32s n_bytes:int32s target:int32"
@@ -50,12 +50,12 @@ _ADDED_COLUMNS = {
 
 
 def asked_schema(baseline: str, scope: Scope) -> pa.Schema:
-    """Return the schema of a model-based baseline's tables."""
+    """Return the schema of a baseline's tables."""
     return pa.schema([*ASKED_SCHEMAS[scope], *_ADDED_COLUMNS.get(baseline, ())])
 
 
 def write_table(path: Path, table: pa.Table, row_group_size: int | None = None) -> None:
-    """Write a table as a Parquet file, with a sidecar that contains the size and SHA-256 of the file."""
+    """Write a table as a Parquet file with a sidecar."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=row_group_size)
     write_file(path, sink.getvalue().to_pybytes())
@@ -67,8 +67,8 @@ def read_table(path: Path, folder: Path, schema: pa.Schema, *earlier: pa.Schema)
     Args:
         path: Path of the file.
         folder: Directory of the store, which must contain the file.
-        schema: Exact columns of the file. The returned table also has the file's metadata.
-        *earlier: Schemas from earlier versions, which are also accepted.
+        schema: Exact columns of the file.
+        *earlier: Schemas of earlier versions.
 
     Raises:
         Damaged: If the file is damaged or has different columns.

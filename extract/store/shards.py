@@ -1,4 +1,4 @@
-"""Shards: blocks of questions, and ranges of samples of these questions. A store is written shard by shard."""
+"""Shards of a store: blocks of questions, and ranges of samples."""
 
 import re
 from collections.abc import Iterable
@@ -57,7 +57,7 @@ def shard_of(path: Path, n_blocks: int) -> Shard:
     """Parse the shard from a file name.
 
     Raises:
-        Damaged: If the file name is not valid in a store with `n_blocks` blocks.
+        Damaged: If the name is not valid in a store with `n_blocks` blocks.
     """
     shard: Shard | None = None
     if match := _STEM.fullmatch(path.stem):
@@ -73,7 +73,7 @@ def range_of(path: Path, n_blocks: int) -> SampleRange:
     """Parse the range of samples from a file name.
 
     Raises:
-        Damaged: If the file name is not a valid range in a store with `n_blocks` blocks.
+        Damaged: If the name is not a valid range.
     """
     shard = shard_of(path, n_blocks)
     if isinstance(shard, Block):
@@ -84,13 +84,13 @@ def range_of(path: Path, n_blocks: int) -> SampleRange:
 
 
 def overlap(ranges: Iterable[SampleRange]) -> tuple[SampleRange, SampleRange] | None:
-    """Return the first two different ranges that overlap, or None if no ranges overlap."""
+    """Return the first two different ranges that overlap, or None."""
     pairs = pairwise(sorted(set(ranges)))
     return next(((a, b) for a, b in pairs if a.block == b.block and b.start < a.stop), None)
 
 
 def missing_ranges(ranges: Iterable[SampleRange], n_blocks: int, k: int) -> list[SampleRange]:
-    """Return the ranges that are missing if every question needs k samples. The given `ranges` must not overlap."""
+    """Return the ranges that are missing if every question needs k samples. `ranges` must not overlap."""
     missing, before = [], SampleRange(0, 0, 0)
     for after in sorted([*ranges, *(SampleRange(block, k, k) for block in range(n_blocks))]):
         start = before.stop if before.block == after.block else 0
@@ -104,8 +104,7 @@ def check_name(name: str, noun: str) -> str:
     """Check that the name of a grader, signal, baseline or run is a valid folder name, and return it.
 
     Raises:
-        InputError: If the name begins with a dot or a hyphen, contains a forbidden character such as a slash or a
-            space, or has more than 100 characters.
+        InputError: If it is not.
     """
     if not _NAME.fullmatch(name):
         expected = "a name with only letters, digits, `_`, `-` and `.`"

@@ -27,10 +27,7 @@ class Store:
         path: The directory.
         identity: Identity of the store, as plain JSON types.
         sha256: SHA-256 of the identity.
-        samples: Sampled answers.
-        grades: Grades of all graders.
-        signals: All signals.
-        asked: Results of all model-based baselines.
+        samples, grades, signals, asked: Answers, grades, signals and results of model-based baselines.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
@@ -42,7 +39,7 @@ class Store:
         self.asked = Asked(self._folder)
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path, dict[str, Any]]]:
-        return type(self), (self.path, self.identity)  # without the questions, which can be large
+        return type(self), (self.path, self.identity)
 
     @classmethod
     def create(cls, path: str | Path, identity: Identity, questions: Iterable[Question]) -> Self:
@@ -61,7 +58,7 @@ class Store:
             store = cls(path, identity.as_dict())
             write_identity(path, store.identity)
         file = path / "questions.parquet"
-        if not is_whole(file, path):  # for example because an earlier run was killed
+        if not is_whole(file, path):  # an earlier run was killed
             table = questions if isinstance(questions, Questions) else Questions.of(questions, identity.block_size)
             write_table(file, table.table, row_group_size=BATCH)
         return store
@@ -79,7 +76,7 @@ class Store:
         """Check that the store has the expected identity.
 
         Raises:
-            InputError: If the identities differ. The message lists each difference with both values.
+            InputError: If the identities differ.
         """
         if different := "; ".join(differences(self.identity, expected)):
             raise InputError(
@@ -89,15 +86,11 @@ class Store:
 
     @property
     def questions(self) -> Questions:
-        """Questions of the store, in order.
-
-        Raises:
-            Damaged: If the hash of the questions differs from the hash in the identity.
-        """
+        """Questions of the store, in order. The first access can raise `Damaged`."""
         return self._folder.questions
 
     def shards(self, scope: Scope) -> list[Shard]:
-        """Return all blocks (scope `question`) or all finished ranges of samples (scope `sample`), in row order."""
+        """Return all blocks or all finished ranges of samples, depending on the scope, in row order."""
         return self._folder.shards(scope)
 
     @property
@@ -107,7 +100,7 @@ class Store:
 
     @property
     def reader(self) -> dict[str, Any] | None:
-        """Identity of the local copy of a served model. None if the model is local or no copy has been used yet.
+        """Identity of the local copy of a served model, or None if there is none yet.
 
         Raises:
             InputError: If reader.json is damaged.
@@ -121,9 +114,7 @@ class Store:
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the model from which signals are read, as a dict with the fields of `ModelIdentity`.
-
-        If a served model answered the questions, signals are read from a local copy of it.
+        """Identity of the model from which signals are read (a `ModelIdentity` as a dict).
 
         Raises:
             InputError: If the model is served and no local copy has been used yet.

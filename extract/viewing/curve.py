@@ -1,4 +1,4 @@
-"""Plot of one answer. It shows the entropy of each token and, below it, the token's other values and its text."""
+"""Plot of one answer."""
 
 from functools import cache
 from typing import Any
@@ -8,9 +8,8 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.viewing.answers import ShownAnswer
 
-#: Maximum number of tokens per row of the plot.
 WIDEST = 56
-#: Maximum number of tokens in a plot. A plot of this length is about 8,000 pixels high.
+#: Maximum number of tokens in a plot, which is then about 8,000 pixels high.
 LONGEST = 800
 _INK, _GREY, _ORANGE, _BLUE = "#222222", "#8a8a8a", "#c75000", "#2463a8"
 #: Font families for scripts that matplotlib's default font lacks.
@@ -21,14 +20,9 @@ _OTHER_SCRIPTS = (
 
 
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
-    """Plot the entropy of each token in nats. Below it, plot 1 − p_max and the token's share of the total influence.
+    """Plot each token's entropy in nats, and below it 1 − p_max and the token's share of the total influence.
 
-    p_max is the largest probability in the token's distribution.
-
-    Args:
-        answer: The answer.
-        model: Name of the model, for the title.
-        influence: Name of the token weights plotted as influence, for the title. If None, no influence is plotted.
+    p_max is the largest probability of a token. The title contains the name of the model and of the influence, if any.
 
     Raises:
         InputError: If the answer has no tokens, more than `LONGEST` tokens, or missing entropies.
@@ -51,7 +45,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
         curves.append(("share of\ninfluence", answer.influence / answer.influence.sum(), _BLUE, 1.0))
     n_rows = -(-answer.n_tokens // WIDEST)
     width = -(-answer.n_tokens // n_rows)
-    labels = [""] * answer.n_tokens  # if tokens share a character, the first token gets the label
+    labels = [""] * answer.n_tokens  # the first of tokens that share a character gets the label
     for piece in answer.pieces:
         text = piece.text.strip(" ").replace("\n", "↵") or "␣"
         labels[piece.tokens.start] = drawable(_shortened(text, 16))
@@ -75,7 +69,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
                 axis.set_ylabel(label, fontsize=8.5)
                 axis.set_xlim(places.start - 0.7, places.start + width - 0.3)
             for axis in axes[:-1]:
-                axis.xaxis.set_visible(False)  # drawing a tick takes as long as drawing a curve
+                axis.xaxis.set_visible(False)  # takes as long as drawing a curve
             axes[-1].set_xticks(list(places), [labels[t] for t in places], rotation=90, fontsize=8)
             row.align_ylabels(axes)
         title = f"{_shortened(' '.join(answer.question.split()), 70)}\nanswer {answer.sample} of {model}: "
@@ -85,8 +79,8 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
 
 def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> None:
-    """Draw the values of the tokens at `places` as bars or a curve. The y-axis fits the values of all tokens."""
-    values = values.nan_to_num(0.0)  # shares are NaN if all weights are 0
+    """Draw the tokens at `places` as bars or a curve. The y-axis fits all tokens."""
+    values = values.nan_to_num(0.0)  # NaN if all weights are 0
     own = values[places.start : places.stop].tolist()
     if bars:
         axis.bar(places, own, width=0.75, color=colour)
@@ -106,13 +100,12 @@ def _shortened(text: str, longest: int) -> str:
 
 
 def drawable(text: str) -> str:
-    """Replace each character that is not in any available font with `\ufffd`."""
+    """Replace each character that no available font contains with `\ufffd`."""
     return "".join(letter if letter == "\n" or ord(letter) in _letters() else "\ufffd" for letter in text)
 
 
 @cache
 def _fonts() -> list[str]:
-    """Return matplotlib's default font and the installed fonts for other scripts."""
     from matplotlib.font_manager import get_font_names
 
     return ["DejaVu Sans", *sorted(set(_OTHER_SCRIPTS) & set(get_font_names()), key=_OTHER_SCRIPTS.index)]
@@ -120,7 +113,7 @@ def _fonts() -> list[str]:
 
 @cache
 def _letters() -> frozenset[int]:
-    """Return the code points of all characters in the available fonts."""
+    """Return the code points in the available fonts."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     fonts = [get_font(findfont(FontProperties(family=name))) for name in _fonts()]

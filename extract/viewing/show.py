@@ -1,4 +1,4 @@
-"""The command `show`, which writes a page of answers or a plot of the token entropies of one answer."""
+"""The command `show`, which writes a page of answers or a plot of one answer."""
 
 import io
 from collections.abc import Sequence
@@ -30,22 +30,19 @@ def show(
 
     Args:
         store: Folder of the store. The signal `tokens` must have been read for its answers.
-        questions: Ids of the questions to show. By default, a few questions are chosen, with a right and a wrong
-            answer to each.
+        questions: Ids of the questions to show. By default, a few questions, each with a right and a wrong answer.
         samples: Indices of the answers to show, starting at 0. By default, all answers to the given questions.
         out: Output file: .html for a page of answers, or .png, .pdf or .svg for a plot of one answer.
         grader: Grader whose grades are shown. By default, the store's only grader.
-        influence: Name of the token weights to show as influence. By default, norm_element_mean_token if the store
-            has it, and otherwise none.
-        model: Hub id or folder of the store's model. Required for a model in a folder, because stores do not record
-            paths. Only the tokenizer is loaded.
+        influence: Token weights to show as influence. By default, norm_element_mean_token if it was read.
+        model: Hub id or folder of the store's model, required for a model in a folder. Only the tokenizer is loaded.
 
     Returns:
         Path to the output file.
 
     Raises:
         InputError: If an id, a sample or the file suffix is unknown, a signal was not read, or the tokenizer differs
-            from the tokenizer of the store's model.
+            from the store's.
     """
     path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):
@@ -53,7 +50,7 @@ def show(
             f"Expected `out` to end in .html for a page, or in one of {', '.join(_PICTURES)} for a plot of one answer, "
             f"but got {out!r}. Pass, for example, --out answers.html."
         )
-    named = None if questions is None else [str(id_) for id_ in questions]  # YAML reads some ids as numbers
+    named = None if questions is None else [str(id_) for id_ in questions]  # YAML reads some as numbers
     answers, key = read_answers(opened, lambda: _tokenizer_of(opened, model), named, samples, grader, influence)
     if path.suffix == ".html":
         from extract.viewing.html import page
@@ -78,7 +75,7 @@ def show(
 
 
 def _tokenizer_of(store: Store, model: str | None) -> Any:
-    """Load the tokenizer of a store's model, without the model's weights."""
+    """Load the tokenizer of a store's model."""
     from transformers import AutoTokenizer
 
     expected, place = store.model, model_source(store, model)

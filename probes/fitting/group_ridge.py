@@ -49,7 +49,7 @@ def fit_ridge(features: Tensor, target: Tensor, l2: float = RIDGE) -> tuple[Tens
 
 
 def held_out_scores(features: Tensor, target: Tensor, fold: Tensor, l2: float = RIDGE) -> Tensor:
-    """Return scores [row] of each fold by ridge regressions fitted to the other folds."""
+    """Return held-out scores [row]: each fold is scored by ridge regressions fitted to the other folds."""
     scores = torch.zeros(len(features), dtype=torch.float64)
     for held, others in each_fold(fold):
         weight, bias = fit_ridge(features[others], target[others], l2)

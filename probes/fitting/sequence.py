@@ -19,7 +19,7 @@ TOKENS_AT_ONCE = 2**14
 
 
 class SequenceProbe(Descent):
-    """Base class of probes that compute values W x for each token's standardised state x, with score pool(W x) + b.
+    """Base class of probes with the score pool(W x) + b, where x are the standardised states of an answer's tokens.
 
     Args:
         lr, l2, calibrator: See `Descent`.

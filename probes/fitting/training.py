@@ -1,4 +1,4 @@
-"""Base classes of probes: trained with Adam, learning from all rows at once, or with a closed-form solver."""
+"""Base classes of probes that are trained with Adam, learn from all rows at once, or have a closed-form solver."""
 
 import math
 from abc import abstractmethod

@@ -240,10 +240,7 @@ def read_weights(
 
 
 def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) -> Calibrator:
-    """Create the calibrator that a config describes, with zeros as values.
-
-    `start` is the prefix of the names of the calibrator's tensors.
-    """
+    """Create the calibrator of a config with zeros as values. `start` is the prefix of its tensor names."""
     n_knots = tensors[f"{start}x"].numel() if f"{start}x" in tensors else 0
     return CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
 

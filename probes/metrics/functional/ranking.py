@@ -63,7 +63,7 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
 
     The upper bound is optimistic: it ranks the questions by their measured accuracies and evaluates the ranking on the
     same answers. The lower bound is pessimistic: it ranks by a random half of each question's answers and evaluates on
-    the other half, averaged over 20 splits.
+    the other half, averaged over 20 random half-splits.
 
     Returns:
         The estimate, the lower bound and the upper bound. All are NaN if no Beta distribution can be fitted.

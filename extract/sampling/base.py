@@ -46,7 +46,7 @@ class Sampler(Protocol):
     `fill` if sampling may stop early.
 
     Args:
-        options: Model, number of samples and other sampler options.
+        options: Model, number of samples and other options.
         decoding: Decoding options, including all temperatures of a grid.
         worker: Worker whose blocks the sampler fills.
     """
@@ -54,9 +54,7 @@ class Sampler(Protocol):
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy as far as it is known before `prepare` is called.
-
-        It is compared with the policy of an existing store.
+        """Return the policy before `prepare` is called, for comparison with that of an existing store.
 
         Args:
             decoding: Decoding options with one temperature.
@@ -95,8 +93,7 @@ class Sampler(Protocol):
         """Draw samples for some questions of a block, and append them to the answer logs of the given ranges.
 
         Args:
-            ranges: Dict from temperature to a store and a range of its samples. Each range contains `samples` and has
-                an answer log.
+            ranges: Dict from temperature to a store and a range of its samples, which contains `samples`.
             question_ids: Ids of the questions.
             samples: Indices of the samples to draw.
             progress: Progress bar that counts the answers.
@@ -123,11 +120,7 @@ def sample_stores(
 ) -> list[Store]:
     """Create or resume the store for each temperature. Returns the stores in the order of `folders`.
 
-    Args:
-        folders: Dict from temperature to store folder, in ascending order.
-        name: Name of the sampler.
-        decoding: Decoding options, including the worked examples in the prompt.
-        stopping: Settings of early stopping. By default, all k samples of each question are drawn.
+    `folders` are in ascending order of temperature. `decoding` includes the worked examples in the prompt.
 
     Raises:
         InputError: If a folder contains a store with a different identity, or if `prepare` or `fill` fails.
@@ -170,12 +163,9 @@ def sample_stores(
 def check_identity(
     store: Store, name: str, options: SamplingOptions, questions_sha256: str, decoding: Decoding
 ) -> None:
-    """Check that the identity of an existing store matches this run.
+    """Raise an `InputError` if the identity of an existing store does not match this run.
 
     `decoding` has a single temperature and includes the worked examples in the prompt.
-
-    Raises:
-        InputError: If the decoding options, questions, model, block size or sampler differ.
     """
     held, declaration = store.identity, SAMPLERS[name]
     sampler: Sampler = declaration.load()(options, decoding, Worker())

@@ -1,8 +1,7 @@
 """Sample answers in rounds, and stop sampling for a question as soon as a stopping rule is met.
 
-The answers are saved in answer logs after each round. When sampling has stopped for all questions of a block, the
-tables of the block are written. They record why sampling stopped. Answers that were not drawn have the finish reason
-`skipped`.
+The answers are logged after each round. When sampling has stopped for all questions of a block, its tables are written.
+They record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from extract.store.samples import REJECTED, SKIPPED
 from extract.store.shards import Block, SampleRange, missing_ranges
 from extract.store.store import Store
 
-#: A store, and a range of samples of one of its blocks.
+#: A store and a range of its samples.
 StoreRange = tuple[Store, SampleRange]
 #: The method `draw` of a sampler.
 Draw = Callable[
@@ -34,11 +33,11 @@ Draw = Callable[
 
 
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
-    """Reopen finished ranges of samples to which this run may add answers. Their answers are moved back to answer logs.
+    """Reopen finished ranges of samples to which this run may add answers, by moving their answers back to logs.
 
-    - If this run has no stopping rule, ranges with skipped samples are reopened.
-    - If this run has a stopping rule, ranges that were sampled with any stopping rule are reopened. Blocks that were
-      already finished at all temperatures, with the same settings as this run, are not reopened.
+    - Without a stopping rule, ranges with skipped samples are reopened.
+    - With a stopping rule, ranges that were sampled with any rule are reopened, except in blocks that were finished at
+      all temperatures with the same settings.
 
     Damaged ranges and ranges that begin after the first k samples are not changed.
     """
@@ -70,16 +69,7 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
 
 
 def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping: Stopping, worker: Worker) -> None:
-    """Draw up to k answers to each question at each temperature.
-
-    Sampling for a question stops as soon as the stopping rule is met.
-
-    Args:
-        draw: Function that draws answers and appends them to the answer logs (see `Sampler.draw`).
-        stores: Dict from temperature to store.
-        k: Maximum number of answers to each question at each temperature.
-        stopping: Settings of early stopping.
-        worker: Worker whose blocks are sampled.
+    """Draw up to k answers to each question at each temperature, until the stopping rule is met.
 
     Raises:
         InputError: If some samples could not be drawn. Samples drawn so far are kept.
@@ -113,12 +103,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
 
 
 class _Rounds:
-    """Draws the answers to a block of questions in rounds.
-
-    Args:
-        ranges: Unfinished ranges of the block, by temperature.
-        equal: Function that compares parsed answers.
-    """
+    """Draws the answers to a block of questions in rounds. `ranges` are its unfinished ranges, by temperature."""
 
     def __init__(
         self,
@@ -171,13 +156,13 @@ class _Rounds:
         return self._turns[len(self._classes[id_])][0]
 
     def _add(self, temperature: float, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store the texts of drawn answers in this object."""
+        """Store the texts of drawn answers."""
         for row in rows:
             if row["finish_reason"] not in (SKIPPED, REJECTED):
                 self._texts[row["question_id"], row["sample"], temperature] = row["text"]
 
     def _draw(self, draw: Draw, ids: Sequence[str], first: int, progress: Progress) -> None:
-        """Draw one round of answers to the given questions. `first` is the first sample index of the round."""
+        """Draw one round of answers to the given questions, from sample index `first`."""
         once = [t for t in self._stores if t == 0 and len(self._stores) > 1]
         for temperatures, n in (([t for t in self._stores if t not in once], self._stopping.per_round), (once, 1)):
             ranges = {
@@ -192,7 +177,7 @@ class _Rounds:
                     self._add(t, rows)
 
     def _decide(self, grade_all: GradeAll, progress: Progress) -> None:
-        """Parse new answers, and apply the rule to the questions for which sampling has not stopped yet."""
+        """Parse new answers, and apply the rule to the questions that are still being sampled."""
         undecided = [id_ for id_ in self._questions if id_ not in self._outcomes]
         new = []
         for id_ in undecided:

@@ -15,11 +15,9 @@ from extract.sampling.stopping import STOPPING_RULES
 
 @dataclass(frozen=True)
 class Stopping:
-    """Settings of early stopping. Create an instance with `load_stopping`, which checks the options.
+    """Settings of early stopping, checked by `load_stopping`.
 
     Attributes:
-        rule: Name of the stopping rule.
-        threshold: Threshold of the rule.
         grader: Name of the grader that parses the answers, so that they can be compared.
         priors: Dict from question id to prior. Empty if the rule needs none.
         per_round: Number of answers that a round adds to each question, at each temperature.
@@ -34,9 +32,7 @@ class Stopping:
     def record(self, temperatures: Iterable[float], budget: int) -> dict[str, Any]:
         """Return the settings that affect the decisions, as recorded in the store.
 
-        Args:
-            temperatures: Temperatures of the grid, or the only temperature.
-            budget: Maximum number of answers to each question at each temperature.
+        `budget` is the maximum number of answers to each question at each temperature.
         """
         priors = sha256_json({id_: list(prior) for id_, prior in self.priors.items()}) if self.priors else None
         settings = {"rule": self.rule, "threshold": self.threshold, "grader": self.grader, "priors": priors}
@@ -52,16 +48,11 @@ def load_stopping(
     questions: Sequence[Question],
     decoding: Decoding,
 ) -> Stopping:
-    """Check the options of early stopping, and read the priors.
-
-    Args:
-        rule, threshold, priors, grader, per_round: See `sample_family`.
-        questions: Questions of the store.
-        decoding: Decoding options of the store, or of the temperature grid.
+    """Check the options of early stopping (see `sample_family`), and read the priors.
 
     Raises:
-        InputError: If an option is invalid, if the grader is a judge or can't grade the questions, or if the
-            temperatures or `priors` do not suit the rule.
+        InputError: If an option is invalid, the grader is a judge or can't grade the questions, or the temperatures or
+            `priors` do not suit the rule.
     """
     entry, needs_priors = STOPPING_RULES[rule], STOPPING_RULES[rule].needs == "prior"
     at_least_one("per_round", per_round, default=2)
@@ -98,8 +89,7 @@ def load_stopping(
 def turns(temperatures: Collection[float], k: int) -> list[tuple[int, float]]:
     """List the sample index and the temperature of each answer to a question, in the order in which they are used.
 
-    Answers are ordered by sample index, and then by temperature. With several temperatures, only one answer is used at
-    temperature 0.
+    With several temperatures, only one answer is used at temperature 0.
 
     >>> turns([0.0, 0.5], 3)
     [(0, 0.0), (0, 0.5), (1, 0.5), (2, 0.5)]

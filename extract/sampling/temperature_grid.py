@@ -1,4 +1,4 @@
-"""Temperature grids: folders with one store per temperature, and commands that run on each of these stores."""
+"""Temperature grids: folders with one store per temperature, and commands that run on each store."""
 
 import sys
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from extract.store.identity import member_stores
 
 
 def member_name(temperature: float) -> str:
-    """Folder name of the store for one temperature. For temperatures below 10, names sort in numerical order.
+    """Return the folder name of the store for one temperature. Below 10, names sort in numerical order.
 
     >>> [member_name(temperature) for temperature in (0, 0.05, 0.1, 1.0, 1e-05)]
     ['t0.0', 't0.05', 't0.1', 't1.0', 't0.00001']
@@ -22,7 +22,7 @@ def member_name(temperature: float) -> str:
 
 
 def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
-    """Return the store folder of each temperature. With only one temperature, the store folder is `folder` itself.
+    """Return the store folder of each temperature. With only one temperature, it is `folder` itself.
 
     Raises:
         InputError: If `decoding` has several temperatures, but `folder` is a single store.
@@ -40,8 +40,8 @@ def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
 def each_store(command: Callable[..., Any]) -> Callable[..., None]:
     """Decorate a command so that it runs on each store of a grid in turn.
 
-    If the command fails on a store, it still runs on the other stores, and an error is raised at the end. If the
-    command has an option `out` for an output file, the store's name is appended to the file name.
+    If it fails on some stores, it still runs on the others, and an error is raised at the end. The store's name is
+    appended to the name of an output file `out`.
     """
 
     @wraps(command)

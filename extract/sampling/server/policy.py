@@ -1,4 +1,4 @@
-"""`Server`, the options of the server sampler, and `request_for`, which builds a request from them."""
+"""Options of the server sampler, and the requests built from them."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from extract.schemas import Field, check_options, number, or_null, whole
 from extract.text import shown
 
 _SECRET = re.compile("(?i)key|token$|secret|password|auth(?!ors?$)|bearer|credential")
-#: Minimum length of API keys to search for in `extra_body`. Placeholders for servers without keys are shorter.
+#: Minimum length of API keys to search for in `extra_body`. Shorter values are placeholders.
 _SHORTEST_KEY = 8
 #: Request fields that other options set. `extra_body` can only remove them, with the value null.
 _SET_BY_OPTIONS = frozenset("model messages prompt stream n temperature top_p max_tokens stop seed logprobs".split())
@@ -40,22 +40,21 @@ class Server:
     """Options for an OpenAI-compatible server, such as vLLM, SGLang, llama.cpp, LiteLLM or `transformers serve`.
 
     Attributes:
-        url: Base address, or a list of them, without /chat/completions. With several addresses, requests are divided
-            among them.
+        url: Base address without /chat/completions, or a list of addresses, which share the requests.
         max_concurrency: Maximum number of concurrent requests.
         n: Number of answers per request. With n above 1, the server reads each prompt less often, but not all servers
             support this.
         logprobs: Whether to request the log-probability of each token.
-        seeds: Whether to send a seed with each request. It is derived from policy.seed, the question and the sample.
+        seeds: Whether to send a seed with each request, derived from policy.seed, the question and the sample.
         timeout: Time limit for one attempt, in seconds.
         attempts: Maximum number of attempts per request.
         budget_requests: Maximum number of attempts in this run; null means no limit.
         budget_tokens: Maximum number of prompt and answer tokens in this run; null means no limit.
         price_prompt: Price in dollars per million prompt tokens, for the displayed cost.
         price_answer: Price in dollars per million answer tokens.
-        api_key_env: Environment variable that contains the API key. The key is never written to a file.
-        extra_body: Additional fields to send with every request. They are part of the store's identity. A
-            `generation_config` is sent as JSON text, as `transformers serve` expects.
+        api_key_env: Environment variable that contains the API key.
+        extra_body: Additional fields of every request, which become part of the store's identity. A `generation_config`
+            is sent as JSON text, as `transformers serve` expects.
     """
 
     url: str | list[str] = "http://localhost:8000/v1"
@@ -79,7 +78,7 @@ class Server:
             _check_url(url)
         check_options(self, _OPTIONS, "server.")
         config = self.extra_body.get("generation_config")
-        if isinstance(config, dict):  # command-line and YAML parsers convert JSON text to a dict
+        if isinstance(config, dict):  # option parsers convert JSON text to a dict
             text = json.dumps(config, sort_keys=True)
             object.__setattr__(self, "extra_body", {**self.extra_body, "generation_config": text})
         self._check_extra_body()
@@ -92,7 +91,7 @@ class Server:
 
     @property
     def budgets(self) -> dict[str, int | None]:
-        """Budgets of a run, as a dict from option to value."""
+        """Budgets of a run, by option."""
         return {"server.budget_requests": self.budget_requests, "server.budget_tokens": self.budget_tokens}
 
     def _check_extra_body(self) -> None:
@@ -132,7 +131,7 @@ def _check_url(url: str) -> None:
 
 
 def _field_names(value: Any) -> Iterator[str]:
-    """Yield the names of all fields in a JSON value, at any depth."""
+    """Yield the names of all fields in a JSON value."""
     if isinstance(value, dict):
         yield from map(str, value)
         value = list(value.values())
@@ -141,11 +140,7 @@ def _field_names(value: Any) -> Iterator[str]:
 
 
 def request_for(question: Question, samples: Sequence[int], decoding: Decoding, server: Server) -> Request:
-    """Build the request for the given samples of a question.
-
-    Raises:
-        InputError: If the question is a chat, but `prompt.chat` is false.
-    """
+    """Build the request for samples of a question."""
     prompt, extra = decoding.prompt, dict(server.extra_body)
     if prompt.thinking is not None:
         extra["chat_template_kwargs"] = {"enable_thinking": prompt.thinking, **extra.get("chat_template_kwargs", {})}
@@ -164,7 +159,7 @@ def request_for(question: Question, samples: Sequence[int], decoding: Decoding, 
 
 
 def request_seed(seed: int, question_id: str, sample: int) -> int:
-    """Derive a 31-bit seed from the policy's seed, the question and the sample. Some servers reject larger seeds.
+    """Derive a 31-bit seed from the policy's seed, the question and the sample. Some servers reject larger ones.
 
     >>> request_seed(0, "q1", 0), request_seed(0, "q1", 1)
     (1445421104, 1971607367)

@@ -1,4 +1,4 @@
-"""Preflight: a few requests that test whether the server supports all options and whether its answers vary.
+"""Test whether the server supports all options and whether its answers vary.
 
 Many servers silently ignore options that they do not support, such as log-probabilities or the temperature.
 """
@@ -21,15 +21,15 @@ from extract.sampling.server.queue import Ask
 from extract.sampling.server.redact import public
 from extract.text import one_line
 
-#: Maximum number of questions to try per address, because a server may reject the first questions.
+#: Maximum number of questions to try per address.
 TRIES = 4
 #: Number of requests whose answers must not all be identical, and the token limit of each answer. Even if the most
 #: likely token always has probability 0.9, identical answers occur by chance in only one of 25,000 preflights.
 _VARIED, _VARIED_TOKENS = 4, 32
-#: Open-ended prompts, which have many possible answers: a chat message and a plain text.
+#: Open-ended prompts with many possible answers: a chat message and a plain text.
 _OPEN_CHAT = "Make up a name, a place and an odd thing that happened there. Answer in one sentence."
 _OPEN_TEXT = "Once upon a time, in a place that nobody has heard of,"
-#: Request fields that constrain answers. With such a field, even an open-ended prompt may have only one answer.
+#: Request fields that constrain answers, so that even an open-ended prompt may have only one answer.
 _CONSTRAINTS = re.compile(
     "guided_|response_format|structured_outputs|structural_tag|grammar|json_schema|regex|ebnf|logit_bias|allowed_tok"
 )
@@ -40,7 +40,6 @@ class Preflight:
     """Results of a preflight.
 
     Attributes:
-        spending: Requests and tokens used by the preflight.
         replies: Replies to the run's own requests, by question id and first sample index. The run reuses them.
         known_as: Model names in the preflight replies, for `Client`.
         varies: Whether different answers were seen. False at temperature 0.
@@ -55,14 +54,13 @@ class Preflight:
 
 
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
-    """Test each address of a server with one of the run's requests. If a request is rejected, try others.
+    """Test each address with one of the run's requests, or with others if it is rejected. Budgets are checked first.
 
-    Args:
-        asks: Requests for different questions, up to `TRIES` per address.
+    `asks` are requests for different questions, up to `TRIES` per address.
 
     Raises:
-        InputError: If the server can't be reached or rejects all requests, if a reply violates an option, or if a
-            budget is too small for the preflight. Budgets are checked before the first request.
+        InputError: If the server can't be reached or rejects all requests, a reply violates an option, or a budget is
+            too small for the preflight.
     """
     spending = Spending(server)
 
@@ -82,7 +80,7 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
     except InputError as error:
         messages = (public(error, ask.question) for ask in asks)
         raise InputError(next((message for message in messages if message != str(error)), str(error))) from None
-    for notice in dict.fromkeys(found.notices):  # several addresses can cause the same notice
+    for notice in dict.fromkeys(found.notices):  # several addresses can cause the same one
         say(f"server: {notice}")
     return found
 
@@ -93,12 +91,6 @@ async def try_server(
     """Send one of the run's requests to each address.
 
     Above temperature 0, also send four short requests to each address. Their answers must vary.
-
-    Args:
-        requests: Requests of the run, one per address, by question id and first sample index.
-
-    Raises:
-        InputError: If the server or a budget is unsuitable. See `run_preflight`.
     """
     planned = [planned for request in requests.values() for planned in [request, *_open_requests(request)]]
     for name, budget, cost in (
@@ -117,7 +109,7 @@ async def try_server(
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
-    """Run coroutines concurrently and return their results. After an error, the other coroutines are cancelled."""
+    """Run coroutines concurrently. After an error, the others are cancelled."""
     tasks = [asyncio.ensure_future(part) for part in work]
     try:
         return await asyncio.gather(*tasks)
@@ -168,15 +160,9 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
 
 
 async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str | None:
-    """Find out whether a server failed because of the seed in a request, as some versions of vLLM do.
+    """Return what a server did if it fails because of the seed, as some versions of vLLM do, and None otherwise.
 
-    Args:
-        client: Client for one address, at which a request has just failed.
-        request: The first request of the preflight.
-        was_up: Whether the server was reachable before that request.
-
-    Returns:
-        Description of what the server did, or None if the failure has another cause.
+    `request` has just failed at the only address of `client`. `was_up` says whether it was reachable before.
     """
     if request.seed is None or client.given_up is None or not client.given_up.crashed:
         return None
@@ -191,7 +177,7 @@ async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str
 
 
 def _check_reply(request: Request, reply: Reply, url: str) -> None:
-    """Check that a reply has all answers and log-probabilities, and that no answer exceeds the token limit."""
+    """Check the numbers of answers, log-probabilities and tokens in a reply."""
     n = len(reply.choices) + reply.n_left_out
     if n != request.n:
         raise InputError(
@@ -221,7 +207,7 @@ def _is_constrained(request: Request) -> bool:
 
 
 def _open_requests(request: Request) -> list[Request]:
-    """Open-ended variants of a request. Empty if the temperature is 0 or the form of answers is constrained."""
+    """Return open-ended variants of a request. Empty at temperature 0 or if the form of answers is constrained."""
     if request.temperature == 0 or _is_constrained(request):
         return []
     open_request = replace(
@@ -238,7 +224,7 @@ def _open_requests(request: Request) -> list[Request]:
 
 
 async def _answers_vary(client: Client, request: Request, url: str) -> bool:
-    """Check that answers to an open-ended prompt differ. Returns False if the server sent no text to compare."""
+    """Check that answers to an open-ended prompt differ. Returns False if the server sent no text."""
     requests = _open_requests(request)
     replies = await _all(map(client.ask, requests))
     answers = [[(choice.text, choice.reasoning or "") for choice in reply.choices] for reply in replies]

@@ -1,4 +1,4 @@
-"""Request queue of a store: the order of its unfinished ranges of samples, and the requests for each range."""
+"""Unfinished ranges of a store, and the requests for each range."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -14,9 +14,9 @@ from extract.store.store import Store
 def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
     """List the ranges of samples that a worker still has to request, in the order of the requests.
 
-    The first samples of all questions come before the second samples, so that all questions have similar numbers of
-    answers whenever a run ends. New ranges have at most `n` samples, with indices below `k`. Damaged ranges and ranges
-    begun by an earlier run keep all their samples, including samples with indices of `k` or more.
+    The first samples of all questions come first, so that all questions have similar numbers of answers whenever a run
+    ends. New ranges have at most `n` samples, with indices below `k`. Damaged and unfinished ranges keep all their
+    samples.
 
     Raises:
         InputError: If an answer log shares samples with a finished range or with another log.
@@ -47,7 +47,6 @@ class OpenRange:
         wanted: Samples to request, by question id. By default, all samples of the range.
 
     Attributes:
-        log: Log of the answers received so far.
         asks: Requests for the missing answers.
         n_waiting: Number of requests that have not been completed yet.
     """
@@ -65,17 +64,11 @@ class OpenRange:
     def close(self, rejected: Collection[str] = ()) -> bool:
         """Close the log. If the range is complete, write its table and delete the log. Any thread can call this.
 
-        If `wanted` was passed to the constructor, the log is always kept.
-
-        Args:
-            rejected: Ids of questions whose missing answers are recorded as rejected.
+        If `wanted` was passed, the log is always kept. Missing answers to questions in `rejected` are recorded as
+        rejected.
 
         Returns:
             Whether all requested samples have been answered or rejected.
-
-        Raises:
-            InputError: If the table can't be written. In this case, the log is kept.
-            OSError: If the log can't be read, synced or deleted.
         """
         self.log.close()
         if self._wanted is None:
@@ -85,7 +78,7 @@ class OpenRange:
 
 
 def first_asks(store: Store, ranges: Sequence[SampleRange], n: int, n_questions: int) -> list[Ask]:
-    """Return the first request to send for each question in `ranges`, up to `n_questions` questions."""
+    """Return the first request for each question in `ranges`, up to `n_questions` questions."""
     asks: dict[str, Ask] = {}
     for samples in ranges:
         opened = OpenRange(store, samples, n)

@@ -1,4 +1,4 @@
-"""Redaction of text from the server. It ensures that messages never repeat the API key or a private question."""
+"""Removal of the API key and of private questions from the server's texts."""
 
 import re
 
@@ -6,9 +6,9 @@ from extract.questions.question import Question
 
 #: A message repeats a question if they share at least this many consecutive characters.
 _SHARED = 20
-#: Number of characters at the beginning of a key that identify it. Shorter keys are matched as a whole.
+#: Number of characters at the beginning of a key that identify it.
 _HEAD = 8
-_LEAST = 4  # minimum length of a key; shorter values are placeholders for servers without keys
+_LEAST = 4  # minimum length of a key; shorter values are placeholders
 #: Masked key whose ends are still visible.
 _STARRED = re.compile(r"[\w-]{0,100}\*{3,}[\w-]{0,100}")
 _ESCAPED = re.compile(r"\\u([0-9a-f]{4})", re.IGNORECASE)
@@ -16,11 +16,7 @@ _BETWEEN_WORDS = re.compile(r"\\[nrt]|[\W_]+")
 
 
 def without_key(text: str, key: str | None) -> str:
-    r"""Remove the API key from a text. Keys that are escaped, truncated or masked with asterisks are removed, too.
-
-    Args:
-        text: Text with at most a few thousand characters.
-        key: API key, or None. A key with fewer than four characters is not removed.
+    r"""Remove the API key from a text, even if it is escaped, truncated or masked with asterisks.
 
     >>> without_key(r"no sk-a/b+c=1234, no sk-a\/b\u002bc=12…, no sk-a***34", "sk-a/b+c=1234")
     'no …, no … no …'
@@ -37,8 +33,6 @@ def without_key(text: str, key: str | None) -> str:
 
 def public(error: Exception, question: Question) -> str:
     """Return the text of an error, or a placeholder if it repeats a private question.
-
-    The comparison ignores case, spaces and punctuation.
 
     >>> secret = Question("7", "mine", "Which of these elements is the heaviest?", meta={"private": True})
     >>> public(ValueError("the prompt 'WHICH of these  elements is' is too long"), secret)

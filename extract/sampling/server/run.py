@@ -1,4 +1,4 @@
-"""One run of the server sampler, which sends many requests at a time and logs the replies as they arrive."""
+"""One run of the server sampler, which sends many requests at a time and logs the replies."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from extract.store.store import Store
 
 #: Interval between two syncs of the logs to disk, in seconds.
 SYNC_SECONDS = 1.0
-#: The run stops after this many rejected questions in a row, with no reply in between.
+#: The run stops after this many rejected questions in a row.
 MOST_REJECTED = 100
 
 
@@ -32,8 +32,6 @@ class Run:
     Attributes:
         ranges: Unfinished ranges, in the order in which they are requested.
         decoding: Decoding options with one temperature.
-        preflight: Results of the preflight.
-        progress: Progress bar that counts the answers.
         wanted: Samples to request, by question id. By default, all samples of the ranges.
         rows: Rows of the answers that have arrived in this run.
     """
@@ -55,14 +53,14 @@ class Run:
     _stopped: Exception | None = None  # why no further requests are sent
 
     async def ask_all(self) -> None:
-        """Send all requests concurrently until they are answered or the run stops. Call `conclude` afterwards."""
+        """Send all requests concurrently until the run ends or stops. Call `conclude` afterwards."""
         requests, syncing = self._requests(), asyncio.create_task(self._sync())
-        # a copy, because its event must belong to this event loop
+        # a copy, whose event belongs to this event loop
         self.preflight.spending = replace(self.preflight.spending)
         self._client = Client(self.server, self.store.model_id, self.preflight.spending, self.preflight.known_as)
         try:
             async with self._client, asyncio.TaskGroup() as group:
-                # more tasks than concurrent requests, so that a request that waits for a retry does not delay others
+                # more tasks than concurrent requests, so that waiting for a retry does not delay other requests
                 for _ in range(2 * self.server.max_concurrency):
                     group.create_task(self._work(requests))
         except ExceptionGroup as errors:
@@ -76,7 +74,7 @@ class Run:
                     self._stop(error)
 
     def _stop(self, reason: Exception) -> None:
-        """Stop sending requests. The answers to requests in flight are still awaited and kept if possible."""
+        """Send no further requests. Those in flight are still awaited."""
         self._stopped = self._stopped or reason
         self._client.stop()
 
@@ -100,7 +98,7 @@ class Run:
                 yield opened, ask
 
     async def _work(self, requests: Iterator[tuple[OpenRange, Ask]]) -> None:
-        """Send one request after another, and close each range after its last request."""
+        """Send one request after another, and close each range after its last one."""
         for opened, ask in requests:
             if not await self._ask(opened, *ask):
                 self._completed.discard(opened.samples)
@@ -113,7 +111,7 @@ class Run:
                     self._stop(error)
 
     async def _ask(self, opened: OpenRange, question: Question, samples: list[int]) -> bool:
-        """Request answers to a question, and log them. Returns True if all arrived, or if the question was rejected."""
+        """Request answers and log them. Returns True if all arrived, or if the question was rejected."""
         while samples and question.id not in self._rejected:
             try:
                 request = request_for(question, samples, self.decoding, self.server)
@@ -144,7 +142,7 @@ class Run:
         return True
 
     async def _sync(self) -> None:
-        """Sync the logs to disk at intervals. This happens in a thread, because disks can be slow."""
+        """Sync the logs to disk at intervals, in a thread because disks can be slow."""
         while True:
             await asyncio.sleep(SYNC_SECONDS)
             try:
@@ -154,11 +152,7 @@ class Run:
                 return self._stop(error)
 
     def conclude(self, n_missing: int, n_workers: int) -> None:
-        """Finish the run: record rejected questions, or raise an error if answers are missing.
-
-        Args:
-            n_missing: Number of answers that were missing in the worker's blocks before the run.
-            n_workers: Number of workers that the command runs on.
+        """Record rejected questions. `n_missing` is the number of answers that were missing before the run.
 
         Raises:
             InputError: If answers are missing.
@@ -186,7 +180,7 @@ class Run:
             say(f"sample: {state} The missing answers are recorded as rejected and graded as unknown.")
 
     def _state(self, n_missing: int, n_workers: int) -> str:
-        """Describe the state of the run: the numbers of received answers and rejected questions."""
+        """Return the numbers of received answers and rejected questions as a text."""
         line = f"{len(self.rows):,} of {n_missing:,} answers arrived in this run and are kept"
         unfinished = [samples.start for samples in self.ranges if samples not in self._completed]
         if unfinished and self.wanted is None:

@@ -1,4 +1,4 @@
-"""Server sampler: requests answers from an OpenAI-compatible server and saves them as they arrive."""
+"""Server sampler, which saves answers as they arrive."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +25,7 @@ from extract.store.questions import Questions
 from extract.store.shards import SampleRange
 from extract.store.store import Store
 
-#: Minimum number of questions for `check_variation`. With fewer questions, the answers of a confident model often do
-#: not vary.
+#: Minimum number of questions for `check_variation`. With fewer, a confident model's answers often do not vary.
 _LEAST_REPEATED = 30
 
 
@@ -40,15 +39,12 @@ class ServerSampler(Sampler):
         self._checked: set[float] = set()  # temperatures at which the answers of `draw` vary
 
     def policy(self, decoding: Decoding) -> Policy:
-        """Return the policy, which consists of the model name, the decoding options and the constant request fields."""
+        """Return the policy, which includes the constant request fields."""
         request = {"api": "chat" if decoding.prompt.chat else "completions", "extra": self.server.extra_body}
         return Policy(ModelIdentity(self.options.model), decoding, request)
 
     def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
-        """Test the server before a store is created.
-
-        This ensures that no store records a wrong model name or request field.
-        """
+        """Test the server before a store records its model name and request fields."""
         if new:
             size, n_tries = self.options.block_size, TRIES * len(self.server.urls)
             first = questions[self.worker.rank * size :][: min(n_tries, size)]
@@ -59,8 +55,8 @@ class ServerSampler(Sampler):
         """Request the missing samples of one store after another.
 
         Raises:
-            InputError: If the server can't be used with these options, if a budget is spent, or if requests remain
-                unanswered. Received answers are kept.
+            InputError: If the server can't be used, a budget is spent or requests remain unanswered. Received answers
+                are kept.
         """
         for temperature, store in stores.items():
             if len(stores) > 1:
@@ -114,7 +110,7 @@ class ServerSampler(Sampler):
             check_variation(answers.values(), store.path, preflight.varies)
 
     def _preflight(self, temperature: float, asks: Sequence[Ask]) -> Preflight:
-        """Return the results of the preflight at a temperature. It runs in the first call for this temperature."""
+        """Return the results of the preflight at a temperature, which runs only once."""
         if temperature not in self._preflights:
             asks = asks[: TRIES * len(self.server.urls)]
             decoding = self.decoding.at(temperature)
@@ -126,7 +122,7 @@ class ServerSampler(Sampler):
 def _asking(
     store: Store, decoding: Decoding, server: Server, preflight: Preflight, n_workers: int
 ) -> Iterator[Callable[[Sequence[SampleRange], Progress], None]]:
-    """Yield a function that requests the missing answers in the given ranges. It skips finished ranges."""
+    """Yield a function that requests the missing answers in ranges. It skips finished ranges."""
 
     def ask(ranges: Sequence[SampleRange], progress: Progress) -> None:
         ranges = [samples for samples in ranges if not is_whole(store.samples.file(samples), store.path)]
@@ -146,15 +142,12 @@ def n_missing(store: Store, samples: SampleRange) -> int:
 
 
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
-    """Warn if at least 30 questions have several answers, but none of these questions has two different answers.
+    """Warn if at least 30 questions have several answers, but none has two different ones.
 
-    Args:
-        answers: For each question, the texts of its answers.
-        path: Store folder, for the message.
-        has_varied: Whether answers varied in the preflight.
+    `answers` contains the texts of each question's answers.
 
     Raises:
-        InputError: If the answers did not vary in the preflight either.
+        InputError: If the answers did not vary in the preflight either (`has_varied`).
     """
     distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
     if len(distinct) < _LEAST_REPEATED or max(distinct) > 1:

@@ -79,7 +79,7 @@ def logits_of(model: Any, action: Any) -> tuple[list[Tensor], Tensor]:
 
 
 def main() -> None:
-    """Print the ratio of tokens per second, and whether any token or logit changed."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=15)

@@ -16,7 +16,7 @@ from tests.helpers.softmax_systems import SoftmaxSystem
 
 
 def main() -> None:
-    """Print the seconds, and how many intervals contain the true temperature."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--outputs", type=int, default=100, help="number of outputs per prompt in all systems")

@@ -34,7 +34,7 @@ def made_table(ids: list[str], k: int, rng: np.random.Generator) -> tuple[Questi
 
 
 def main() -> None:
-    """Print the seconds and the peak memory."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=10_000)
     parser.add_argument("--k", type=int, default=64)

@@ -59,7 +59,7 @@ def aurocs(features: Tensor, batch: Batch, found: tuple[Tensor, Tensor]) -> Tens
 
 
 def main() -> None:
-    """Print the ratios of the times and the differences in AUROC."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     pairs = parser.parse_args().pairs

@@ -17,7 +17,7 @@ from probes import load_probe
 
 
 def main() -> None:
-    """Print the largest difference between two ways to compute a confidence."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=None)
     parser.add_argument("--store", default="stores/facts")

@@ -148,7 +148,7 @@ def simulate(regime: Regime, draws: int, n: int, k: int, seed: int) -> dict[str,
 
 
 def main() -> None:
-    """Print the coverage of every figure in every regime."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=1000, help="number of simulated test splits per regime")
     parser.add_argument("--questions", type=int, default=150, help="number of questions per test split")

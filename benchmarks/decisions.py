@@ -164,7 +164,7 @@ def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[s
 
 
 def main() -> None:
-    """Print a table of all methods, and report whether the targets are met."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", type=int, default=300, help="number of simulated sets per distribution and risk")
     parser.add_argument("--peer_sets", type=int, default=40, help="number of these sets that MAPIE gets, or 0")

@@ -60,7 +60,7 @@ def extra_bytes(model: Any, n_tokens: int) -> int:
 
 
 def main() -> None:
-    """Print the ratio of times, and the extra memory for two lengths and two depths, in chunks of logits."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=5)

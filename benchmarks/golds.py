@@ -17,7 +17,7 @@ from tests.helpers.golds import (
 
 
 def main() -> None:
-    """Print the number of answers that are graded right for each modification."""
+    """Print the figures."""
     if not DATA.is_dir():
         raise SystemExit("golds: nothing is measured, because ../shared/data with the question sets does not exist")
     shares: dict[str, dict[str, tuple[int, int]]] = {}

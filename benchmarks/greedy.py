@@ -13,7 +13,7 @@ from extract.sampling.local.token_sampler import TokenSampler
 
 
 def main() -> None:
-    """Print the fraction of questions with identical tokens."""
+    """Print the figures."""
     model, tokenizer = load_model(dtype="float32")
     questions = load_questions("facts", 50, seed=1)
     template = PromptTemplate("{question} Answer briefly.")

@@ -79,7 +79,7 @@ def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[s
 
 
 def main() -> None:
-    """Print the largest differences of both sets."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=200)
     options = parser.parse_args()

@@ -73,7 +73,7 @@ def live_bytes(model: Any, ids: torch.Tensor) -> int:
 
 
 def main() -> None:
-    """Print the ratio of times, and the allocated bytes at two sequence lengths."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=15)

@@ -16,7 +16,7 @@ from tests.helpers.latent_simulation import fit, forced, simulate
 
 
 def main() -> None:
-    """Print the smallest rank correlation over all regimes and seeds."""
+    """Print the figures."""
     ranks: dict[str, list[float]] = {}
     false_alarms = 0
     start = time.perf_counter()

@@ -98,7 +98,7 @@ def resident(name: str) -> int:
 
 
 def main() -> None:
-    """Print the bytes read and the memory growth, relative to the size of the layer."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--megabytes", type=int, default=64)

@@ -25,7 +25,7 @@ def peak_mb(arguments: list[str]) -> float:
 
 
 def main() -> None:
-    """Print the ratio of the peaks for the two sets, for each command."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", type=int, default=480)
     parser.add_argument("--large", type=int, default=48_000)

@@ -66,7 +66,7 @@ def broader_store(data: FeatureDataModule, probe: str) -> str:
 
 
 def main() -> None:
-    """Print the novelty AUROC, and the RMSCE with and without back-off, of each rewording and kind."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--probe", default="layer_average_tokens")
     parser.add_argument("--no_broader", action="store_true", help="back off towards the base rate instead")

@@ -203,7 +203,7 @@ def compared(data: FeatureDataModule, given: dict[str, Any], peer: str, theirs: 
 
 
 def main() -> None:
-    """Print a table of all differences, and report whether enough methods are equal."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", default="stores/parity")
     parser.add_argument("--questions", type=int, default=60)

@@ -30,7 +30,7 @@ def largest_difference() -> float:
 
 
 def main() -> None:
-    """Print the seconds and the peak memory."""
+    """Print the figures."""
     rng = np.random.default_rng(0)
     p = rng.beta(0.5, 0.8, N_QUESTIONS)
     known = np.full(N_QUESTIONS, N_ANSWERS)

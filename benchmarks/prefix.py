@@ -63,7 +63,7 @@ def random_probe(model: Any, tokenizer: Any, prompt: PromptTemplate) -> Confiden
 
 
 def main() -> None:
-    """Print the ratios of times and the differences of the values."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=495)
     parser.add_argument("--single", type=int, default=16, help="number of questions that are scored in separate calls")

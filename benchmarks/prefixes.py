@@ -71,7 +71,7 @@ def out_of_fold(name: str, seed: int) -> dict[str, dict[str, Scored]]:
 
 
 def main() -> None:
-    """Print the AUROC and the Brier score by fraction, and the effects of training and calibration on prefixes."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

@@ -50,7 +50,7 @@ def default_data() -> FeatureDataModule:
 
 
 def main() -> None:
-    """Print the AUROC, the skill, the difference from the base rate, and the AUROC with shuffled labels."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     seed = parser.parse_args().seed

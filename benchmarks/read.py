@@ -32,7 +32,7 @@ def answers(n_questions: int, per_question: int, n_prompt: int, n_answer: int) -
 
 
 def main() -> None:
-    """Print the ratio of times, and the time for each signal."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=3)

@@ -191,7 +191,7 @@ def tokens_per_second(action: Callable[[], int]) -> float:
 
 
 def main() -> None:
-    """Print the tokens per second of each side, and the ratios."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=256)
     parser.add_argument("--k", type=int, default=10)

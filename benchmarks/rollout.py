@@ -98,7 +98,7 @@ def operations(model: Any, n_prompt: int, n_answer: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the ratios of time and memory."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", choices=SHAPES)
     parser.add_argument("--pairs", type=int, default=9)

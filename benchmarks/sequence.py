@@ -94,7 +94,7 @@ def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[st
 
 
 def main() -> None:
-    """Print the AUROC of each probe, and the differences between the two kinds."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

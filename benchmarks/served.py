@@ -63,7 +63,7 @@ def compared(store: Store, local: Store, n_answers: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print both accuracies, and the interval of their difference over questions."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--k", type=int, default=4)

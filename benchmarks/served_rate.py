@@ -70,7 +70,7 @@ def command(store: Path, questions: Path, server: Running) -> list[str]:
 
 
 def main() -> None:
-    """Print the ratio of the rates, and the peak memory for a tenth of the requests and for all of them."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--pairs", type=int, default=3)

@@ -60,7 +60,7 @@ async def rate(url: str, questions: Sequence[str], n_clients: int) -> float:
 
 
 def main() -> None:
-    """Print the differences, the ratio of latencies and the ratio of rates."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--probe", help="folder of a saved probe; by default, of the newest run")
     parser.add_argument("--requests", type=int, default=1000)

@@ -69,7 +69,7 @@ def keep(folder: Path, name: str) -> None:
 
 
 def main() -> None:
-    """Print the seconds for reading and for the grid."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep_read", action="store_true", help="do not read the signals again")
     options = parser.parse_args()

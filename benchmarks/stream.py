@@ -43,7 +43,7 @@ def attached_probes(model: Any, tokenizer: Any) -> dict[str, ConfidentModel]:
 
 
 def main() -> None:
-    """Print the ratios of tokens per second, and whether any text or logit changed."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=64)

@@ -113,7 +113,7 @@ def train(store: Path, name: str, workers: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print the differences, the peak memory and the time."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=20)
     parser.add_argument("--layers", type=int, default=33)

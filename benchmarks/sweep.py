@@ -31,7 +31,7 @@ def one_layer(data: FeatureDataModule, place: int) -> FeatureDataModule:
 
 
 def main() -> None:
-    """Print the ratio of times, and the ratio to the time of a single layer."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=40)

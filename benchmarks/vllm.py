@@ -134,7 +134,7 @@ def timed(folder: Path, recipe: StoreRecipe) -> tuple[Store, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the accuracies with the interval of their difference, and the tokens per second of both samplers."""
+    """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--k", type=int, default=10)

@@ -34,6 +34,7 @@ class Batch(NamedTuple):
     fraction: Tensor
 
     def to(self, device: torch.device) -> "Batch":
+        """Move the batch to a device."""
         return Batch._make(tensor.to(device) for tensor in self)
 
     @classmethod

@@ -15,8 +15,8 @@ SPLITS = ("train", "val", "test")
 def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequence[float], seed: int = 0) -> list[int]:
     """Split questions into parts, stratified by group. Returns the index of each question's part.
 
-    The questions in each group are ordered by a hash of the seed and the question id, and spread evenly over [0, 1].
-    This interval is then divided into parts according to `fractions`.
+    Each group's questions are spread evenly over [0, 1], in the order of a hash of seed and id. This interval is then
+    divided according to `fractions`.
 
     Raises:
         InputError: If a fraction is negative or the fractions do not sum to 1.
@@ -36,7 +36,7 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
     place = np.empty(len(ids))
     for group, members in by_group.items():
         digest = hashlib.sha256(f"{seed}\0{group}".encode()).digest()
-        offset = int.from_bytes(digest[:4], "big") / 2**32  # so that small groups start in different parts
+        offset = int.from_bytes(digest[:4], "big") / 2**32  # starts small groups in different parts
         place[members] = (np.arange(len(members)) + offset) / len(members)
     ends = np.rint(len(ids) * np.cumsum(fractions))
     parts = np.empty(len(ids), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Graders decide whether an answer is right. To add a grader, define it in a new file and add it to `GRADERS`."""
+"""Graders, which decide whether an answer is right. To add one, define it in a new file and add it to `GRADERS`."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,7 +13,7 @@ from extract.questions.question import Kind
 from extract.registry import Registry
 
 _RULES = (SHORT, EXACT, CONTAINS, F1, NUMBER, NUMBER_STRICT, BOXED_INTEGER, MATH, CHOICE)
-#: Graders by name. For a grader with options, the value is a function that takes the options and returns a `Grader`.
+#: Graders by name, or functions that build them from options.
 GRADERS: Registry[Grader | Callable[[Judge], Grader]] = Registry(
     "grader", {rule.name: rule for rule in _RULES} | {"judge": judge_grader}
 )
@@ -25,7 +25,7 @@ def load_grader(name: str, judge: Judge | None = None) -> Grader:
     """Load a grader by name.
 
     Args:
-        judge: Options of the grader `judge`. Other graders ignore them.
+        judge: Options of the grader `judge`.
 
     Raises:
         InputError: If the name is unknown, or the judge has no model.

@@ -1,8 +1,4 @@
-"""Classes of equal answers. Two answers are equal if the grader parsed the same text from both.
-
-For the grader `math`, they are also equal if math-verify considers them equal. An answer that the grader could not
-parse forms a class of its own.
-"""
+"""Classes of equal answers. Answers are equal if they were parsed to the same text, or by math-verify for `math`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,16 +7,14 @@ from functools import partial
 from extract.grading.latex import spelled
 from extract.grading.math import MATH, Algebra, equal_as_it_stands
 
-#: Function that returns whether two parsed answers are equal.
 Equal = Callable[[str, str], bool]
 
 
 class AnswerClasses:
-    """Groups the answers to a question into classes, which are numbered in order of first occurrence.
+    """Groups the answers to a question into classes, numbered by first occurrence.
 
     Args:
-        equal: Function that compares an answer with the first answer of a class. If None, only identical answers are
-            equal.
+        equal: Function that compares a class's first answer with another one. By default, they must be identical.
 
     Attributes:
         first: First answer of each class, or None if the grader could not parse it.
@@ -35,7 +29,7 @@ class AnswerClasses:
         self.first: list[str | None] = []
 
     def add(self, answer: str | None) -> int:
-        """Return the class number of the next answer. `answer` is None or empty if the grader found no answer."""
+        """Return the class number of the next answer. `answer` is None or empty if it could not be parsed."""
         if answer and answer not in self._number and self._equal:
             for number, first in enumerate(self.first):
                 if first and self._equal(first, answer):
@@ -51,7 +45,7 @@ class AnswerClasses:
 
 @contextmanager
 def equality(grader: str) -> Iterator[Equal | None]:
-    """Context manager that yields the argument `equal` of `AnswerClasses`: a function for the grader `math`, else None.
+    """Context manager that yields `equal` for `AnswerClasses`: a function for the grader `math`, else None.
 
     Raises:
         InputError: If the grader is `math`, and math-verify is not installed.
@@ -64,6 +58,6 @@ def equality(grader: str) -> Iterator[Equal | None]:
 
 
 def _equal_expressions(algebra: Algebra, first: str, answer: str) -> bool:
-    """Whether two mathematical answers are equal. If math-verify cannot decide, they count as different."""
+    """Whether two mathematical answers are equal. If undecided, they are different."""
     equal = equal_as_it_stands(first, answer)
     return algebra.equal([spelled(first) or first], answer) is True if equal is None else equal

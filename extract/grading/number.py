@@ -19,14 +19,10 @@ _INTEGER = re.compile(r"\s*(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\$?\s*(\d{1,
 
 
 def _stated_number(text: str) -> Fraction | None:
-    r"""Extract the number that a text gives as its answer.
-
-    In order of preference, this is the number after the first ####, the last number in the last \boxed{}, or the last
-    number in the text.
-    """
+    r"""Return the number after the first ####, or else the last number in the last \boxed{}, or else in the text."""
     _, _, after = text.partition("####")
     line = after.lstrip(" ").split("\n", 1)[0]
-    if re.search(r"\d", line):  # the answer is on this line, even if it can't be parsed
+    if re.search(r"\d", line):  # the answer, even if it can't be parsed
         return next(iter(found_numbers(line)), None)
     found = found_numbers(last_boxed(text) or "") or found_numbers(text)
     return found[-1] if found else None

@@ -19,7 +19,7 @@ from extract.store.store import Store
 
 
 def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
-    """Grade all ungraded answers in a worker's blocks, and retry undecided answers. Other grades are kept.
+    """Grade ungraded and undecided answers in a worker's blocks.
 
     Raises:
         InputError: If the existing grades follow a different rule, or the grader can't grade the questions.
@@ -59,8 +59,8 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
 
 @contextmanager
 def _grading(store: Store, grader: Grader) -> Iterator[Callable[[SampleRange, Progress], Counter[str]]]:
-    """Start the grader, and yield a function that grades the undecided and ungraded answers of a range."""
-    known: dict[int, Known] = {}  # keyed by block; only the current block is kept
+    """Start the grader, and yield a function that grades a range."""
+    known: dict[int, Known] = {}  # by block, only of the current one
     with grader.running() as grade_all:
 
         def grade(samples: SampleRange, progress: Progress) -> Counter[str]:
@@ -81,7 +81,7 @@ def _grading(store: Store, grader: Grader) -> Iterator[Callable[[SampleRange, Pr
 
 
 def _check_references(store: Store) -> None:
-    """Raise an error if a question has no references. Questions from an imported log can lack references."""
+    """Raise an error if a question, for example from an imported log, has no references."""
     table = store.questions.table
     lacking = table["question_id"].filter(pc.equal(pc.list_value_length(table["references"]), 0))
     if len(lacking):
@@ -92,20 +92,20 @@ def _check_references(store: Store) -> None:
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
-    """Count the answers in `samples` whose grade is undecided and should be retried."""
+    """Count the answers whose grade is undecided and should be retried."""
     if not grader.may_decide_later:
         return 0
     n_unknown = int(store.grades.read(grader.name, samples)["right"].null_count)
     if not n_unknown:
         return 0
     reasons = store.samples.read(samples)["finish_reason"].to_pylist()
-    return n_unknown - sum(reason in WITHOUT_ANSWER for reason in reasons)  # samples without an answer stay unknown
+    return n_unknown - sum(reason in WITHOUT_ANSWER for reason in reasons)  # which stay unknown
 
 
 def _grade_range(
     store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade_all: Callable[..., list[Grade]]
 ) -> list[str]:
-    """Grade the answers that are undecided or missing in `old`. Write all grades, and return the new verdicts."""
+    """Grade the answers without a decision in `old`, write all grades, and return the new verdicts."""
     rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()
@@ -130,7 +130,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, block: int) -> Known:
-    """Load a grader's decisions about the answers in a block, or nothing if the grader never retries answers."""
+    """Load a grader's decisions in a block, or nothing if it never retries answers."""
     known: Known = {}
     for samples in store.samples.ranges() if grader.may_decide_later else ():
         if samples.block == block:

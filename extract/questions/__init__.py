@@ -1,4 +1,4 @@
-"""Load question sets by name, from a file, or from the Hugging Face Hub. To add a set, add an entry to `SETS`."""
+"""Load question sets by name, from a file, or from the Hugging Face Hub."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,15 +23,15 @@ def load_questions(
     Args:
         questions: Name of a set, NAME=PATH for a local copy of a set, path to a ``.jsonl``, ``.json``, ``.csv`` or
             ``.parquet`` file, or a Hugging Face Hub id with an optional ``:CONFIG``.
-        n_questions: Number of questions; None for all. A smaller subset is a prefix of a larger one.
+        n_questions: Number of questions; None for all.
         seed: Seed for the order, the subset and the shuffling of options.
         stratify_by: Field by which the subset is stratified. See `subset`.
-        fields: Mapping from question fields to columns (see `by_fields`); None for the default format of the source.
+        fields: Mapping from question fields to columns (see `by_fields`).
         split: Hub split; None for the default of the set.
         revision: Hub commit; None for the default of the set.
 
     Returns:
-        Questions in a seeded random order, so that each block contains a mix of groups.
+        Questions in a seeded random order. A smaller subset is a prefix of a larger one.
 
     Raises:
         InputError: If the set is unknown, the file or the Hub can't be read, or there are too few questions.

@@ -1,7 +1,7 @@
-"""Question set `facts`: short questions that are moderately difficult for a small model. No download is needed.
+"""Question set `facts`: short questions that are moderately difficult for a small model.
 
 Countries come from the `countryinfo` package (MIT). ``facts.json`` contains elements, alternative names and exclusions.
-Questions with disputed, outdated or ambiguous answers were excluded after a review of every entry in countryinfo 1.0.1.
+Disputed, outdated and ambiguous answers in countryinfo 1.0.1 were excluded.
 """
 
 import json
@@ -26,7 +26,7 @@ def facts() -> list[Question]:
     tables = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
     about = (_about_countries(tables["countries"]), _about_elements(tables["elements"]), _arithmetic(tables["numbers"]))
     questions = chain.from_iterable(about)
-    # leave out questions that contain their own answer, because repeating the question would be graded as correct
+    # repeating a question that contains its answer would be graded as right
     return [q for q in questions if not contains_answer(q.text, q.references, "case_sensitive" in q.meta)]
 
 
@@ -61,13 +61,13 @@ def _countries(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def _continent_forms(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """List continent names and phrases with the same meaning, such as "Africa" and "African country"."""
+    """List phrases with the same meaning, such as "Africa" and "African country"."""
     known = [adjectives[name] for name in continents if name in adjectives]
     return [*continents, *(" ".join(form) for form in product(known, ("continent", "country", "nation", "state")))]
 
 
 def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """List wrong answers: names of the other continents, and names of other places, such as "South Africa"."""
+    """List wrong answers: other continents, and places such as "South Africa"."""
     # "Central America" does not contradict "North America"
     related = {*continents, "Central America"} if "North America" in continents else {*continents}
     others = _continent_forms([name for name in adjectives if name not in related], adjectives)
@@ -77,7 +77,7 @@ def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list
 
 def _about_elements(tables: dict[str, Any]) -> Iterator[Question]:
     for name, symbol in tables["symbols"].items():
-        if symbol not in tables["ambiguous symbols"]:  # ambiguous symbols look like words in running text
+        if symbol not in tables["ambiguous symbols"]:  # these look like words
             yield _question("symbol", name, f"What is the chemical symbol of {name}?", (symbol,), case_sensitive=True)
         names = (name, *tables["aliases"].get(name, ()))
         yield _question("element", symbol, f"Which chemical element has the symbol {symbol}?", names)

@@ -10,12 +10,12 @@ from extract.errors import InputError
 
 Record = Mapping[str, Any]
 
-# JSON and CSV files are not read with `datasets`, because it reports no line numbers, parses date-like texts as dates,
-# fails on columns that mix texts and lists, and pads rows that are too short.
+# `datasets` is not used for JSON and CSV: it reports no line numbers, parses texts as dates, fails on columns that mix
+# texts and lists, and pads rows that are too short.
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[str, Record]]:
-    """Yield the objects in a JSON Lines file, each with its location for error messages. Blank lines are skipped.
+    """Yield the objects in a JSON Lines file, each with its location for error messages.
 
     Raises:
         InputError: If a line is not a JSON object.
@@ -43,7 +43,7 @@ def json_object(line: bytes, where: str) -> Record:
         raise InputError(
             f"Expected {where} to be UTF-8, but byte {error.start} is not. Save the file as UTF-8."
         ) from None
-    except (ValueError, RecursionError) as error:  # an integer with thousands of digits raises a plain ValueError
+    except (ValueError, RecursionError) as error:  # too long integers raise a plain ValueError
         problem = f"it is not valid JSON ({getattr(error, 'msg', error)})"
     else:
         if isinstance(record, dict):
@@ -58,7 +58,7 @@ def _from_json(path: Path, columns: Sequence[str]) -> Sequence[Record]:
 
     content = json.loads(path.read_text(encoding="utf-8-sig"))
     lists = [value for value in content.values() if value and is_rows(value)] if isinstance(content, dict) else []
-    rows = lists[0] if len(lists) == 1 else content  # the list can be under a key, next to metadata
+    rows = lists[0] if len(lists) == 1 else content  # possibly under a key, next to metadata
     if not is_rows(rows):
         raise InputError(
             f"Expected {path.name!r} to contain exactly one list, with one object per question, but it does not. "
@@ -68,7 +68,7 @@ def _from_json(path: Path, columns: Sequence[str]) -> Sequence[Record]:
 
 
 def _from_csv(path: Path, columns: Sequence[str]) -> Sequence[Record]:
-    """Read a CSV file with every field as unmodified text, so that 145.0, NA and 007 keep their spelling."""
+    """Read a CSV file with unmodified texts such as 145.0, NA and 007."""
     csv.field_size_limit(2**31 - 1)  # a question can contain a whole document
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
@@ -96,5 +96,4 @@ def _from_parquet(path: Path, columns: Sequence[str]) -> Sequence[Record]:
     return ParquetFile(path).read().to_pylist()
 
 
-#: Loaders by file suffix.
 LOADERS = {".jsonl": _from_jsonl, ".json": _from_json, ".csv": _from_csv, ".parquet": _from_parquet}

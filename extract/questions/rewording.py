@@ -1,8 +1,5 @@
-"""Rewordings of questions.
+"""Rewordings of questions, which show how much accuracies and confidences depend on the wording.
 
-A probe reads hidden states, which depend on the wording of a question. Answers to reworded questions show how much
-the accuracy of the model and the confidences of the probe depend on the wording. A probe can also be trained on these
-answers.
 To add a rewording, add an entry to `REWORDINGS`.
 """
 
@@ -14,7 +11,7 @@ from typing import Any
 from extract.errors import InputError, at_least_one
 from extract.questions.question import Question
 
-#: Key of `Question.meta` that contains the id of the original question.
+#: Key of `Question.meta` with the id of the original question.
 ORIGINAL = "reworded"
 
 
@@ -22,7 +19,7 @@ def _initial_lower(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-#: Rewordings by name. Each function returns a new text with the same answer.
+#: Rewordings by name. The right answer stays the same.
 REWORDINGS: dict[str, Callable[[str], str]] = {
     "please answer": lambda text: f"Please answer the following question. {text}",
     "only answer": lambda text: f"{text} Give only the answer.",
@@ -57,7 +54,7 @@ REWORDINGS: dict[str, Callable[[str], str]] = {
 def reworded(questions: Iterable[Question], n: int = 6, seed: int = 0) -> list[Question]:
     """Return `n` different rewordings of each question, chosen at random from `REWORDINGS`.
 
-    The group of a reworded question is the name of its rewording. ``meta["reworded"]`` is the id of the original.
+    The group is the name of the rewording, and ``meta["reworded"]`` the id of the original question.
 
     Args:
         questions: Plain-text questions.
@@ -82,7 +79,7 @@ def reworded(questions: Iterable[Question], n: int = 6, seed: int = 0) -> list[Q
                 "reworded."
             )
         for name in rng.sample(list(REWORDINGS), n):
-            meta = {ORIGINAL: question.id, **question.meta}  # that of the first question, if reworded twice
+            meta = {ORIGINAL: question.id, **question.meta}  # if reworded twice, the first question's
             new: dict[str, Any] = {
                 "id": f"{name}: {question.id}",
                 "text": REWORDINGS[name](question.text),

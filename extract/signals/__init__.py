@@ -1,1 +1,1 @@
-"""Signals that are computed in one teacher-forced forward pass. `registry` lists them, and `reading` computes them."""
+"""Signals, computed in one teacher-forced forward pass. `registry` lists them, and `reading` computes them."""

@@ -1,7 +1,4 @@
-"""Results of the baselines that `python -m extract ask` adds to a store.
-
-There is one Parquet file per baseline and shard.
-"""
+"""Results of the baselines that `python -m extract ask` adds to a store, in one Parquet file per baseline and shard."""
 
 from typing import Any
 
@@ -17,19 +14,13 @@ from extract.text import shown
 
 
 class Asked(ShardFiles):
-    """Results of ``python -m extract ask`` on disk.
-
-    All tables of a baseline have the same settings (model, prompts, options).
-
-    Args:
-        folder: Directory of the store.
-    """
+    """Results of ``python -m extract ask`` on disk. All tables of a baseline have the same settings."""
 
     def __init__(self, folder: StoreFolder) -> None:
         super().__init__(folder, "asked/{name}", "baseline")
 
     def names(self, scope: Scope = "question") -> list[str]:
-        """Return the names of all baselines that have a finished table for the given scope."""
+        """Return the names of all baselines with a finished table for a scope."""
         return [name for name in super().names() if self.finished(name, scope)]
 
     def write(self, baseline: str, shard: Shard, rows: list[dict[str, Any]], settings: dict[str, Any]) -> None:
@@ -50,10 +41,10 @@ class Asked(ShardFiles):
         write_table(self.file(baseline, shard), table)
 
     def read(self, baseline: str, scope: Scope = "question") -> pa.Table:
-        """Read a baseline's table for all questions or all answers. Answers are sorted by block, range and question.
+        """Read a baseline's table for all questions, or for all answers, sorted by block, range and question.
 
         Raises:
-            InputError: If a table is missing or damaged, or two tables were written with different settings.
+            InputError: If a table is missing or damaged, or two tables have different settings.
         """
         self.check_complete(baseline, scope, f"ask --store {self._folder.path} --baselines '[{baseline}]'")
         return pa.concat_tables([self.read_shard(baseline, shard) for shard in self._folder.shards(scope)])
@@ -62,8 +53,7 @@ class Asked(ShardFiles):
         """Read a baseline's table for a shard.
 
         Raises:
-            Damaged: If the file is damaged or was written for another shard, or if its settings differ from those in
-                the baseline's other files.
+            Damaged: If the file is damaged or has other settings than the baseline's other files.
         """
         table, settings = self._read(baseline, shard)
         if different := "; ".join(differences(settings, self._settings.setdefault((baseline, shard.scope), settings))):

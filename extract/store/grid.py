@@ -1,4 +1,4 @@
-"""Copy question signals between the stores of a temperature grid, which all have the same prompts."""
+"""Copy question signals between the stores of a temperature grid."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,17 +18,13 @@ def copy_known(
     layers: dict[str, list[int] | None],
     settings: Mapping[str, dict[str, Any]],
 ) -> dict[Shard, list[str]]:
-    """Copy missing question signals into a store. The sources are stores that differ from it only in temperature.
+    """Copy missing question signals from stores that differ only in temperature, and return those still missing.
 
     Args:
         store: The store.
-        missing: Dict from block to the names of its missing signals.
-        layers: Maps each signal whose layers can be chosen to the layers to keep (None for all). It is updated in place
-            with the layers of the copied signals.
-        settings: Dict from signal to its required settings. Files with other settings are not copied.
-
-    Returns:
-        Dict from block to the names of the signals that are still missing.
+        missing: Dict from block to the names of its missing signals, as in the result.
+        layers: Dict from signal to the layers to keep (None for all), updated with the layers of the copied signals.
+        settings: Dict from signal to its required settings.
     """
     others, still_missing = same_but_temperature(store), {shard: list(signals) for shard, signals in missing.items()}
     for signal in dict.fromkeys(signal for signals in missing.values() for signal in signals):
@@ -50,10 +46,10 @@ def copy_known(
 
 
 def same_but_temperature(store: Store) -> list[Store]:
-    """Return the stores next to `store` that have the same `reader` and differ from it only in temperature."""
+    """Return the neighbouring stores that differ only in temperature and have the same `reader`."""
     found = []
     for folder in member_stores(store.path.absolute().parent):
-        with suppress(InputError):  # skip stores that cannot be opened
+        with suppress(InputError):  # skip unreadable stores
             other = Store.open(folder)
             different = [line.partition(":")[0] for line in differences(other.identity, store.identity)]
             if different == ["policy.decoding.temperature"] and other.reader == store.reader:
@@ -62,7 +58,7 @@ def same_but_temperature(store: Store) -> list[Store]:
 
 
 def _holds(store: Store, signal: str, shard: Shard) -> bool:
-    """Whether a store contains an intact file with a signal for a block."""
+    """Whether a store has an intact file of a signal for a block."""
     with suppress(InputError):
         return bool(store.signals.shard_layout(signal, shard))
     return False

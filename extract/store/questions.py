@@ -1,4 +1,4 @@
-"""Questions of a store, kept in a table and converted to `Question` objects on access."""
+"""Questions of a store, in a table."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from extract.store.shards import Shard
 from extract.text import one_line
 
 _STRING, _STRINGS = pa.string(), pa.list_(pa.string())
-#: Columns of stores from earlier versions, without the position of each question in its source.
+#: Columns of earlier versions, without the position of a question in its source.
 EARLIER_QUESTIONS_SCHEMA = pa.schema(
     [
         *((name, _STRING) for name in ("question_id", "dataset", "text")),
@@ -22,7 +22,7 @@ EARLIER_QUESTIONS_SCHEMA = pa.schema(
     ]
 )
 QUESTIONS_SCHEMA = EARLIER_QUESTIONS_SCHEMA.append(pa.field("row", pa.int32()))
-#: Number of questions that are converted at once, and number of rows per Parquet row group.
+#: Number of questions that are converted at once, and of rows per Parquet row group.
 BATCH = 1024
 
 
@@ -58,12 +58,12 @@ class Questions(Sequence[Question]):
         return self[shard.block * self.block_size : (shard.block + 1) * self.block_size]
 
     def ids(self, shard: Shard) -> list[str]:
-        """Return the ids of the questions in a shard's block, without creating `Question` objects."""
+        """Return the ids of the questions in a shard's block."""
         ids: list[str] = self.table["question_id"].slice(shard.block * self.block_size, self.block_size).to_pylist()
         return ids
 
     def n_rows(self, shard: Shard) -> int:
-        """Return the number of questions in a block, or the number of answers in a range of samples."""
+        """Return the number of questions in a block, or of answers in a range of samples."""
         return min(self.block_size, len(self) - shard.block * self.block_size) * shard.rows_per_question
 
     def __len__(self) -> int:
@@ -74,7 +74,6 @@ class Questions(Sequence[Question]):
     @overload
     def __getitem__(self, index: slice) -> list[Question]: ...
     def __getitem__(self, index: int | slice) -> Question | list[Question]:
-        """Return one question for an index, or a list of questions for a slice."""
         if isinstance(index, slice):
             start, stop, _ = index.indices(len(self))
             return [_question(row) for row in self.table.slice(start, stop - start).to_pylist()]

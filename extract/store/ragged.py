@@ -20,7 +20,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Tensor]) -> Self:
-        """Concatenate rows, each of which is a tensor [token, …]. At least one row is required.
+        """Concatenate at least one row, each a tensor [token, …].
 
         >>> Ragged.of([torch.tensor([1.0, 2.0]), torch.tensor([])]).offsets
         tensor([0, 2, 2])
@@ -42,11 +42,11 @@ class Ragged(NamedTuple):
         return self.offsets.diff()
 
     def rows(self) -> list[Tensor]:
-        """Return one tensor [token, …] per row. The tensors share memory with `values`."""
+        """Return one tensor [token, …] per row, which shares memory with `values`."""
         return list(self.values.split(self.lengths.tolist()))
 
     def padded(self, fill: float = torch.nan) -> Tensor:
-        """Return a tensor [row, token, …], padded on the right with `fill`. It is at least one token wide."""
+        """Return a tensor [row, token, …] with at least one token, padded on the right with `fill`."""
         lengths = self.lengths
         width = max(1, int(lengths.max())) if len(lengths) else 1
         out = self.values.new_full((self.n_rows, width, *self.values.shape[1:]), fill)

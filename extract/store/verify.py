@@ -17,12 +17,12 @@ _LARGEST_MANIFEST = 2**28  # bytes
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Return all Parquet and safetensors files in a folder, including unfinished files."""
+    """Return all Parquet and safetensors files in a folder, also unfinished ones."""
     return sorted(path for path in folder.rglob("*") if path.suffix in _DATA)
 
 
 def find_problems(store: Store) -> Iterator[str]:
-    """Read all files of a store and yield one line for each problem."""
+    """Read all files of a store and yield one line per problem."""
     found: dict[Path, str] = {}
     for path in [store.path / "questions.parquet", *sorted(store.path.rglob("*"), reverse=True)]:
         try:
@@ -39,7 +39,7 @@ def find_problems(store: Store) -> Iterator[str]:
 
 
 def _check(store: Store, path: Path) -> None:
-    """If `path` is a data file, check it by reading it. If `path` is a folder, check that its files are consistent."""
+    """Check a data file by reading it, or a folder for consistent files."""
     match path.relative_to(store.path).parts:
         case ("questions.parquet",):
             _ = store.questions
@@ -89,7 +89,7 @@ def write_manifest(store: Store) -> dict[str, Any]:
     """Write manifest.json, an index of the finished files, and return its content.
 
     Raises:
-        Damaged: If a file's sidecar (its recorded size and checksum) is damaged.
+        Damaged: If a file's sidecar is damaged.
     """
     finished = filter(is_finished, data_files(store.path))
     files = {str(path.relative_to(store.path)): read_sidecar(path)._asdict() for path in finished}
@@ -106,7 +106,7 @@ def verify(store: str) -> None:
         store: Folder of the store.
 
     Raises:
-        InputError: If any files are damaged or unfinished. The message lists all of them.
+        InputError: If any files are damaged or unfinished.
     """
     opened = Store.open(store)
     if problems := list(find_problems(opened)):

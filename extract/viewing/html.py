@@ -1,4 +1,4 @@
-"""HTML page of answers. Tokens are shaded by entropy and underlined by influence, and their values appear on hover."""
+"""HTML page of answers, with tokens shaded by entropy and underlined by influence."""
 
 import math
 from collections import Counter
@@ -15,12 +15,11 @@ from extract.text import one_line
 from extract.viewing.answers import Piece, ShownAnswer
 
 _MARKS = {"right": "✓", "wrong": "✗", "unknown": "?", "not graded": "–"}
-#: Visible forms of control characters.
 _VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {127: "\u2421"}
 
 
 def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str | None = None) -> str:
-    """Render an HTML page of answers, grouped by question. `model`, `store` and `influence` are names to display."""
+    """Render an HTML page of answers, grouped by question. The other arguments are names to display."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -41,7 +40,6 @@ def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str 
 
 
 def _content(answer: ShownAnswer, top: float) -> dict[str, Any]:
-    """Return the values that the template shows for an answer."""
     facts = [f"{answer.n_tokens} token{'s' * (answer.n_tokens != 1)}"]
     if answer.n_tokens and bool(answer.entropy.isfinite().all()):
         facts.append(f"mean entropy {float(answer.entropy.mean()):.2f} nats")
@@ -57,7 +55,7 @@ def _content(answer: ShownAnswer, top: float) -> dict[str, Any]:
 
 
 def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
-    """Return the values that the template shows for a piece of text. The piece is shaded by its mean entropy."""
+    """Return the template's values for a piece of text, which is shaded by its mean entropy."""
     places = slice(piece.tokens.start, piece.tokens.stop)
     entropy = float(answer.entropy[places].mean())
     style = [f"--e:{min(1.0, entropy / top):.3f}"] if math.isfinite(entropy) else []
@@ -84,5 +82,5 @@ def _number(value: Tensor, unit: str = "", digits: int = 3) -> str:
 
 
 def _lines(text: str) -> Markup:
-    """Escape a text and make its line breaks visible."""
+    """Escape a text with visible line breaks."""
     return escape(text.translate(_VISIBLE)).replace("\n", Markup('<span class="nl" aria-hidden="true">↵</span>\n'))

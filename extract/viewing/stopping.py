@@ -1,4 +1,4 @@
-"""Description of early stopping: the rule, the number of answers used, and the accuracy of the decisions."""
+"""Description of early stopping."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +12,10 @@ from extract.viewing.summary import interval
 
 
 def describe_stopping(stores: Sequence[Store], grader: str | None) -> list[str]:
-    """Describe the early-stopping decisions in a store, or in all stores of a temperature grid, as lines of text.
+    """Describe the early-stopping decisions in a store, or in all stores of a temperature grid.
 
-    The list is empty if no stopping rule was used. The accuracy of the decisions is the proportion of questions whose
-    leading (most frequent) answer is right. Questions that a server rejected are left out. A leading answer that the
-    grader could not parse counts as wrong.
-
-    Args:
-        stores: One store, or all stores of a grid.
-        grader: Grader whose grades are used. It must be the grader that parsed the answers for the rule.
+    The accuracy of the decisions is the proportion of questions whose leading (most frequent) answer is right, without
+    rejected questions. Unparsed leading answers are wrong. The result has no lines without a stopping rule.
     """
     outcomes, settings = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     right = dict[tuple[str, str | None], bool | None]()

@@ -1,6 +1,6 @@
 """Load questions, sample and grade answers, read signals from the model, and store the results.
 
-Public names are imported on first use, so that reading a store does not import transformers.
+Public names are imported on first use.
 """
 
 from importlib import import_module

@@ -6,16 +6,11 @@ from pathlib import Path
 
 
 class InputError(ValueError):
-    """Error in the user's input. Its message is one line that says what is wrong and how to fix it."""
+    """Error in the user's input. Its one-line message says what is wrong and how to fix it."""
 
 
 class Damaged(InputError):
-    """Error in a data file, for example a checksum that does not match.
-
-    Args:
-        path: The file.
-        problem: Short description of the damage, on one line.
-    """
+    """Error in a data file, for example a checksum that does not match."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
@@ -26,17 +21,13 @@ class Damaged(InputError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint such as ``" Did you mean `limit`?"``, or an empty string if no known word is close to `word`."""
+    """Return a hint such as ``" Did you mean `limit`?"``, or "" if no known word is close to `word`."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean `{match[0]}`?" if match else ""
 
 
 def at_least_one(option: str, value: int, default: int) -> int:
-    """Check that the value of an option is at least 1, and return it. The error message also states the default.
-
-    Raises:
-        InputError: If the value is less than 1.
-    """
+    """Return the value of an option, or raise an `InputError` if it is less than 1. The error states the default."""
     if value < 1:
         raise InputError(f"Expected `{option}` to be at least 1, but got {value}. The default is {default}.")
     return value

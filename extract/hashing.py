@@ -8,9 +8,7 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """Serialise a value as JSON with sorted keys and no spaces. Equal values give identical strings.
-
-    NaN is rejected.
+    """Serialise a value as JSON with sorted keys and no spaces. NaN is rejected.
 
     >>> canonical_json({"k": 10, "a": ["é", None]})
     '{"a":["é",null],"k":10}'
@@ -24,7 +22,7 @@ def sha256_json(value: Any) -> str:
 
 
 def sha256_json_list(values: Iterable[Any]) -> str:
-    """SHA-256 (hex) of the canonical JSON of a list. Only one value is in memory at a time.
+    """SHA-256 (hex) of the canonical JSON of a list, with only one value in memory at a time.
 
     >>> sha256_json_list(iter([1, "b"])) == sha256_json([1, "b"])
     True
@@ -42,13 +40,13 @@ def sha256_text(text: str) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes, read in chunks."""
+    """SHA-256 (hex) of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_order(ids: list[str], seed: int) -> list[int]:
-    """Return the indices of `ids`, sorted by a hash of seed and id. The order does not depend on library versions.
+    """Return the indices of `ids`, sorted by a hash of seed and id.
 
     >>> hash_order(["lima", "oslo", "rome"], seed=0)
     [1, 0, 2]

@@ -1,4 +1,4 @@
-"""`Policy`, which contains everything that affects the answers, and `Identity`, which identifies a store."""
+"""What affects the answers of a store (`Policy`), and what identifies the store (`Identity`)."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,8 +19,8 @@ class Decoding:
     """Prompt template and options for sampling answers from a model.
 
     Attributes:
-        temperature: Divisor of the logits. 0 means greedy decoding. A grid START:STOP:STEP, such as 0:1.2:0.1, includes
-            STOP and makes one store per temperature.
+        temperature: Divisor of the logits. 0 means greedy decoding. A grid START:STOP:STEP, such as 0:1.2:0.1, makes
+            one store per temperature, including STOP.
         top_p: Sample from the smallest set of tokens with at least this total probability (1 keeps all tokens).
         top_k: Sample from the top_k most likely tokens (0 keeps all tokens).
         max_new_tokens: Maximum length of an answer in tokens.
@@ -62,7 +62,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class KnownDecoding:
-    """Decoding options that were read from a log. Missing options are None. `Decoding` describes the options."""
+    """Decoding options that were read from a log. Missing options are None. See `Decoding`."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -74,26 +74,24 @@ class KnownDecoding:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], chat: bool) -> Self:
-        """Create an instance from the options in a log. An option becomes None if its value is invalid for `Decoding`.
+        """Create an instance from the options in a log. Invalid options become None, and unknown keys are ignored.
 
-        Args:
-            options: Dict from attribute names to values. Other keys are ignored.
-            chat: Whether the prompts are chats. If not, each question is used as the prompt without changes.
+        `chat` is whether the prompts are chats. If not, each question is used as the prompt without changes.
         """
         known = {name: options[name] for name, field in DECODING.items() if field.holds(options.get(name))}
         return cls(**known, prompt=PromptTemplate(chat=chat))
 
     def record(self) -> dict[str, Any]:
-        """Return the options as plain JSON types, as in a store's identity."""
+        """Return the options as plain JSON types."""
         stop = None if self.stop is None else list(self.stop)
         return {**asdict(self), "stop": stop, "prompt": self.prompt.record()}
 
 
 def grid(text: str) -> tuple[float, ...]:
-    """Parse a temperature, or a grid of temperatures START:STOP:STEP. A grid includes STOP if a step reaches it.
+    """Parse a temperature, or a grid START:STOP:STEP, which includes STOP if a step reaches it.
 
     Raises:
-        InputError: If `text` is neither a number nor a grid, or the grid has more than 1,000 temperatures.
+        InputError: If `text` is neither of them, or the grid has more than 1,000 temperatures.
 
     >>> grid("0:0.3:0.1"), grid("0.7")
     ((0.0, 0.1, 0.2, 0.3), (0.7,))
@@ -115,8 +113,7 @@ class ModelIdentity:
     """Identity of a model and its tokenizer. For a served model, only `id` is known.
 
     Attributes:
-        id: One of: the name of the embedded model, a Hub id, the name of a folder (never its path), or the name of the
-            model on a server.
+        id: Name of the embedded model, a Hub id, the name of a folder (never its path), or the name on a server.
         revision: Commit of a Hub model, otherwise None.
         fingerprint: Checksum of the loaded weights (`extract.models.loading.weight_fingerprint`).
         dtype: Dtype of the loaded weights, for example "float32".
@@ -137,10 +134,9 @@ class Policy:
     """A model and its decoding options.
 
     Attributes:
-        model: Identity of the model.
         decoding: Decoding options with a single temperature.
-        request: Other settings that affect the answers, such as extra fields in requests to a server, or the origin of
-            imported answers.
+        request: Other settings that affect the answers, such as extra request fields, or the origin of imported
+            answers.
     """
 
     model: ModelIdentity

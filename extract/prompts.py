@@ -10,7 +10,7 @@ from extract.hashing import sha256_text
 #: A text, a chat (messages with ``role`` and ``content``), or prompt token ids, which are used unchanged.
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
-#: Templates by name. They have little text after the question, because only the text before the question is cached.
+#: Templates by name. Only the text before the question is cached, so there is little text after it.
 TEMPLATES = {
     "instruction": "Answer in a few words, without a sentence around them.\n\n{question}",
     "cloze": "{question}",
@@ -33,8 +33,7 @@ class PromptTemplate:
             question, which the model continues), qa, number, boxed, choice or choice-steps.
         system: System message of the chat. If None, the default of the chat template is used.
         chat: Whether the tokenizer's chat template is applied. If False, the prompt is plain text.
-        thinking: Whether the model thinks before it answers. Requires a chat template with this option. If None, the
-            default of the chat template is used.
+        thinking: Whether the model thinks before it answers. By default, the chat template decides.
         shots: Number of worked examples before each question. Examples are never among the store's questions.
         examples: Worked examples, as pairs of a question and an answer. If empty, `shots` examples are chosen.
     """
@@ -72,7 +71,7 @@ class PromptTemplate:
         object.__setattr__(self, "shots", self.shots or len(self.examples))
 
     def record(self) -> dict[str, Any]:
-        """Return the template as plain JSON types, as stored in identities and probes. Unused fields are omitted."""
+        """Return the template as plain JSON types, without unused fields."""
         record: dict[str, Any] = {"template": self.template, "system": self.system, "chat": self.chat}
         if self.thinking is not None:
             record["thinking"] = self.thinking
@@ -81,9 +80,7 @@ class PromptTemplate:
         return record
 
     def messages(self, prompt: str | Sequence[dict[str, str]]) -> list[dict[str, str]]:
-        """Return the chat messages of a prompt: system message, examples, question.
-
-        A prompt that is already a chat is returned unchanged.
+        """Return the chat messages of a prompt: system message, examples, question. A chat is returned unchanged.
 
         >>> [one["content"] for one in PromptTemplate("Q: {question}", examples=(("1 + 1?", "2"),)).messages("1 + 2?")]
         ['Q: 1 + 1?', '2', 'Q: 1 + 2?']
@@ -98,8 +95,7 @@ class PromptTemplate:
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
         r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        The examples and the question are separated by blank lines. If the template and each example have only one line,
-        as for the template `cloze`, they are separated by single line breaks instead.
+        They are separated by blank lines, or by single line breaks if the template and each example have only one line.
 
         Raises:
             InputError: If the prompt is a chat.
@@ -117,7 +113,7 @@ class PromptTemplate:
 
     @property
     def next_question(self) -> str:
-        r"""Text between an answer and the next question in a plain-text prompt. It can be used as a stop string.
+        r"""Text between an answer and the next question in a plain-text prompt, for use as a stop string.
 
         >>> PromptTemplate("qa", chat=False, examples=(("1 + 1?", "2"),)).next_question
         '\n\nQuestion:'
@@ -139,7 +135,7 @@ class PromptTemplate:
         return [int(token) for token in given]
 
     def rendered(self, tokenizer: Any, prompt: str | Sequence[dict[str, str]]) -> str:
-        """Return the whole prompt as text, including the chat template if there is one. See `encode` for errors."""
+        """Return the whole prompt as text, including the chat template if there is one."""
         return self._rendered_chat(tokenizer, self.messages(prompt)) if self.is_chat(prompt) else self.text(prompt)
 
     def is_chat(self, prompt: str | Sequence[dict[str, str]]) -> bool:
@@ -149,7 +145,7 @@ class PromptTemplate:
     def tokenize(self, tokenizer: Any, text: str, prompt: str | Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of `text`, which begins with the rendered `prompt`.
 
-        In a chat, the text already contains all special tokens. Otherwise, the tokenizer adds them.
+        A chat already contains all special tokens. Otherwise, the tokenizer adds them.
         """
         return tokenizer(text, add_special_tokens=not self.is_chat(prompt))["input_ids"]
 
@@ -186,5 +182,5 @@ class PromptTemplate:
 
 
 def template_hash(tokenizer: Any) -> str:
-    """SHA-256 of the tokenizer's chat template. A missing template counts as an empty string."""
+    """SHA-256 of the tokenizer's chat template. A missing template counts as an empty text."""
     return sha256_text(str(tokenizer.chat_template or ""))

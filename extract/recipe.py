@@ -33,21 +33,19 @@ class StoreRecipe:
     """Questions, model and policy of a new store.
 
     Attributes:
-        questions: Source of the questions: the name of a set ({sets}), the path of a .jsonl, .json, .csv or .parquet
-            file, or a Hugging Face Hub id (ORG/NAME or ORG/NAME:CONFIG). NAME:CONFIG selects another configuration of
-            a named set, and NAME=PATH reads a named set from a file. docs/questions.md describes the sets.
+        questions: Name of a set of questions ({sets}), path of a .jsonl, .json, .csv or .parquet file, or Hugging Face
+            Hub id (ORG/NAME or ORG/NAME:CONFIG). NAME:CONFIG selects another configuration of a named set, and
+            NAME=PATH reads a named set from a file. See docs/questions.md.
         n_questions: Size of a random subset of the questions. By default, all questions are used.
         question_seed: Seed for choosing the subset and the worked examples, and for shuffling questions and choices.
-        stratify_by: Question field by which the subset is balanced: group or a key of meta. If possible, the subset
-            has the same number of questions for each value of this field.
-        fields: Map from question fields to columns of a file or Hub set, such as
-            '{text: question, references: answer}'. Other fields are id, kind, choices, group and meta (see
-            docs/questions.md). Not needed for a named set, or for a file whose columns already have these names.
+        stratify_by: Question field by which the subset is balanced as far as possible: group or a key of meta.
+        fields: Map from question fields to columns of a file or Hub set, such as '{text: question, references:
+            answer}'. Other fields are id, kind, choices, group and meta. Not needed if the columns already have these
+            names.
         split: Split of a Hub set. By default, the set's default split.
         questions_revision: Commit of a Hub set. By default, the newest commit.
-        sampler: Whether to run the model in this process (local) or to send requests to server.url (server).
-        model: Model that answers the questions: the name of the embedded model, a Hub id, a folder, or the name of a
-            model on the server.
+        sampler: local (run the model in this process) or server (send requests to server.url).
+        model: Model that answers the questions: name of the embedded model, Hub id, folder, or name on the server.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the checkpoint), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N. Not part of the store's identity.
@@ -57,8 +55,8 @@ class StoreRecipe:
         server: Settings of the server sampler.
         max_rows: Maximum number of answers per batch. It is halved when GPU memory runs out. Not part of the store's
             identity.
-        block_size: Number of questions per block. Each block is processed by a single worker. Use 32 on a laptop,
-            and 256 to 1024 for a large set or if the answers differ widely in length.
+        block_size: Number of questions per block, which a single worker processes. Use 32 on a laptop, and 256 to 1024
+            for a large set or if the answers differ widely in length.
     """
 
     questions: str = "facts"
@@ -85,11 +83,7 @@ class StoreRecipe:
         check_options(self, _OPTIONS)
 
     def load(self) -> tuple[list[Question], Decoding]:
-        """Load the questions and choose the worked examples. Return the questions, and `policy` with these examples.
-
-        Raises:
-            InputError: See `find_source`, `with_examples` and `subset`.
-        """
+        """Load the questions. Return them, and `policy` with the chosen worked examples."""
         source = find_source(self.questions, self.fields, self.split, self.questions_revision)
         questions, prompt = with_examples(source, self.policy.prompt, self.question_seed)
         chosen = subset(questions, self.n_questions, self.question_seed, self.stratify_by, self.questions)
@@ -102,9 +96,7 @@ class StoreRecipe:
         return SamplingOptions(**{option.name: getattr(self, option.name) for option in fields(SamplingOptions)})
 
     def check_store(self, store: Store) -> None:
-        """Check that a store was made with this recipe.
-
-        The model is not loaded, so only its name is compared. Its weights are compared later, before the model is used.
+        """Check that a store was made with this recipe. Of the model, only the name is compared.
 
         Raises:
             InputError: If the decoding settings, questions, model name, block size or sampler differ.

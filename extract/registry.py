@@ -1,4 +1,4 @@
-"""Registries of named entries. They provide the values of options, the help texts and the tables in the docs."""
+"""Registries of named entries, which provide option values, help texts and tables in the docs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -14,9 +14,9 @@ class Registry(dict[str, Entry]):
     """Dict of entries by name, in order of registration.
 
     Args:
-        option: Option that selects an entry. It is mentioned in the error message for an unknown name.
+        option: Option that selects an entry, for error messages.
         entries: Initial entries.
-        renamed: Dict from old to new names. An old name is rejected, with a hint to use the new name.
+        renamed: Dict from old to new names, which error messages suggest.
 
     >>> Registry("grader", {"short": 1, "exact": 2})["shrt"]
     Traceback (most recent call last):
@@ -45,9 +45,7 @@ def import_object(place: str) -> Any:
 
 
 def fill_names(**registries: Iterable[str]) -> Callable[[Function], Function]:
-    """Decorator that replaces each ``{keyword}`` in a docstring with the names in a registry.
-
-    Help texts are built from docstrings, so they also contain the names.
+    """Decorator that replaces each ``{keyword}`` in a docstring, and thus in the help, with the names in a registry.
 
     >>> @fill_names(graders={"short": 1, "exact": 2})
     ... def grade(grader):

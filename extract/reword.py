@@ -12,8 +12,7 @@ from extract.store.store import Store
 def reword(store: str, out: str, n: int = 6, seed: int = 0) -> None:
     """Reword the questions of a store, and write the new questions to a file.
 
-    To train a probe on them, sample answers to the questions in this file, and pass the resulting store to
-    `train.py --data.broader`.
+    Sample answers to the questions in this file, and pass the new store to `train.py --data.broader`.
 
     Args:
         store: Folder of the store.
@@ -22,8 +21,7 @@ def reword(store: str, out: str, n: int = 6, seed: int = 0) -> None:
         seed: Seed for choosing the rewordings.
 
     Raises:
-        InputError: If `out` exists or is not a .jsonl file, or if a question is private. See `reworded` for other
-            errors.
+        InputError: If `out` exists or is not a .jsonl file, or if a question is private.
     """
     path = Path(out)
     if path.suffix != ".jsonl" or path.exists():

@@ -1,6 +1,6 @@
-"""Registry of samplers. Other modules depend on the declared properties of a sampler, never on its name.
+"""Registry of samplers. Other modules depend on a sampler's declared properties, never on its name.
 
-To add a sampler, write a class with the interface of `extract.sampling.base.Sampler` and register it in `SAMPLERS`.
+To add a sampler, write a subclass of `extract.sampling.base.Sampler` and register it in `SAMPLERS`.
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ class Declaration:
     """Properties of a sampler, its samples and its model.
 
     Attributes:
-        version: Name and version number of the sampler, for example ``local-2``. Part of a store's identity. The
-            number is increased if a change affects the samples.
-        implementation: The class, or its import path ``module:attribute``. A path is imported on first use.
+        version: Name and version number, for example ``local-2``. Part of a store's identity. Increase the number if a
+            change affects the samples.
+        implementation: The class, or its import path ``module:attribute``.
         weights: Whether the model's weights are available. If not, a store records only the model's name, and reading
-            signals requires a local copy of the model.
+            signals requires a local copy.
         end_token: Whether the tokens of an answer include the end token, or the token that completed a stop string.
-        nullable: Columns of the samples table that can be null, a subset of `reasoning`, `token_ids`, `logprobs`,
-            `n_tokens` and `prompt_tokens`. If no column can be null, `reasoning` and `n_tokens` are not stored.
-        complete_policy: Whether all decoding options are known. If not, unknown options are null in a store's identity.
+        nullable: Columns of the samples table that can be null. If there are none, `reasoning` and `n_tokens` are not
+            stored.
+        complete_policy: Whether all decoding options are known. Unknown options are null in a store's identity.
     """
 
     version: str

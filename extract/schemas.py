@@ -1,4 +1,4 @@
-"""Schemas of options and JSON files. They define the allowed keys, types and ranges."""
+"""Schemas of options and JSON files: allowed keys, types and ranges."""
 
 import re
 import sys
@@ -11,13 +11,13 @@ from extract.text import shown
 
 
 class Field(NamedTuple):
-    """Condition on a JSON value. `holds` tests a value, and `expected` describes the condition in messages."""
+    """Condition on a JSON value: a test, and a description for messages."""
 
     expected: str
     holds: Callable[[Any], bool]
 
 
-#: Dict from keys to fields. For a nested record, the value is another schema.
+#: Dict from keys to fields, or to schemas of nested records.
 Schema = Mapping[str, "Field | Maybe | Schema"]
 
 
@@ -52,7 +52,7 @@ def one_of(known: Iterable[str]) -> Field:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is a string without lone surrogates, which UTF-8 cannot encode."""
+    """Whether a value is a string that UTF-8 can encode."""
     return isinstance(value, str) and re.search("[\ud800-\udfff]", value) is None
 
 
@@ -61,7 +61,7 @@ def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
 
 
 def _is_model_id(value: Any) -> bool:
-    """Whether a value is a Hub id or a folder name, without path components such as ``..``."""
+    """Whether a value is a Hub id or a folder name, without components such as ``..``."""
     parts = value.split("/") if isinstance(value, str) and value.isprintable() else []
     return 1 <= len(parts) <= 2 and not any(part in ("", ".", "..", "~") for part in parts)
 
@@ -107,7 +107,7 @@ DECODING = {
     "stop": TEXTS,
     "seed": whole(-(2**63), 2**64),
 }
-#: Schema of decoding options, some of which may be unknown.
+#: Schema of decoding options that may be unknown.
 KNOWN_DECODING = {name: or_null(field) for name, field in DECODING.items()}
 BLOCK_SIZE = whole(1, 1_000_000)
 #: Schema of the key `of` in identity.json.
@@ -123,10 +123,7 @@ IDENTITY: Schema = {
 def check_options(options: object, fields: Mapping[str, Field], prefix: str = "") -> None:
     """Check the attributes of an options object.
 
-    Args:
-        options: The object.
-        fields: Dict from attribute name to the condition on its value.
-        prefix: Prefix of the options on the command line, such as ``"policy."``.
+    `prefix` is the prefix of the options on the command line, such as ``"policy."``.
 
     Raises:
         InputError: If a value has the wrong type or is out of range.
@@ -139,13 +136,9 @@ def check_options(options: object, fields: Mapping[str, Field], prefix: str = ""
 
 
 def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> None:
-    """Check a record against its schema.
+    """Check a JSON value from the file `path` against its schema.
 
-    Args:
-        record: Any JSON value.
-        schema: All fields of the record.
-        path: File that contains the record, for the error message.
-        prefix: Prefix of the record's keys within the file, such as ``"of.policy."``.
+    `prefix` is the prefix of its keys within the file, such as ``"of.policy."``.
 
     Raises:
         InputError: If the record is not an object, a key is missing or unknown, or a value is invalid.

@@ -5,9 +5,9 @@ import reprlib
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-#: A number with a decimal point or a minus sign, or a run of letters and digits.
+#: A decimal or negative number, or a run of letters and digits.
 _WORD = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)|(?<!\w)-\d+(?!\w)|[^\W_]+")
-#: Words allowed between a negation and the value that it denies: "I don't think that the answer is 5".
+#: Words allowed between a negation and the denied value: "I don't think that the answer is 5".
 FILLERS = (
     r"(?:\s+(?:be|(?:think|believe|say)(?=\s+(?:that|it|this|the)\b|\s*$)|that|it|it's|this|is|was|the|(?-i:an?)"
     r"|equal|to|\w+ly|(?:correct|right|best)(?!\s*:|\s+(?:is|are)\b)|answers?|results?|options?|choices?|letter))*"
@@ -40,8 +40,8 @@ def one_line(text: object, longest: int | None = None, keep_end: bool = False) -
 
     Args:
         text: The text, or another object, which is converted with ``str``.
-        longest: Maximum length of the line in characters. None means no limit.
-        keep_end: Whether to shorten a long text in the middle. By default, the end is cut off.
+        longest: Maximum length in characters.
+        keep_end: Whether to shorten a long text in the middle instead of at the end.
 
     >>> one_line("a\tb\n\nc"), one_line("abcdefghi", 6), one_line("The answer, after all, is 7.", 16, keep_end=True)
     ('a b c', 'abcde…', 'The answ … is 7.')
@@ -54,7 +54,7 @@ def one_line(text: object, longest: int | None = None, keep_end: bool = False) -
 
 
 def shown(value: object) -> str:
-    """Return the ``repr`` of a value on one line. The text of a large value is shortened.
+    """Return the ``repr`` of a value on one line. Large values are shortened.
 
     >>> shown({"numbers": list(range(10_000))})
     "{'numbers': [0, 1, 2, 3, 4, 5, ...]}"
@@ -63,12 +63,12 @@ def shown(value: object) -> str:
 
 
 def valid_text(text: str) -> str:
-    """Replace unpaired surrogates with U+FFFD, because they can't be written to a file."""
+    """Replace unpaired surrogates, which can't be written to a file, with U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def normalize(text: str, case_sensitive: bool = False) -> str:
-    """Return a text without accents or punctuation. By default, it is converted to lower case.
+    """Return a text in lower case, without accents or punctuation.
 
     >>> normalize("It's São Paulo, in the U.S. of -3.5!")
     'it sao paulo in the us of -3.5'
@@ -85,7 +85,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
     """Whether a text denies the value ``text[start:end]``, as in "it can't be 4" or "4 is wrong".
 
     A denial follows the value directly, or precedes it by at most 80 characters. Phrases that can describe a count,
-    such as "4 are wrong" or "4 were not sold", are not denials.
+    such as "4 are wrong", are not denials.
 
     >>> [is_denied(text, text.index("4"), text.index("4") + 1) for text in ("It can't be 4.", "4 is wrong", "4, not 5")]
     [True, True, False]
@@ -103,7 +103,7 @@ def contains_answer(
         references: Accepted answers.
         case_sensitive: Whether case must match.
         rivals: Wrong answers to the same question ("Asia" for "Africa"), and longer phrases that contain a reference
-            but mean something else ("South Africa"). Only the first match of a reference or rival matters.
+            but mean something else ("South Africa").
 
     >>> contains_answer("That would be Lima.", ["lima"])
     True
@@ -122,7 +122,7 @@ def contains_answer(
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as a text table. The first column is left-aligned. The other columns are right-aligned."""
+    """Format rows as a text table. Only the first column is left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:

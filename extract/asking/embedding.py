@@ -15,25 +15,16 @@ from extract.store.signals import Signals
 
 
 def mean_pooled(states: Tensor, mask: Tensor) -> Tensor:
-    """Average the hidden states of all tokens except padding, and scale the result to unit length.
+    """Average hidden states [row, token, d_model] where `mask` is not 0, and scale to unit length.
 
-    Args:
-        states: Hidden states of shape [row, token, d_model].
-        mask: Mask of shape [row, token], 0 for padding.
-
-    Returns:
-        Embeddings of shape [row, d_model], float32.
+    Returns embeddings [row, d_model] float32.
     """
     weights = mask[:, :, None].float()
     return torch.nn.functional.normalize((states.float() * weights).sum(1) / weights.sum(1), dim=1)
 
 
 class Encoder(TextReader):
-    """Sentence encoder with mean pooling. See `TextReader` for the arguments and attributes.
-
-    Raises:
-        InputError: If the model can't be loaded or is not an encoder.
-    """
+    """Sentence encoder with mean pooling. See `TextReader`."""
 
     option, noun, auto_class = "embedding_model", "a sentence encoder", "AutoModel"
 
@@ -47,7 +38,7 @@ class Encoder(TextReader):
             raise self.refusal("its tokens attend only to earlier tokens, as in a generative model")
 
     def embed(self, texts: Sequence[str], progress: Done = lambda items, tokens: None) -> Tensor:
-        """Return unit-length embeddings [text, d_model] as a CPU tensor. Identical texts are encoded only once."""
+        """Return unit-length embeddings [text, d_model] on the CPU. Identical texts are encoded only once."""
         distinct = list(dict.fromkeys(texts))
         encoded = self.encode(distinct)
         embedded = self.read(encoded, lambda output, mask: mean_pooled(output.last_hidden_state, mask), progress)
@@ -59,16 +50,13 @@ class Encoder(TextReader):
 class TextEmbedding(AskedBaseline):
     """Embeds each question alone, and also together with the first line of each of its answers.
 
-    A short answer ("4", "Lima") means little without its question. Only the first line is embedded, because long
-    solutions have similar embeddings even if their results differ. The embedding of an empty answer is NaN.
+    Further lines are left out, because long solutions have similar embeddings even if their results differ. The
+    embedding of an empty answer is NaN.
     """
 
     @property
     def always_compared(self) -> bool:
-        """Whether to compare the settings with the recorded settings even if no values are missing.
-
-        False for the default encoder, because the comparison would load it.
-        """
+        """False for the default encoder, because the comparison would load it."""
         return self.context.embedding_model != EMBEDDED_ENCODER
 
     @cached_property
@@ -82,7 +70,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def values(self) -> Signals:
-        """The store's signals, where the embeddings are stored."""
+        """The store's signals."""
         return self.store.signals
 
     def check_file(self, shard: Shard) -> None:
@@ -90,7 +78,7 @@ class TextEmbedding(AskedBaseline):
         self.values.shard_layout(self.name, shard)
 
     def fill(self, shard: Shard, progress: Done) -> int:
-        """Embed the texts of a shard, write the signal file, and return the number of empty answers."""
+        """Write the signal file of a shard, and return the number of empty answers."""
         questions = self.questions(shard)
         if shard.scope == "sample":
             answers = [(questions[row["question_id"]], answer_line(row["text"])) for row in self.answers(shard)]

@@ -1,8 +1,7 @@
 """The `entailment` baseline: clusters of answers that entail each other according to a classifier.
 
-The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024. Each answer is compared
-with the first member of each cluster in turn. If the two entail each other (strict entailment), the answer joins the
-cluster. An answer that joins no cluster starts a new one.
+The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024. Each answer joins the
+first cluster whose first member entails it and is entailed by it. Otherwise, it starts a new cluster.
 """
 
 from collections import Counter, defaultdict
@@ -21,7 +20,7 @@ _LABELS = ("entailment", "neutral", "contradiction")
 
 
 class Answer(NamedTuple):
-    """An answer, with its sample index, its normalised form, and the text that the classifier reads."""
+    """An answer, with its sample index, its normalised form, and the classifier's input."""
 
     sample: int
     normalised: str
@@ -33,9 +32,9 @@ class Clusters:
     """Clusters of one question's answers.
 
     Attributes:
-        of: Dict from normalised answer to cluster id. A cluster's id is the sample index of its first member.
+        of: Dict from normalised answer to cluster id, which is the sample index of the cluster's first member.
         firsts: First member of each cluster, in order of creation.
-        tokens: Dict from normalised answer to the number of tokens that the classifier read to find its cluster.
+        tokens: Dict from normalised answer to the number of tokens read to find its cluster.
     """
 
     of: dict[str, int] = field(default_factory=dict)
@@ -47,17 +46,13 @@ def cluster(
     questions: Sequence[tuple[Clusters, Iterable[Answer]]],
     entails: Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]],
 ) -> None:
-    """Add new answers to the clusters of their questions.
+    """Add new answers, sorted by sample index, to the clusters of their questions in place.
 
     The result is the same as if the answers were added one at a time. Answers with the same normalised form are treated
-    as one answer. No pair of answers is compared twice. In each pair, the reverse direction is tested only if the first
-    answer entails the second.
+    as one. The reverse direction of a pair is tested only if the first answer entails the second.
 
-    Args:
-        questions: Clusters and new answers of each question. The clusters are extended in place. The answers must be
-            sorted by sample index.
-        entails: Function that takes (premise, hypothesis) pairs. For each pair, it returns whether the premise entails
-            the hypothesis, and the number of tokens read.
+    `entails` takes (premise, hypothesis) pairs. For each, it returns whether the premise entails the hypothesis, and
+    the number of tokens read.
     """
     pending: list[list[Answer]] = []  # per question: first answer of each new form
     for clusters, answers in questions:
@@ -85,13 +80,7 @@ def cluster(
 
 
 class Classifier(TextReader):
-    """Entailment classifier with the labels entailment, neutral and contradiction, in any order.
-
-    See `TextReader` for the arguments and attributes.
-
-    Raises:
-        InputError: If the model can't be loaded or has different labels.
-    """
+    """Entailment classifier with the labels entailment, neutral and contradiction, in any order. See `TextReader`."""
 
     option, noun, auto_class = "nli_model", "an entailment classifier", "AutoModelForSequenceClassification"
 
@@ -104,10 +93,8 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """For each (premise, hypothesis) pair, return whether the premise entails the hypothesis, and the token count.
-
-        The premise entails the hypothesis if entailment is the most likely label.
-        """
+        """For each (premise, hypothesis) pair, return whether entailment is the most likely label, and the token
+        count."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
@@ -117,8 +104,7 @@ class Classifier(TextReader):
 class Entailment(AskedTable):
     """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
-    Answers with the same normalised form are in the same cluster and are never compared. New samples are
-    added to the clusters of earlier samples, so the result does not depend on how the samples are divided into ranges.
+    New samples are added to the clusters of earlier ones, so the division into ranges does not affect the result.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
@@ -138,20 +124,17 @@ class Entailment(AskedTable):
 
     @cached_property
     def classifier(self) -> Classifier:
-        """The entailment classifier, loaded on first use."""
+        """The entailment classifier."""
         assert self.context.nli_model is not None
         return Classifier(self.context.nli_model, self.context.device)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the classifier's settings, the name of the grader, and a description of the input text."""
+        """Return the classifier's settings, the grader, and a description of the input text."""
         text = "the question and the first line of the answer"
         return {**self.classifier.settings, "grader": self._grader, "entailment": "strict", "text": text}
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per answer.
-
-        The value of a row is the id of the answer's cluster, which is the sample index of the cluster's first member.
-        """
+        """Return one row per answer. Its value is the cluster id."""
         assert isinstance(shard, SampleRange)
         clusters: dict[str, Clusters] = defaultdict(Clusters)
         for earlier in self.store.samples.ranges():
@@ -171,7 +154,7 @@ class Entailment(AskedTable):
         return rows
 
     def _restore(self, clusters: dict[str, Clusters], samples: SampleRange) -> None:
-        """Add the stored clusters of an earlier range of samples to `clusters`."""
+        """Add the stored clusters of an earlier range to `clusters`."""
         rows = self.store.asked.read_shard(self.name, samples).to_pylist()
         numbers = {(row["question_id"], row["sample"]): int(row["value"]) for row in rows}
         for id_, answer in self._answers(samples):

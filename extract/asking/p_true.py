@@ -1,7 +1,7 @@
-"""The baselines `p_true` and `p_true_answer`: the probability that the model replies Yes rather than No.
+"""The baselines `p_true` (can the model answer a question?) and `p_true_answer` (is an answer right?).
 
-`p_true` asks whether the model can answer a question. `p_true_answer` asks whether an answer is right. Both follow
-Kadavath et al. 2022 (https://arxiv.org/abs/2207.05221).
+Both are the probability that the model replies Yes rather than No (Kadavath et al. 2022,
+https://arxiv.org/abs/2207.05221).
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,7 @@ from extract.sampling.local.reading import PromptReader
 from extract.signals.reader import by_length
 from extract.store.shards import Scope, Shard
 
-#: Minimum total probability of all forms of Yes and No. Below this minimum, the model was about to write something
-#: else, and the ratio of Yes to No is meaningless.
+#: Minimum total probability of all forms of Yes and No. Below it, the ratio of Yes to No is meaningless.
 LEAST_MASS = 1e-3
 _BATCH_TOKENS = 2048
 
@@ -32,11 +31,8 @@ _BATCH_TOKENS = 2048
 def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
     """Return the token ids of all forms of Yes and of No, such as `` Yes`` and ``YES``.
 
-    Args:
-        n_vocab: Size of the model's output vocabulary.
-
     Raises:
-        InputError: If the tokenizer has no token that is a form of Yes, or none that is a form of No.
+        InputError: If the tokenizer has no token for one of them.
     """
     texts = tokenizer.batch_decode([[i] for i in range(min(n_vocab, len(tokenizer)))])
     yes, no = ([i for i, text in enumerate(texts) if text.strip().casefold() == word] for word in ("yes", "no"))
@@ -49,16 +45,9 @@ def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
 
 
 def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
-    """Compute the ratio P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no).
+    """Compute the ratio P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no), both float32 [...].
 
-    P(yes) and P(no) are the total probabilities of all forms of Yes and of No.
-
-    Args:
-        logits: Logits of the first token after the prompt, of shape [..., vocab].
-        forms: Token ids of Yes and of No, from `surface_forms`.
-
-    Returns:
-        The ratio and the mass, both float32 of shape [...].
+    P(yes) and P(no) are the total probabilities of all `forms` of Yes and of No, from logits [..., vocab].
     """
     logprobs = logits.float().log_softmax(-1)
     yes, no = (logprobs[..., tokens].logsumexp(-1) for tokens in forms)
@@ -66,16 +55,7 @@ def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[
 
 
 class YesNoReader:
-    """Reads the probabilities of Yes and No after each prompt, at temperature 1. No tokens are drawn.
-
-    A prefix that all prompts share is read only once.
-
-    Args:
-        model: Causal language model in evaluation mode.
-
-    Raises:
-        InputError: See `surface_forms`.
-    """
+    """Reads the probabilities of Yes and No after each prompt, at temperature 1."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self._prompt_reader = model, PromptReader(model, max_new_tokens=1)
@@ -83,11 +63,8 @@ class YesNoReader:
         self._batch_tokens = _BATCH_TOKENS
 
     def read(self, prompts: Sequence[Sequence[int]], progress: Done) -> list[tuple[float | None, float]]:
-        """Return the result of `yes_against_no` for each prompt. The ratio is None if the mass is below `LEAST_MASS`.
-
-        Raises:
-            InputError: If the model can't read a prompt, for example because it is too long, or if a logit is NaN.
-        """
+        """Return the result of `yes_against_no` for each prompt. The ratio is None if the mass is below
+        `LEAST_MASS`."""
         check_prompts(self.model, prompts, 1)
         prefix = common_prefix(prompts)
 
@@ -111,10 +88,7 @@ class YesNoReader:
 
 
 class PTrue(AskedTable):
-    """Asks the store's model whether it can answer a question.
-
-    The question comes last in the prompt, so that the prompts of all questions share a prefix.
-    """
+    """Asks the store's model whether it can answer a question."""
 
     template: ClassVar[str] = (
         "Are you able to answer the following question correctly? Reply with one word, Yes or No.\n\n"
@@ -127,7 +101,7 @@ class PTrue(AskedTable):
         return asking_prompt({**self.store.identity["policy"], "model": self.model}, self.template)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, the prompt and `LEAST_MASS` as JSON values."""
+        """Return the model, the prompt and `LEAST_MASS`."""
         return {"model": self.model, "prompt": self.prompt.record(), "least_mass": LEAST_MASS}
 
     def prepare(self) -> None:
@@ -135,7 +109,7 @@ class PTrue(AskedTable):
         self._reader = YesNoReader(*self.context.load())
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per question. The number of completion tokens is 1 in each row."""
+        """Return one row per question, with 1 completion token."""
         tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = [self.prompt.encode(tokenizer, text) for text in questions.values()]
         values = self._reader.read(prompts, progress)
@@ -147,11 +121,7 @@ class PTrue(AskedTable):
 
 
 class PTrueAnswer(PTrue):
-    """Shows each answer to the store's model and asks whether the answer is right.
-
-    If several answers to a question are identical, the model reads only one of them. Every answer still has its own
-    row, with the token count of its whole prompt.
-    """
+    """Asks the store's model whether each answer is right. Identical answers to a question are read only once."""
 
     template = "Is the proposed answer to the question correct? Reply with one word, Yes or No.\n\nQuestion: {question}"
 

@@ -29,16 +29,12 @@ class TextReader:
         device: auto, cpu, cuda or cuda:N.
 
     Attributes:
-        option: Name of the command-line option that selects the model. Used in messages.
-        noun: Expected kind of model. Used in messages.
+        option: Command-line option that selects the model, for messages.
+        noun: Expected kind of model, for messages.
         auto_class: Name of the transformers class that loads the model.
-        model: The model in evaluation mode.
-        batch_tokens: Maximum number of tokens per batch. It is halved when memory runs out. The batch size can affect
-            the last bits of the results.
+        batch_tokens: Maximum number of tokens per batch. It is halved when memory runs out, which can affect the last
+            bits of the results.
         settings: Model name without its path, hashes of weights and tokenizer, and maximum number of tokens per text.
-
-    Raises:
-        InputError: If the model can't be loaded or its weights are incomplete.
     """
 
     option: ClassVar[str]
@@ -76,17 +72,14 @@ class TextReader:
         }
 
     def refusal(self, reason: str) -> InputError:
-        """Return the error that states why the model can't be used."""
+        """Return the error for a model that can't be used."""
         return InputError(
             f"Expected `{self.option}` to be the Hub id or folder of {self.noun} in safetensors format, but "
             f"{self._name!r} can't be used: {reason}. Pass a different --{self.option}."
         )
 
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[dict[str, list[int]]]:
-        """Tokenize texts, or pairs of texts. Returns one dict of model inputs per text or pair.
-
-        Inputs that exceed the model's token limit are truncated.
-        """
+        """Tokenize texts, or pairs of texts, into one dict of model inputs each. Long inputs are truncated."""
         cut: dict[str, Any] = {} if math.isinf(self._limit) else {"truncation": True, "max_length": self._limit}
         columns = zip(*texts, strict=True) if texts and isinstance(texts[0], tuple) else [texts]
         encoded = self._tokenizer(*map(list, columns), **cut)
@@ -98,12 +91,11 @@ class TextReader:
         result: Callable[[Any, Tensor], Tensor],
         progress: Callable[[int, int], None] = lambda items, tokens: None,
     ) -> Tensor:
-        """Run the model on encoded texts. Texts of similar length are batched together.
+        """Run the model on encoded texts, batched by length.
 
         Args:
             encoded: Output of `encode`, with at least one entry.
-            result: Function that takes the model's output and a mask of shape [row, token], and returns a tensor of
-                shape [row, …].
+            result: Function of the model's output and a mask [row, token] that returns a tensor [row, …].
             progress: Callback that receives the numbers of texts and tokens in each finished batch.
 
         Returns:

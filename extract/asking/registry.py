@@ -12,12 +12,12 @@ class AskedEntry(NamedTuple):
     """Registry entry of a model-based baseline.
 
     Attributes:
-        implementation: Import path ``module:class``. The class is imported on first use.
+        implementation: Import path ``module:class``.
         scopes: Scopes that the baseline supports: question, sample or both.
         summary: Description for the help text.
-        confidences: Names of the baselines in `probes` that use the stored values as scores, as a dict from name to
-            calibrator. The calibrator is ``"platt"``, ``"isotonic"``, or None if the values are already probabilities.
-            If the dict is not empty, the model-based baseline must have a single scope and one value per row.
+        confidences: Dict from the names of baselines in `probes` that use the stored values as scores, to their
+            calibrators: ``"platt"``, ``"isotonic"``, or None for probabilities. If it is not empty, the model-based
+            baseline must have a single scope and one value per row.
         options: Additional options that `ask` requires, as typed on the command line.
     """
 

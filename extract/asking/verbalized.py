@@ -20,8 +20,8 @@ _STEPS = (
     *("better than even", "likely", "very good chance", "highly likely", "almost certain"),
 )
 _SCALE = "\n".join(f"{i / 10:.1f} to {(i + 1) / 10:.1f}: {words}" for i, words in enumerate(_STEPS))
-#: The four example probabilities are symmetric around 0.5, so that copying one of them adds no bias. The question comes
-#: late in the prompt, because the text before it is processed only once for many questions.
+#: The example probabilities are symmetric around 0.5, so that copying one adds no bias. The question comes late,
+#: because the text before it is processed only once for many questions.
 TEMPLATE = (
     f"How likely are you to answer a question correctly? The scale:\n{_SCALE}\n\nYou may think in one short sentence. "
     r"Your reply ends in \boxed{0.05}, \boxed{0.35}, \boxed{0.65}, \boxed{0.95} or another probability "
@@ -37,14 +37,13 @@ _BARE = re.compile(rf"{_NAMED}{_NUMBER}\.?", re.IGNORECASE)
 def parse_confidence(text: str, ended: bool = True) -> float | None:
     r"""Return the probability that a reply states, or None if it states none.
 
-    The probability is read from the last box that contains one, such as ``\boxed{0.85}``, ``\boxed{85\%}`` or
-    ``\boxed{P = 0.85}``. Text up to ``</think>`` is ignored. If no box contains a probability, the last line is used.
-    It must have the form ``0.85``, ``85%`` or ``P = 0.85``. A whole number on this line is ignored, because it may be
-    the answer to the question.
+    Only text after ``</think>`` counts. The probability is in the last box that contains one, such as ``\boxed{0.85}``,
+    ``\boxed{85\%}`` or ``\boxed{P = 0.85}``. If no box contains one, the last line must be a probability in one of
+    these forms, but not a whole number, which may be the answer to the question.
 
     Args:
-        ended: Whether the reply is complete. In a truncated reply, only boxes are read, because the last digits of a
-            number without a box may be missing.
+        ended: Whether the reply is complete. In a truncated reply, only boxes are read, because a number without a box
+            may lack its last digits.
 
     >>> parse_confidence(r"I know capitals, so \boxed{0.9}"), parse_confidence(r"\boxed{0.2} or rather \boxed{85\%}")
     (0.9, 0.85)
@@ -61,18 +60,11 @@ def parse_confidence(text: str, ended: bool = True) -> float | None:
 
 
 class Verbalized(AskedTable):
-    """Asks the model for a probability, up to `ATTEMPTS` times, until a reply states one.
-
-    Token counts include all attempts. The value is null if no reply states a probability.
-    """
+    """Asks the model for a probability, up to `ATTEMPTS` times. The value is null if no reply states one."""
 
     @cached_property
     def decoding(self) -> Decoding:
-        """Decoding options, with the store's temperature, top-p, top-k and seed.
-
-        Options that the store does not record have their default values. There are no stop strings, because reasoning
-        may contain them.
-        """
+        """Decoding options, with the store's temperature, top-p, top-k and seed where known, and no stop strings."""
         policy = {**self.store.identity["policy"], "model": self.model}
         known = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
         same = {key: value for key, value in known.items() if value is not None}
@@ -80,7 +72,7 @@ class Verbalized(AskedTable):
 
     @property
     def attempts(self) -> int:
-        """Maximum number of attempts per question. It is 1 at temperature 0, where all replies are identical."""
+        """Maximum number of attempts per question: 1 at temperature 0, where all replies are identical."""
         return ATTEMPTS if self.decoding.temperature else 1
 
     def settings(self, scope: Scope) -> dict[str, Any]:
@@ -98,7 +90,7 @@ class Verbalized(AskedTable):
         cost = {"prompt_tokens": 0, "completion_tokens": 0, "attempts": 0}
         rows: dict[str, dict[str, Any]] = {id_: {"question_id": id_, "mass": None, **cost} for id_ in questions}
         pending = list(rows)
-        # one attempt is usually enough; the remaining attempts are drawn together to share the prompt
+        # one attempt is usually enough; the others are drawn together to share the prompt
         for attempts in (range(1), range(1, self.attempts)):
             if not (pending and attempts):
                 break
@@ -115,7 +107,7 @@ class Verbalized(AskedTable):
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
         """For each question, draw one reply per attempt."""
-        # with these ids, replies and sampled answers have different random numbers
+        # these ids give replies and sampled answers different random numbers
         names = [f"verbalized\0{id_}" for id_ in ids]
 
         def draw(max_rows: int, counted: Count) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""The baseline `likelihood`: log-probabilities of the options of each question, or of its reference answer."""
+"""The baseline `likelihood`: log-probabilities of the options or the reference answer of each question."""
 
 import math
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from extract.models.store_model import prompt_of
 from extract.running.memory import retry_with_smaller_batch
 from extract.store.shards import Scope, Shard
 
-#: Maximum number of continuations per sequence when they are scored without a prompt.
+#: Maximum number of continuations without a prompt per sequence.
 _AT_ONCE = 32
 
 
 class Likelihood(AskedTable):
-    """Scores the continuations of each question: its options, or its reference answer if it has no options.
+    """Scores the options of each question, or its reference answer if it has none.
 
-    Each continuation is scored twice: after the policy's prompt, and without a prompt. The value of a question is the
+    Each continuation is scored after the policy's prompt and without a prompt. The value of a question is the
     probability of its most likely continuation, divided by the total probability of its continuations.
     """
 
@@ -81,7 +81,7 @@ class Likelihood(AskedTable):
         return scores
 
     def _score_alone(self, items: Sequence[Item]) -> list[list[float]]:
-        """Score continuations without a prompt. Each distinct continuation is read once."""
+        """Score each distinct continuation without a prompt."""
         distinct = list(dict.fromkeys(tuple(one) for item in items for one in item.continuations))
         parts = [Item(items[0].prompt, distinct[i : i + _AT_ONCE]) for i in range(0, len(distinct), _AT_ONCE)]
         values = [value for of_part in self._score(parts) for value in of_part]

@@ -43,21 +43,19 @@ def likelihood(
     Args:
         store: Folder of a store, or of a temperature grid. Options are scored after the store's prompt.
         prompt: Plain text. The most likely next tokens are listed.
-        texts: File of texts whose perplexity is computed. A .txt file is one text. A .jsonl, .json, .csv or .parquet
-            file must have a column `text`.
-        continuations: Whether to score the letters or the texts of the options. Only with --store. By default, letters.
-        top_k: Number of next tokens to list. Only with --prompt. By default, 10.
-        window: Number of tokens per forward pass. Only with --texts. By default, the context length of the model.
-        stride: Number of tokens by which the window moves in a long text. Only with --texts. By default, half of the
-            window.
-        out: Parquet file for the log-likelihood and the lengths of each text. Only with --texts.
+        texts: File of texts whose perplexity is computed: a .txt file (one text), or a .jsonl, .json, .csv or .parquet
+            file with a column `text`.
+        continuations: With --store, whether to score the letters or the texts of the options. By default, letters.
+        top_k: With --prompt, number of next tokens to list. By default, 10.
+        window: With --texts, number of tokens per forward pass. By default, the context length of the model.
+        stride: With --texts, number of tokens by which the window moves in a long text. By default, half of the window.
+        out: With --texts, Parquet file for the log-likelihood and the lengths of each text.
         model: Hub id or folder of the model. By default, the store's model. Without a store, the embedded model.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
 
     Raises:
-        InputError: If none or several of `store`, `prompt` and `texts` are passed, if the input can't be read or
-            scored, or if an option does not apply to the input.
+        InputError: If the input can't be read or scored, or an option does not apply to it.
     """
     given = [name for name, value in (("store", store), ("prompt", prompt), ("texts", texts)) if value is not None]
     if len(given) != 1:
@@ -116,10 +114,7 @@ def score_store(
     device_map: str | None = None,
     worker: Worker | None = None,
 ) -> Store:
-    """Score the options of a store's questions, and print how often the most likely option is right.
-
-    See `likelihood` for the arguments.
-    """
+    """Score the options of a store's questions, and print how often the most likely one is right."""
     with extended(store, worker) as (opened, worker):
         for question in opened.questions:  # raises an InputError before the model is loaded
             continuations_of(question, continuations)

@@ -1,4 +1,4 @@
-"""Continuations of questions, their normalised scores, and whether the one with the largest score is right."""
+"""Continuations of questions, their scores, and whether the one with the largest score is right."""
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase
@@ -21,8 +21,8 @@ class Normalisation(NamedTuple):
 
     Attributes:
         label: Name in tables.
-        metric: Accuracy metric of lm-evaluation-harness that uses this score, or "" if there is none.
-        score: Function that takes a row of the table `likelihood` and returns float64 scores of shape [continuation].
+        metric: Corresponding accuracy metric of lm-evaluation-harness, or "".
+        score: Function of a row of the table `likelihood` that returns float64 scores [continuation].
     """
 
     label: str
@@ -34,7 +34,7 @@ def _per(length: Callable[[Mapping[str, Any]], Sequence[int]]) -> Callable[[Mapp
     return lambda row: np.divide(row["logprobs"], length(row))
 
 
-#: The lengths in characters and bytes exclude the space before a continuation, as in lm-evaluation-harness.
+#: Lengths exclude the space before a continuation, as in lm-evaluation-harness.
 NORMALISATIONS = {
     "sum": Normalisation("whole continuation", "acc", lambda row: np.array(row["logprobs"])),
     "token": Normalisation("per token", "", _per(lambda row: row["n_tokens"])),
@@ -50,7 +50,7 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
     """Return the continuations of a question, and the index of the right continuation (None if unknown).
 
     The continuations are the question's `choices`. For kind `choice`, `form` selects their letters or their texts.
-    A question without `choices` has a single continuation, its first reference.
+    Without `choices`, the only continuation is the first reference.
 
     Raises:
         InputError: If the question has neither `choices` nor references.
@@ -74,9 +74,9 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
 
 
 def probability(logprobs: Sequence[float]) -> float | None:
-    """Return the probability of the most likely continuation, divided by the total probability of all continuations.
+    """Return the probability of the most likely continuation, relative to the total of all continuations.
 
-    The result is None for a single continuation. `logprobs` contains one log-probability per continuation.
+    None for a single continuation.
 
     >>> round(probability([-1.0, -2.0]), 4), probability([-1.0])
     (0.7311, None)
@@ -85,15 +85,9 @@ def probability(logprobs: Sequence[float]) -> float | None:
 
 
 def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
-    """For each question, return whether the continuation with the largest score is right.
+    """Return whether each question's continuation with the largest score is right (1 or 0), [question] float64.
 
-    Args:
-        rows: Rows of the table `likelihood` of a store.
-        normalisation: Name in `NORMALISATIONS`.
-
-    Returns:
-        Array of shape [question]: 1 if right, 0 if wrong. NaN if the right continuation is unknown, or if there is only
-        one continuation.
+    NaN if the right continuation is unknown, or if there is only one continuation.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

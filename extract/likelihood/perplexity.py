@@ -19,12 +19,12 @@ from extract.running.progress import Progress
 from extract.schemas import TEXT
 from extract.text import one_line
 
-#: Context length in tokens of models whose config does not contain one.
+#: Context length in tokens if the model's config contains none.
 _DEFAULT_CONTEXT = 2048
 
 
 class Estimate(NamedTuple):
-    """Perplexity and its 95 % interval. The interval is None if there is only one text."""
+    """Perplexity and its 95 % interval, which is None for a single text."""
 
     value: float
     interval: tuple[float, float] | None
@@ -34,7 +34,7 @@ def read_texts(path: str) -> list[str]:
     """Read the texts of a .txt file (one text) or of a .jsonl, .json, .csv or .parquet file (column ``text``).
 
     Raises:
-        InputError: If the file does not exist, has another suffix or is damaged, or a row has no valid text.
+        InputError: If the file can't be read, or a row has no valid text.
     """
     file, suffixes = Path(path), (".txt", *LOADERS)
     suffix = file.suffix.lower()
@@ -61,10 +61,9 @@ def read_texts(path: str) -> list[str]:
 
 
 def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the start and end of each window, and the index of the first token to score in the window.
+    """Yield the start and end of each window, and the index of the first token to score in it.
 
-    Every token except the first is scored once. It is predicted from at least ``window - stride`` earlier tokens, or
-    from all earlier tokens if there are fewer.
+    Every token except the first is scored once, after at least ``window - stride`` earlier tokens if there are as many.
 
     >>> list(windows(10, window=6, stride=3))
     [(0, 6, 1), (3, 9, 6), (6, 10, 9)]
@@ -79,7 +78,7 @@ def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int,
 
 
 def context_of(model: Any) -> int:
-    """Return the context length of a model in tokens. The default is `_DEFAULT_CONTEXT`."""
+    """Return the context length of a model in tokens."""
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or _DEFAULT_CONTEXT)
 
 
@@ -92,19 +91,17 @@ def measure_texts(
 ) -> pa.Table:
     """Compute the negative log-likelihood of each text.
 
-    The first token of each text is also scored. It is predicted from the token that `first_token` returns (BOS or EOS).
+    The first token of a text is predicted from `first_token` (BOS or EOS).
 
     Args:
         model: Causal language model in evaluation mode.
         tokenizer: The model's tokenizer.
         texts: Texts with at least one token.
         window: Number of tokens per forward pass. By default, the context length of the model.
-        stride: Number of tokens by which the window moves in texts longer than the window. By default, half of the
-            window.
+        stride: Number of tokens by which the window moves. By default, half of the window.
 
     Returns:
-        Table with one row per text: `nll` (float64, nats), `n_tokens`, `n_bytes` and `n_words` (int64). Words are
-        separated by whitespace.
+        Table with one row per text: `nll` (float64, nats), `n_tokens`, `n_bytes` and `n_words` (int64).
 
     Raises:
         InputError: If `window` is not between 2 and the context length, or `stride` is not between 1 and `window` − 1.
@@ -140,7 +137,7 @@ def measure_texts(
 
 
 def perplexity(nll: NDArray[np.float64], lengths: NDArray[np.int64]) -> Estimate:
-    """Compute exp(Σ nll / Σ length) over texts, with a 95 % interval. Values too large for float64 become infinite.
+    """Compute exp(Σ nll / Σ length) over texts, with a 95 % interval. Too large values become infinite.
 
     The interval is exp(r ± t s / Σ length), where r is the ratio of the sums and s² = n/(n − 1) Σ (nll − r length)²
     (delta method for a ratio). t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom.

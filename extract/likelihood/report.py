@@ -14,7 +14,7 @@ from extract.viewing.summary import interval
 
 
 def describe_options(store: Store) -> list[str]:
-    """Format the accuracy of choosing the most likely option, with 95 % intervals, as lines of text."""
+    """Return the accuracy of choosing the most likely option, with 95 % intervals, as lines of text."""
     rows = store.asked.read("likelihood").to_pylist()
     hits = {name: right(rows, name) for name in NORMALISATIONS}
     known = ~np.isnan(hits["sum"])
@@ -39,7 +39,7 @@ def describe_options(store: Store) -> list[str]:
 
 
 def describe_tokens(tokens: Sequence[NextToken]) -> list[str]:
-    """Format a table of next tokens and their probabilities, as lines of text."""
+    """Return a table of next tokens and their probabilities as lines of text."""
     rows = [(repr(one.text), str(one.token), f"{one.probability:.4f}") for one in tokens]
     total = sum(one.probability for one in tokens)
     return [
@@ -49,7 +49,7 @@ def describe_tokens(tokens: Sequence[NextToken]) -> list[str]:
 
 
 def describe_texts(table: pa.Table) -> list[str]:
-    """Format the perplexity per token, byte and word, as lines of text. `table` is the result of `measure_texts`."""
+    """Return the perplexity per token, byte and word as lines of text. `table` is from `measure_texts`."""
     rows = [("unit", "number", "perplexity", "bits per unit")]
     nll = table["nll"].to_numpy()
     for unit in ("token", "byte", "word"):

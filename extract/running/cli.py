@@ -1,4 +1,4 @@
-"""Command lines built from function signatures. Error messages fit on one line and suggest the closest option."""
+"""Command lines built from function signatures, with error messages on one line."""
 
 import re
 import sys
@@ -25,7 +25,7 @@ _FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that reads all numbers as decimal. Plain YAML 1.1 reads 0:1:0.5 in base 60, and 010 in base 8."""
+    """YAML loader that reads all numbers as decimal. YAML 1.1 reads 0:1:0.5 in base 60, and 010 in base 8."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """Return the YAML tag of a value."""
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """Parse a YAML text. Decimal numbers become numbers. Grids such as 0:1:0.5 and dates remain strings.
+    """Parse a YAML text. Grids such as 0:1:0.5 and dates remain strings.
 
     >>> [load_yaml(text) for text in ("0:1:0.5", "1:2:1", "60.5", "1e-3", "[7, 2024-01-01]")]
     ['0:1:0.5', '1:2:1', 60.5, 0.001, [7, '2024-01-01']]
@@ -49,10 +49,7 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class OneLineErrors:
-    """Mixin for parsers. Errors are printed on one line, and options can't be abbreviated.
-
-    The mixin must be the first base class of a parser.
-    """
+    """Mixin for parsers, as the first base class. Errors are on one line, and options can't be abbreviated."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -71,19 +68,16 @@ class OneLineParser(OneLineErrors, ArgumentParser):
 
 
 def known_options(parser: Any) -> list[str]:
-    """Return all options of a parser and its subcommands, for example ``--policy.temperature``."""
+    """Return all options of a parser and its subcommands."""
     options = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     subparsers = [parser for a in parser._actions if isinstance(a.choices, dict) for parser in a.choices.values()]
     return options + [option for subparser in subparsers for option in known_options(subparser)]
 
 
 def explain(message: str, known: list[str], prefix: str = "--") -> str:
-    """Convert a parser's error message to one line. For an unknown option, suggest the closest known option.
+    """Convert a parser's error message to one line. For an unknown option, suggest the closest known one.
 
-    Args:
-        message: The error message.
-        known: Known options.
-        prefix: Prefix of the option names, for example ``--model.`` for the options of a model class.
+    `prefix` is the prefix of the option names, for example ``--model.`` for the options of a model class.
     """
     line = " ".join(message.split())
     if nested := re.search(r"Parser key \"([\w.]+)\":.*?given class_path '([\w.]+)': (.*)", line):
@@ -114,7 +108,7 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
 
 
 def _leaves(base: Any) -> list[type]:
-    """Return all direct and indirect subclasses of `base` that have no subclasses."""
+    """Return all subclasses of `base` that have no subclasses."""
     return list(dict.fromkeys(leaf for below in base.__subclasses__() for leaf in (_leaves(below) or [below])))
 
 
@@ -122,10 +116,10 @@ def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[s
     """Parse a command line and run its subcommand.
 
     Args:
-        commands: Dict from command names to functions. The first line of a function's docstring is the command's help.
-            If a function has a parameter `recipe`, the fields of the recipe become options without a prefix.
+        commands: Dict from command names to functions. The first line of the docstring is the help. The fields of a
+            parameter `recipe` become options without a prefix.
         program: Program name shown in the help.
-        arguments: Command line without the program name. If None, ``sys.argv`` is used.
+        arguments: Command line without the program name. By default, ``sys.argv``.
 
     Returns:
         Exit status (see `exit_status`).

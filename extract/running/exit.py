@@ -1,4 +1,4 @@
-"""Exit status of commands, and one-line messages for failures and interruptions."""
+"""Exit status of commands, and one-line messages for failures."""
 
 import asyncio
 import gc
@@ -23,9 +23,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_status(command: Callable[[], object]) -> int:
-    """Run a command and return its exit status.
-
-    If the command is interrupted, or fails with an error that the user can correct, a one-line message is printed.
+    """Run a command, print its errors on one line, and return its exit status.
 
     Returns:
         0 on success, 2 after an `InputError` or an operating system error, 130 after Ctrl-C, and 143 after SIGTERM.
@@ -55,14 +53,14 @@ def exit_status(command: Callable[[], object]) -> int:
 
 
 def end_process(run: Callable[[], int]) -> NoReturn:
-    """Call `run` and exit with the status that it returns. After a second Ctrl-C, exit without a traceback."""
+    """Exit with the status that `run` returns. After a second Ctrl-C, exit without a traceback."""
     try:
         status = run()
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        gc.freeze()  # existing objects are left out of the final garbage collection, which saves a second
+        gc.freeze()  # existing objects skip the final garbage collection, which saves a second
     sys.exit(status)
 
 
@@ -96,11 +94,8 @@ def _sigterm_raises() -> Iterator[None]:
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to completion. If an event loop is already running, as in a notebook, use a new thread.
 
-    The first Ctrl-C or SIGTERM cancels the coroutine, so that it can close its files. Later signals are ignored.
-
-    Raises:
-        KeyboardInterrupt: After Ctrl-C.
-        Terminated: After SIGTERM.
+    The first Ctrl-C or SIGTERM cancels the coroutine and then raises `KeyboardInterrupt` or `Terminated`. Later signals
+    are ignored.
     """
     try:
         asyncio.get_running_loop()

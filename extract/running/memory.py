@@ -19,9 +19,9 @@ def retry_with_smaller_batch(
     """Run `work`. Whenever memory runs out, halve the batch size and start again.
 
     Args:
-        work: Function that takes the batch size and a progress callback. Each call starts from the beginning.
+        work: Function of the batch size and a progress callback. Each call starts from the beginning.
         size: Batch size of the first attempt.
-        what: What a batch contains, for example ``"answers"``. Used in messages.
+        what: What a batch contains, for example ``"answers"``.
         progress: Progress callback. The counts of failed attempts are subtracted.
 
     Returns:

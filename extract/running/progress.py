@@ -1,4 +1,4 @@
-"""Progress bars and messages on standard error, and a way to silence the messages of libraries."""
+"""Progress bars and messages on standard error."""
 
 import logging
 import sys
@@ -17,29 +17,24 @@ _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fm
 class Progress:
     """A progress bar that counts items and tokens. Call it whenever items or tokens are finished.
 
-    The rates and the remaining time are based on the mean over the whole run, because answers arrive in bursts.
-
-    Args:
-        label: Text before the bar.
-        total: Total number of items. None if it is unknown.
-        unit: Unit of the items, for example ``"answers"``.
+    The rates are means over the whole run, because answers arrive in bursts. If `total` is None, it is unknown.
     """
 
     def __init__(self, label: str, total: int | None, unit: str) -> None:
-        interval = 0.5 if sys.stderr.isatty() else 10.0  # seconds, longer for a log file
+        interval = 0.5 if sys.stderr.isatty() else 10.0  # seconds
         options: dict[str, Any] = {"mininterval": interval, "smoothing": 0, "dynamic_ncols": True}
         self._bar = tqdm(total=total, desc=label, unit=f" {unit}", bar_format=_BAR, **options)
         self._start, self._tokens, self._note = time.perf_counter(), 0, ""
 
     def __call__(self, items: int, tokens: int) -> None:
-        """Advance the bar by newly finished items, and update the token rate."""
+        """Count newly finished items and tokens."""
         self._tokens += tokens
         rate = f"{self._tokens / (time.perf_counter() - self._start):,.0f} tokens/s" if self._tokens else ""
         self._bar.set_postfix_str(", ".join(filter(None, (rate, self._note))), refresh=False)
         self._bar.update(items)
 
     def note(self, text: str) -> None:
-        """Set the text at the end of the bar, for example the result of `spent`. It is shown at the next update."""
+        """Set the text at the end of the bar, shown at the next update."""
         self._note = text
 
     def __enter__(self) -> Self:
@@ -52,13 +47,9 @@ class Progress:
 def spent(
     prompt_tokens: int, answer_tokens: int, price_prompt: float | None = None, price_answer: float | None = None
 ) -> str:
-    """Format the cost of tokens in dollars. If a price is unknown, format the numbers of tokens instead.
+    """Format the cost of tokens in dollars, or the numbers of tokens if a price is unknown.
 
-    Args:
-        prompt_tokens: Number of prompt tokens that were sent.
-        answer_tokens: Number of answer tokens that were received.
-        price_prompt: Dollars per million prompt tokens.
-        price_answer: Dollars per million answer tokens.
+    Prices are in dollars per million tokens.
 
     >>> spent(2_000_000, 500_000, 0.1, 0.4)
     '$0.40 spent'
@@ -71,13 +62,13 @@ def spent(
 
 
 def say(line: str) -> None:
-    """Print a line for the user to standard error."""
+    """Print a line to standard error."""
     print(line, file=sys.stderr)
 
 
 @contextmanager
 def quiet_loggers(*names: str) -> Iterator[None]:
-    """Silence the loggers with the given names. For ``"transformers"``, also hide progress bars."""
+    """Silence loggers. For ``"transformers"``, also hide progress bars."""
     levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     bars: Any = None
     if "transformers" in names:

@@ -1,4 +1,4 @@
-"""Parallel workers that write to the same store: the assignment of blocks to workers, and locks."""
+"""Parallel workers that write to the same store: assignment of blocks, and locks."""
 
 import os
 import re
@@ -25,16 +25,13 @@ class InBlock(Protocol):
 
 Item = TypeVar("Item", bound=InBlock)
 Result = TypeVar("Result")
-#: Function that prepares a process, for example by loading a model, and yields a function that processes items.
+#: Function that prepares a process, for example loads a model, and yields a function that processes items.
 Start = Callable[[], AbstractContextManager[Callable[[Sequence[Item], Progress], Result]]]
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Worker number `rank` of `count` workers. It processes every `count`-th block, starting with block `rank`.
-
-    `torchrun` starts workers on one or several machines. The workers of a run never wait for each other.
-    """
+    """Worker number `rank` of `count`. It processes every `count`-th block, and never waits for workers of its run."""
 
     rank: int = 0
     count: int = 1
@@ -44,7 +41,7 @@ class Worker:
         """Create the worker from RANK and WORLD_SIZE, which `torchrun` sets. Without them, there is only one worker.
 
         Raises:
-            InputError: If RANK or WORLD_SIZE is not a whole number, or RANK is not below WORLD_SIZE.
+            InputError: If they are not whole numbers, or RANK is not below WORLD_SIZE.
         """
         rank, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         if not rank and not count:
@@ -75,12 +72,10 @@ class Worker:
         """Process all items in this process, with a single call of the function that `start` yields.
 
         Args:
-            start: Function that prepares a process and yields a function that processes items. The Ray engine
-                sends `start` to its actors, and processes the items of each block separately.
+            start: See `Start`. The Ray engine sends it to its actors, and processes the items of each block separately.
             items: Items in this worker's blocks.
             n_rows: Function that returns the number of rows in an item, for the progress bar.
-            bar: Function that returns the progress bar. It is called after `start`, so that the rate
-                does not include the preparation.
+            bar: Function that returns the progress bar, called after `start`.
 
         Yields:
             The result of that call. The Ray engine yields one result per block.
@@ -90,15 +85,14 @@ class Worker:
 
     @property
     def label(self) -> str:
-        """Suffix that shows the worker's number, such as `` 1/4``. It is empty for a single worker."""
+        """Suffix with the worker's number, such as `` 1/4``. Empty for a single worker."""
         return f" {self.rank + 1}/{self.count}" if self.count > 1 else ""
 
     @contextmanager
     def writing(self, store: Path) -> Iterator[None]:
         """Lock this worker's blocks in a store, and delete the unfinished files of killed runs.
 
-        If another run has locked some of these blocks, print a line and wait for that run to finish. A lock is
-        released when its process ends.
+        If another run has locked some of these blocks, wait for it. A lock is released when its process ends.
         """
         store.mkdir(parents=True, exist_ok=True)
         with self._lock(store):
@@ -107,7 +101,7 @@ class Worker:
             yield
 
     def _delete_unfinished(self, store: Path) -> None:
-        """Delete temporary files in this worker's blocks. Killed processes leave such files."""
+        """Delete the temporary files that killed processes left in this worker's blocks."""
         for path in store.rglob(".*.tmp"):
             block = re.match(r"\.([0-9]{5,9})\.", path.name)
             if self.has(int(block[1])) if block else self.rank == 0:
@@ -116,7 +110,7 @@ class Worker:
     def _lock(self, store: Path) -> AcquireReturnProxy:
         waits = False
         while True:
-            with alone(store):  # so that no other run starts between the check and the lock
+            with alone(store):  # no other run starts between the check and the lock
                 rival = next((path for path in sorted(store.glob(".writer-*.lock")) if self._waits_for(path)), None)
                 if rival is None:
                     return FileLock(store / f".writer-{self.rank}-of-{self.count}.lock").acquire()
@@ -128,7 +122,7 @@ class Worker:
 
     def _waits_for(self, path: Path) -> bool:
         """Whether another run holds the lock `path` and may process some of this worker's blocks."""
-        # workers can share blocks if they have the same rank, or if their runs have different numbers of workers
+        # runs with equal numbers of workers share blocks only if the ranks are equal
         names = re.fullmatch(r"\.writer-([0-9]+)-of-([0-9]+)\.lock", path.name)
         if names is None or (int(names[2]) == self.count and int(names[1]) != self.rank):
             return False
@@ -141,13 +135,13 @@ class Worker:
 
 @contextmanager
 def alone(store: Path) -> Iterator[None]:
-    """Lock the whole store during a short task, so that only one process at a time performs it."""
+    """Lock the whole store during a short task."""
     with FileLock(store / ".index.lock"):
         yield
 
 
 class Lazy(Generic[Result]):
-    """Value that each process builds on first use, such as a loaded model. Ray sends only `build` to its actors."""
+    """Value that each process builds on first use, such as a loaded model. Ray sends only `build`."""
 
     def __init__(self, build: Callable[[], Result]) -> None:
         self._build, self._built = build, list[Result]()

@@ -1,4 +1,4 @@
-"""Reader of Inspect logs. A log is either a `.json` file or an `.eval` file, which is a zip archive of JSON files."""
+"""Reader of Inspect logs: `.json` files, or `.eval` files, which are zip archives of JSON files."""
 
 import json
 import struct
@@ -39,11 +39,11 @@ _ROLES = ("system", "user", "assistant")
 
 
 def read_inspect(path: Path, kind: Kind | None) -> Log:
-    """Read a log. In Inspect, a sample is a question, and each epoch of a sample is an answer.
+    """Read a log. In Inspect, a sample is a question, and each of its epochs is an answer.
 
     Raises:
-        InputError: If the file is damaged or has an unsupported version, if an epoch occurs twice, if the epochs of a
-            sample have different prompts, or if a prompt is not a chat of text messages.
+        InputError: If the file is damaged or has an unsupported version, an epoch occurs twice, the epochs of a sample
+            have different prompts, or a prompt is not a chat of text messages.
     """
     with readable(path, f"an Inspect log in format version {VERSION}"):
         header, samples = _read(path)
@@ -72,7 +72,7 @@ def _is_sample(member: zipfile.ZipInfo) -> bool:
 
 
 def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """Return the content of a file in an archive."""
+    """Return a file in an archive."""
     if member.compress_type != _ZSTD:
         return archive.read(member)
     assert archive.fp is not None
@@ -124,12 +124,12 @@ def _log(
 
 
 def _has_failed(sample: Mapping[str, Any]) -> bool:
-    """Whether a sample has no answer because of an error."""
+    """Whether an error prevented an answer."""
     return not sample["output"]["choices"]
 
 
 def _question(sample: Mapping[str, Any], system: str | None, task: str, where: str) -> Question:
-    """Return the question of a sample. Its prompt consists of all messages before the last answer."""
+    """Return the question of a sample: all messages before the last answer."""
     messages = sample["messages"]
     ends = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not ends:

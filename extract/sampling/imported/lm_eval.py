@@ -32,12 +32,10 @@ _KEYS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "fil
 def read_lm_eval(path: Path, kind: Kind | None) -> Log:
     """Read a file samples_TASK_DATE.jsonl, and results_DATE.json if it is in the same folder.
 
-    The samples file has one line for each question and filter. Scores become grades of the first answer to the
-    question. Scores of filters that combine several answers are left out.
+    Scores become grades of the first answer to a question. Scores that combine several answers are left out.
 
     Raises:
-        InputError: If a line is damaged or from an unknown version, if a line occurs twice, or if the task does not
-            generate answers.
+        InputError: If a line is damaged, duplicated or from an unknown version, or the task generates no answers.
     """
     with readable(path, "a samples file of lm-evaluation-harness 0.4"):
         task, _, date = path.stem.removeprefix("samples_").rpartition("_")
@@ -85,10 +83,7 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
 
 
 def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> list[tuple[str, Grade]]:
-    """Return the grader name and the grade for each score of the first answer.
-
-    Scores that combine several answers, and metrics for which lower is better, are left out.
-    """
+    """Return the grader name and the grade for each score of the first answer, unless lower scores are better."""
     if len(row["resps"][0]) > 1 and not _takes_first(config, row["filter"]):
         return []
     found, suffix = row["filtered_resps"][0], [] if row["filter"] == "none" else [row["filter"]]
@@ -98,11 +93,7 @@ def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) 
 
 
 def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:
-    """Return a line's prompt and its generation options.
-
-    Raises:
-        InputError: If a key is missing, or if the model was not asked to generate an answer.
-    """
+    """Return a line's prompt and its generation options."""
     if lacking := [key for key in _KEYS if key not in row]:
         raise InputError(
             f"Expected {where} to be from a samples file of lm-evaluation-harness 0.4.3 or later, but it lacks "
@@ -118,10 +109,10 @@ def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def _question(row: Record, prompt: str, task: str, has_choices: bool) -> Question:
-    """Return the question of a line. Prompts for chat APIs are logged as the JSON of their messages."""
+    """Return the question of a line. Chat prompts are logged as the JSON of their messages."""
     messages = _literal(json.loads, prompt)
     is_chat = isinstance(messages, list) and all(isinstance(turn, dict) for turn in messages)
-    references = _literal(ast.literal_eval, row["target"])  # a list is logged as the text of a Python list
+    references = _literal(ast.literal_eval, row["target"])  # a list is logged as Python code
     if not (isinstance(references, list) and all(isinstance(text, str) for text in references)):
         references = [] if has_choices else [row["target"]]  # the target is the index of a choice
     group = row["doc"].get("group")
@@ -136,13 +127,13 @@ def _question(row: Record, prompt: str, task: str, has_choices: bool) -> Questio
 
 
 def _literal(parse: Callable[[str], Any], text: str) -> Any:
-    """Parse the text of a list. Return None for any other text."""
+    """Parse the text of a list. None for any other text."""
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
         return parse(text) if text.startswith("[") else None
 
 
 def _takes_first(config: Mapping[str, Any], name: str) -> bool:
-    """Whether a filter selects the first of several answers. False if the task's configuration is unknown."""
+    """Whether a filter selects the first of several answers. False if unknown."""
     default = {"name": "none", "filter": [{"function": "take_first"}]}
     filters = (config.get("filter_list") or [default]) if config else []
     functions = {step["function"] for one in filters if one["name"] == name for step in one["filter"]}

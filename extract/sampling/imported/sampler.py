@@ -1,4 +1,4 @@
-"""`ImportedSampler`, the sampler of stores that `python -m extract import` makes. It can't draw answers."""
+"""The sampler of stores that `python -m extract import` makes."""
 
 from extract.errors import InputError
 from extract.policy import Decoding
@@ -7,11 +7,7 @@ from extract.sampling.base import Sampler, SamplingOptions
 
 
 class ImportedSampler(Sampler):
-    """Refuses to draw answers, because another tool has already drawn them.
-
-    Raises:
-        InputError: Always.
-    """
+    """Refuses to draw answers, because another tool has drawn them."""
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
         raise InputError(

@@ -24,10 +24,10 @@ from extract.store.verify import write_manifest
 
 
 def write_log(log: Log, folder: Path) -> Store:
-    """Create the store of a log. If it already exists, only its missing and damaged files are written.
+    """Create or complete the store of a log.
 
-    A new store is written to a hidden folder, which is then renamed. If a run is killed, the hidden folder remains, and
-    the next import of the same log completes it.
+    A new store is written to a hidden folder, which is then renamed. If a run is killed, the next import of the same
+    log completes this folder.
 
     Raises:
         InputError: If the folder contains other files, or the store of another log.
@@ -59,7 +59,7 @@ def _identity(log: Log) -> Identity:
 
 
 def _fill(folder: Path, log: Log, identity: Identity) -> None:
-    """Write all missing and damaged files of a store: first the samples, then the grades."""
+    """Write all missing and damaged files of a store."""
     worker = Worker()
     with worker.writing(folder):
         store = Store.create(folder, identity, log.questions)
@@ -98,7 +98,7 @@ def _keys(store: Store, part: SampleRange) -> list[tuple[str, int]]:
 
 
 def _sample(store: Store, log: Log, id_: str, sample: int) -> dict[str, Any]:
-    """Return an answer's row of the samples table. Its token ids are null."""
+    """Return an answer's row of the samples table, without token ids."""
     row, answer = store.samples.absent(id_, sample, MISSING), log.answers.get((id_, sample))
     if answer is None:
         return row

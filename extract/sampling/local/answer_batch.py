@@ -1,4 +1,4 @@
-"""`AnswerBatch`, a batch of answers that are drawn together. Answers can join and leave between forward passes."""
+"""A batch of answers that are drawn together. Answers can join and leave between forward passes."""
 
 from typing import Any, NamedTuple, Self
 
@@ -12,7 +12,7 @@ from extract.sampling.local.draws import draw
 from extract.sampling.local.reading import forward
 from extract.sampling.local.shared_cache import SharedCache
 
-#: Fraction of rows that must have ended before they are removed. Each removal copies a part of the cache.
+#: Fraction of rows that must have ended before they are removed, because a removal copies a part of the cache.
 _ENDED_SHARE = 0.2
 
 
@@ -20,7 +20,7 @@ class Rows(NamedTuple):
     """State of several answers, one per row.
 
     Attributes:
-        ids: [row] int64 numbers that identify the answers.
+        ids: [row] int64.
         starts: [row] int64 lengths of the prompts in tokens.
         temperatures: [row] float32.
         uniforms: [row, step] float64 random numbers.
@@ -80,20 +80,13 @@ class AnswerBatch:
 
     @property
     def can_join(self) -> bool:
-        """Whether further rows can join.
-
-        If answers can't share the cache of a prompt, rows can join only an empty batch.
-        """
+        """Whether further rows can join. Without a shared cache, they can join only an empty batch."""
         return self._cache is None or isinstance(self._cache, SharedCache)
 
     def join(self, rows: Rows, read: AnswerCache, logits: Tensor, questions: Tensor) -> None:
-        """Append rows to the batch.
+        """Append rows without tokens to the batch, after a pass over the prompts into the cache `read`.
 
-        Args:
-            rows: Rows without tokens.
-            read: Cache after a pass over the prompts.
-            logits: [question, vocab] logits after the prompts.
-            questions: [row] int64 index of each row's prompt in `read`.
+        `logits` have the shape [question, vocab]. `questions` [row] contains the index of each row's prompt.
         """
         if isinstance(self._cache, SharedCache):
             rows, logits = self._rows.joined(rows), torch.cat([self._logits, logits[questions]])
@@ -105,10 +98,7 @@ class AnswerBatch:
         self._rows, self._logits = rows, logits
 
     def draw(self) -> tuple[int, int]:
-        """Draw the next token of each answer.
-
-        Returns:
-            The number of tokens drawn, and the number of answers that have just ended.
+        """Draw the next token of each answer. Return the numbers of drawn tokens and of newly ended answers.
 
         Raises:
             InputError: If a logit is NaN.
@@ -134,7 +124,7 @@ class AnswerBatch:
         return len(now), len(now) - n_running
 
     def remove_ended(self) -> Rows | None:
-        """Remove the answers that have ended, and return them. If only a few have ended, keep them and return None."""
+        """Remove the answers that have ended, and return them. If only a few have ended, do nothing."""
         if self._n_running > (1 - _ENDED_SHARE) * len(self):
             return None
         removed, kept = self._rows.select(~self._rows.running), self._rows.running.nonzero()[:, 0]
@@ -146,7 +136,7 @@ class AnswerBatch:
         return removed
 
     def read(self) -> None:
-        """Run one forward pass over the last token of each row."""
+        """Run a forward pass over the last token of each row."""
         assert self._cache is not None
         rows, mask = self._rows, self._cache.before_pass()
         last = rows.tokens.gather(1, rows.lengths[:, None] - 1)

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: By default, the length of a common prefix is a multiple of this number.
+#: By default, the length of a common prefix is a multiple of this.
 _PREFIX_STEP = 16
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pad prompts on the left to the length of the longest one. Returns ids and mask, both [question, token] int64."""
+    """Pad prompts on the left to equal lengths. Returns ids and mask, both [question, token] int64."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
@@ -21,10 +21,9 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device
 def common_prefix(prompts: Sequence[Sequence[int]], step: int = _PREFIX_STEP) -> list[int]:
     """Find the longest common prefix that is shorter than every prompt.
 
-    The length is rounded down to a multiple of `step`, so that different batches of questions usually have the same
-    prefix.
+    Its length is rounded down to a multiple of `step`, so that batches usually have the same prefix.
     """
-    first, last = min(map(list, prompts)), max(map(list, prompts))  # the common prefix of these two is common to all
+    first, last = min(map(list, prompts)), max(map(list, prompts))  # their common prefix is common to all
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     length = min(shared, min(map(len, prompts)) - 1)
     return list(first[: length - length % step])
@@ -38,9 +37,6 @@ class Row(NamedTuple):
 
 
 def rows_of(temperatures: Sequence[float], samples: range) -> list[Row]:
-    """List the answers to draw for each question.
-
-    With several temperatures, only one answer is drawn at temperature 0, because all answers would be identical.
-    """
+    """List the answers to draw for each question: only one at temperature 0 if there are several temperatures."""
     once = len(temperatures) > 1
     return [Row(t, j) for t in temperatures for j in (samples[:1] if once and t == 0 else samples)]

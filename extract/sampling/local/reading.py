@@ -29,12 +29,7 @@ def forward(
 
 
 class PromptReader:
-    """Reads prompts with a model. Call its methods inside the with block of `shared_attention`.
-
-    Args:
-        model: Causal language model in evaluation mode.
-        max_new_tokens: Maximum number of tokens of an answer.
-    """
+    """Reads prompts with a model. Call its methods inside the with block of `shared_attention`."""
 
     def __init__(self, model: Any, max_new_tokens: int) -> None:
         self.model, self._max_new_tokens = model, max_new_tokens
@@ -42,10 +37,9 @@ class PromptReader:
         self._block: tuple[tuple[tuple[int, ...], ...], AnswerCache, Tensor] | None = None
 
     def read(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor]:
-        """Read prompts that begin with `prefix`. If the previous call had the same prefix, it is not read again.
+        """Read prompts that begin with `prefix`, which is kept for the next call.
 
-        Returns:
-            The cache of the prompts, and the logits [question, vocab] after their last tokens.
+        Returns the cache of the prompts, and the logits [question, vocab] after their last tokens.
         """
         n_further = max(map(len, prompts)) - len(prefix) + self._max_new_tokens
         if len(prefix) + n_further > smallest_window(self.model):
@@ -62,7 +56,7 @@ class PromptReader:
         return cache, logits
 
     def read_block(self, block: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor]:
-        """Return the cache and logits of a block's prompts (see `read`). They are kept until another block is read."""
+        """Read a block's prompts (see `read`), and keep the result until another block is read."""
         key = tuple(map(tuple, block))
         if self._block is None or self._block[0] != key:
             self.forget_block()  # free the memory first
@@ -70,7 +64,7 @@ class PromptReader:
         return self._block[1:]
 
     def forget_block(self) -> None:
-        """Free the memory of the block that was read most recently."""
+        """Free the memory of the last block."""
         self._block = None
 
     def _read_prefix(self, prefix: Sequence[int]) -> AnswerCache | None:

@@ -1,4 +1,4 @@
-"""Local sampler: a transformers model in this process, which reads each prompt once for all temperatures."""
+"""Local sampler: a transformers model that reads each prompt once for all temperatures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LocalSampler(Sampler):
         self._drawer = Lazy(partial(_Drawer, options, decoding))
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy of this run. Properties of the model that are not known yet are copied from `model`."""
+        """Return the policy of this run, with unknown properties of the model copied from `model`."""
         folder, options = Path(self.options.model), self.options
         known: dict[str, Any] = {"id": folder.resolve().name if folder.is_dir() else options.model}
         if options.dtype != "auto":
@@ -69,7 +69,7 @@ class LocalSampler(Sampler):
         return Policy(self._model, decoding)
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
-        """Draw the missing samples. Each range is drawn in one pass for all temperatures at which it is missing."""
+        """Draw the missing samples of each range in one pass for all temperatures."""
         lacking: dict[SampleRange, list[float]] = defaultdict(list)
         for temperature, store in stores.items():
             damaged = missing_shards(store, store.samples.ranges(), self.worker, store.samples.file)
@@ -101,7 +101,7 @@ class LocalSampler(Sampler):
 def _completing(
     drawer: Lazy[_Drawer], stores: Mapping[float, Store]
 ) -> Iterator[Callable[[GridRange, Progress], None]]:
-    """Yield a function that writes the missing files of a range. The model is loaded on first use."""
+    """Yield a function that writes the missing files of a range."""
 
     def complete(item: GridRange, progress: Progress) -> None:
         missing = {temperature: stores[temperature] for temperature in item.temperatures}
@@ -129,7 +129,7 @@ class _Drawer:
         self._sampler = TokenSampler(model, tokenizer, decoding, options.max_rows)
 
     def complete(self, stores: Mapping[float, Store], samples: SampleRange, progress: Progress) -> None:
-        """Write a range of samples at all temperatures. Answers that an earlier run has logged are kept."""
+        """Write a range of samples at all temperatures, including answers that an earlier run has logged."""
         questions, rows = next(iter(stores.values())).questions.block(samples), dict[tuple[float, str, int], Row]()
         for temperature, store in stores.items():
             if store.samples.log_file(samples).is_file():
@@ -160,7 +160,7 @@ class _Drawer:
         progress: Progress,
         keep: bool,
     ) -> dict[float, list[Row]]:
-        """Draw samples for some questions of a block. If `keep` is True, later calls don't read the prompts again."""
+        """Draw samples for some questions of a block. With `keep`, later calls don't read the prompts again."""
         from extract.running.memory import retry_with_smaller_batch
 
         sampler, ids = self._sampler, [question.id for question in block if question.id in question_ids]

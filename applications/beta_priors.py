@@ -16,15 +16,12 @@ _RANGE = (1e-3, 1e4)
 def concentration(mean: Array, right: NDArray[np.int64], known: NDArray[np.int64]) -> float | None:
     """Estimate the concentration κ of the priors p ~ Beta(κ f, κ (1 − f)) by maximum likelihood.
 
-    The counts of right answers follow a beta-binomial distribution. Means of 0 or 1 contain no information about κ.
+    Returns None if no question has both a mean in (0, 1) and at least two graded answers.
 
     Args:
         mean: [question] prior means f, such as confidences or base rates.
         right: [question] numbers of right answers.
         known: [question] numbers of graded answers.
-
-    Returns:
-        κ, from 0.001 to 10,000. None if no question has both a mean in (0, 1) and at least two graded answers.
     """
     used = (mean > 0) & (mean < 1) & (known >= 2)
     return fit_concentration(mean[used], right[used], known[used], _RANGE) if used.any() else None

@@ -113,7 +113,6 @@ def check_probe_model(probe: ConfidenceProbe, store: Store) -> None:
 
 
 def _of_table(source: str, store: Store, ignored: Collection[str]) -> NDArray[np.float64]:
-    """Read a column of a Parquet or CSV file."""
     path, _, column = source.rpartition(":")
     if not path:
         raise InputError(
@@ -157,7 +156,6 @@ def _of_table(source: str, store: Store, ignored: Collection[str]) -> NDArray[np
 
 
 def _read_table(path: Path, source: str) -> pa.Table:
-    """Read a Parquet or CSV file."""
     ids_as_text = pa.csv.ConvertOptions(column_types={ID: pa.string()})  # otherwise, 007 would become 7
     readers = {".parquet": pq.read_table, ".csv": partial(pa.csv.read_csv, convert_options=ids_as_text)}
     if path.suffix not in readers or not path.is_file():

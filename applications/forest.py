@@ -14,13 +14,7 @@ from probes.report.templates import LEVEL
 def paired_picture(
     accuracies: Mapping[str, Mapping[str, Any]], differences: Sequence[Mapping[str, Any]], label: str
 ) -> Figure:
-    """Plot accuracies and their paired differences. Significant differences are red.
-
-    Args:
-        accuracies: Estimates of the accuracies by name.
-        differences: Results of `paired_record` with the names `a` and `b` of the systems and the p-value `p_holm`.
-        label: Axis label of the accuracies.
-    """
+    """Plot accuracies and results of `paired_record` with names `a` and `b`. Significant differences are red."""
     rows = len(accuracies), len(differences)
     figure, (top, bottom) = new_figure(6.8, 1.4 + 0.3 * sum(rows), nrows=2, height_ratios=[n + 1 for n in rows])
     _forest(top, list(accuracies), list(accuracies.values()), [BLUE] * rows[0])
@@ -33,7 +27,6 @@ def paired_picture(
 
 
 def _forest(axes: Axes, labels: Sequence[str], estimates: Sequence[Mapping[str, Any]], colours: Sequence[str]) -> None:
-    """Draw one row per estimate."""
     for row, (estimate, colour) in enumerate(zip(estimates, colours, strict=True)):
         if estimate["low"] is not None:
             axes.plot([estimate["low"], estimate["high"]], [row, row], color=colour, lw=1.6)

@@ -116,15 +116,10 @@ def check_difference(difference: float) -> None:
 
 
 def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
-    """Test whether the mean difference is 0, with a two-sided test.
+    """Test whether the mean of differences [unit] is 0, with a two-sided test.
 
     McNemar's test is used if all differences are −1, 0 or 1 and there are no clusters. Otherwise, a sign-flip test
-    flips the signs of units or of whole clusters.
-
-    Args:
-        differences: [unit] differences.
-        n_flips: Number of random sign patterns.
-        cluster: [unit] clusters, numbered from 0.
+    with `n_flips` random patterns flips the signs of units or of whole clusters.
 
     Returns:
         A dict with the name of the `test`, its p-value `p`, and `p_mid` from `mcnemar` (None for sign-flip tests).
@@ -147,8 +142,7 @@ def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Lab
     Returns:
         The result of `paired_test` with these additional entries:
 
-        - `n`: Number of units.
-        - `value`: Mean difference.
+        - `n`, `value`: Number of units and mean difference.
         - `low`, `high`: Bounds of the clustered interval if there are clusters, otherwise of the t interval.
         - `t`, `bootstrap`, `clustered`: The intervals. `clustered` is None without clusters.
         - `n_above`, `n_below`: Numbers of units with a positive and with a negative difference.

@@ -81,7 +81,7 @@ def overconfident(n: int, rng: Generator) -> Questions:
 
 
 def easy(n: int, rng: Generator) -> Questions:
-    """Draw questions with a mean accuracy of 0.75 (skill 0.55). f is a multiple of 0.1, and g one of four base rates."""
+    """Draw questions with a mean accuracy of 0.75 (skill 0.55). f is a multiple of 0.1, and g takes four values."""
     questions = chain(rng.choice([0.55, 0.7, 0.8, 0.95], n), (6, 3), rng)
     return questions._replace(confidence=(questions.confidence * 10).round() / 10)
 
@@ -130,9 +130,7 @@ def intervals(questions: Questions, right: Tensor, k: int, reference: float, see
 
 
 def simulate(regime: Regime, draws: int, n: int, k: int, seed: int) -> dict[str, Counter[str]]:
-    """Count the intervals of `draws` test splits that contain the true value (held), lie above (too_high) or below it
-    (too_low).
-    """
+    """Count the intervals of `draws` test splits that contain the true value (held), or are too high or too low."""
     rng = np.random.default_rng(seed)
     truth = Truth(regime, k, rng)
     counts: dict[str, Counter[str]] = {figure: Counter() for figure in (*BARRED, *BESIDE)}

@@ -26,17 +26,16 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Cell:
-    """Comparison of the tested system with one reference on one metric.
+    """Comparison of the tested system with one reference on one metric (1 − metric if it falls with temperature).
 
     Index 0 of the axis `resample` is the original set of prompts, and the other indices are bootstrap resamples.
 
     Attributes:
-        means: [resample, temperature] means of the metric for the reference, or 1 − mean if the metric falls with
-            temperature.
-        tested: [resample] mean (or 1 − mean) of the metric for the tested system.
+        means: [resample, temperature] means of the reference.
+        tested: [resample] means of the tested system.
         temperature: [resample] temperatures at which the curve from `monotone_curves` reaches `tested`.
         ks_temperature: [resample] temperatures from `ks_temperatures`.
-        ks_distance: [temperature] Kolmogorov–Smirnov distances between the tested system and the reference.
+        ks_distance: [temperature] Kolmogorov–Smirnov distances.
         ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests.
         outside: ``above`` if the tested system varies more than the reference at its highest temperature, ``below`` if
             it varies less than the reference at its lowest temperature, and empty otherwise.
@@ -62,13 +61,12 @@ class Estimate:
 
     Attributes:
         cells: Comparison for each reference and metric.
-        tested: Dict from each metric to its values [prompt] for the tested system.
-        references: Values [prompt] for the references, by name, temperature and metric.
-        mismatch_rate: Result of `highest_mismatch_rate` for the tested system. None if the system has different outputs
-            for the same prompt.
-        limits: Dict from each reference to its `temperature_limit`. Empty if `mismatch_rate` is None.
-        recovery: Dict from each reference to the estimated temperatures [resample, temperature] of its held-out
-            outputs. Empty if a prompt has fewer than four outputs.
+        tested: Values [prompt] of the tested system, by metric.
+        references: Values [prompt] of the references, by name, temperature and metric.
+        mismatch_rate: Result of `highest_mismatch_rate`. None if outputs for the same prompt differ.
+        limits: `temperature_limit` of each reference. Empty if `mismatch_rate` is None.
+        recovery: Estimated temperatures [resample, temperature] of held-out outputs, by reference. Empty if a prompt
+            has fewer than four outputs.
     """
 
     cells: dict[str, dict[str, Cell]]
@@ -79,10 +77,7 @@ class Estimate:
     recovery: dict[str, Array]
 
     def mean_temperature(self, metrics: Sequence[str] = tuple(METRICS), rule: str = "temperature") -> Array:
-        """Return the mean temperature [resample] over references and metrics.
-
-        `rule` is the attribute of `Cell` that is averaged: ``temperature`` or ``ks_temperature``.
-        """
+        """Return the mean temperature (or ``ks_temperature``) [resample] over references and metrics."""
         return np.mean([getattr(grid[name], rule) for grid in self.cells.values() for name in metrics], axis=0)
 
 
@@ -119,10 +114,7 @@ def match_reference(
 ) -> dict[str, Cell]:
     """Compare the tested system with one reference on each metric.
 
-    Args:
-        tested: Values [prompt] of each metric.
-        grid: Values [prompt] of each metric, by temperature.
-        weights: [resample, prompt] weights of the prompts, which sum to 1. The first row is uniform.
+    The metrics have values [prompt]. Each row of `weights` [resample, prompt] sums to 1, and the first is uniform.
     """
     temperatures, cells = np.array([*grid]), {}
     for name in METRICS:
@@ -142,16 +134,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of half of a reference's outputs with the other half as the reference.
-
-    Args:
-        grid: Outputs [prompt] of the reference, by temperature.
-        n: Number of outputs for which the maximum exact match fraction (MEMF) is computed.
-        weights: [resample, prompt] weights of the prompts, which sum to 1.
-
-    Returns:
-        [resample, temperature] estimated temperatures, averaged over the metrics.
-    """
+    """Return the temperatures [resample, temperature] of half of a reference's outputs, from the other half."""
     temperatures = np.array([*grid])
     known, held_out = (
         [measure([one.every_second(start) for one in outputs], limit, n) for outputs in grid.values()]

@@ -46,13 +46,7 @@ def ks_p_values(tested: Array, reference: Array) -> Array:
 
 
 def monotone_curves(reference: Array, weights: Array) -> Array:
-    """Fit curves [resample, temperature] of the mean metric by isotonic regression.
-
-    Args:
-        reference: [temperature, prompt] values of a metric that increases with temperature. Temperatures are in
-            ascending order.
-        weights: [resample, prompt] weights.
-    """
+    """Fit curves [resample, temperature] of the mean metric [temperature, prompt] by isotonic regression."""
     return np.stack([isotonic_regression(means).x for means in weights @ reference.T])
 
 

@@ -29,7 +29,7 @@ class Source:
     Attributes:
         name: Name in messages and tables.
         units: Units in which the outputs can be read.
-        read: Function that takes a unit and returns a dict from each prompt to its outputs, without end tokens.
+        read: Function from a unit to the outputs of each prompt, without end tokens.
         store: The store; None if the source is a file.
     """
 
@@ -123,7 +123,6 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_csv(file: Path) -> dict[str, list[str]]:
-    """Read a CSV file with one row per output."""
     outputs: dict[str, list[str]] = {}
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:

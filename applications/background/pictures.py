@@ -21,7 +21,7 @@ def background_pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
 
 @styled
 def curves_picture(record: Mapping[str, Any]) -> Figure:
-    """Plot the mean of each metric against the temperature, for the references and the tested system."""
+    """Plot the mean of each metric against the temperature."""
     figure, grid = new_figure(7.2, 5.4, nrows=2, ncols=2, sharex=True)
     for axes, (name, metric) in zip(grid.flat, METRICS.items(), strict=True):
         cells = [cell for cell in record["cells"] if cell["metric"] == name]
@@ -44,7 +44,7 @@ def curves_picture(record: Mapping[str, Any]) -> Figure:
 
 @styled
 def recovery_picture(record: Mapping[str, Any]) -> Figure:
-    """Plot the temperatures estimated from held-out outputs of the references against the true temperatures."""
+    """Plot the estimated temperatures of held-out outputs against the true temperatures."""
     figure, axes = new_figure(4.4, 4.2)
     found = [reference for reference in record["references"].values() if reference["recovery"]]
     for reference, colour in zip(found, _COLOURS * len(found), strict=False):
@@ -57,7 +57,6 @@ def recovery_picture(record: Mapping[str, Any]) -> Figure:
 
 
 def _band(axes: Axes, x: list[float], estimates: list[Mapping[str, float]], colour: str, label: str) -> None:
-    """Plot estimates as a line, and their intervals as a band."""
     value, low, high = (np.array([one[name] for one in estimates]) for name in ("value", "low", "high"))
     axes.plot(x, value, color=colour, lw=1.4, marker=".", ms=4, label=label)
     axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)

@@ -74,11 +74,7 @@ def _source(source: Source) -> dict[str, Any]:
 
 
 def _facts(outputs: Sequence[Counted]) -> dict[str, Any]:
-    """Count the outputs of the tested system.
-
-    `first_divergence` is the median index of the first token or word that differs, over the prompts with varying
-    outputs.
-    """
+    """Count the outputs of the tested system."""
     varying = [one.first_divergence for one in outputs if one.first_divergence is not None]
     return {
         "n_outputs": sum(one.n for one in outputs),
@@ -90,7 +86,6 @@ def _facts(outputs: Sequence[Counted]) -> dict[str, Any]:
 
 
 def _cell(cell: Cell, rises: bool, n: int) -> dict[str, Any]:
-    """Return the results of one metric and one reference for `n` prompts."""
     best = int(cell.ks_distance.argmin())
 
     def mean(values: Array) -> Interval:
@@ -109,7 +104,6 @@ def _cell(cell: Cell, rises: bool, n: int) -> dict[str, Any]:
 
 
 def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, Any]:
-    """Compare the true temperatures with the estimates `found` [resample, temperature] from `n` prompts."""
     estimates = [interval(values, n) for values in found.T]
     errors = np.abs([one["value"] - t for one, t in zip(estimates, temperatures, strict=True)])
     return {

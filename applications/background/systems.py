@@ -51,12 +51,7 @@ References = Mapping[str, Mapping[float, Source]]
 
 
 def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
-    """Open references by name. Each one is a dict from temperature to source, in ascending order of temperature.
-
-    Args:
-        paths: Folders of temperature grids, or JSON files in the format of Messina and Scotta, which contain token ids
-            by model, temperature and prompt.
-    """
+    """Open temperature grids, or JSON files of Messina and Scotta, by name and then by ascending temperature."""
     named: list[tuple[str, dict[float, Source]]] = []
     for path in paths:
         if path.endswith(".json"):
@@ -97,12 +92,9 @@ def _read_references(path: str) -> Iterator[tuple[str, dict[float, Source]]]:
 
 
 def read_systems(tested: Source, references: References, unit: Unit | None, shared: bool) -> Systems:
-    """Read the outputs of all systems, and check that they can be compared.
+    """Read the outputs of all systems in one unit (see `choose_unit`), and check that they can be compared.
 
-    Args:
-        references: The references, from `open_references`.
-        unit: Unit of the outputs. See `choose_unit` for the default.
-        shared: Whether to use only the prompts that all systems have, if the prompts differ.
+    `shared` says whether to use only the prompts that all systems have, if the prompts differ.
     """
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
     stores = [source.store for source in sources if source.store]

@@ -111,8 +111,8 @@ class Metric:
     Attributes:
         label: Name in tables and pictures.
         compute: Function of the outputs for a prompt, the token limit, and the argument `n` of `max_exact_match`.
-        rises: Whether the metric increases with temperature. A metric that decreases is 1 if all outputs are identical.
-        authors: Name in the table of Messina and Scotta, or None if they do not use the metric.
+        rises: Whether the metric increases with temperature.
+        authors: Name in the table of Messina and Scotta, or None.
     """
 
     label: str
@@ -130,14 +130,9 @@ METRICS = {
 
 
 def measure(outputs: Sequence[Counted], limit: int, n: int) -> dict[str, NDArray[np.float64]]:
-    """Compute all metrics for each prompt, rounded to 12 digits.
+    """Compute all metrics [prompt] for at least two outputs per prompt, rounded to 12 digits.
 
-    Args:
-        outputs: [prompt] outputs, at least two for each prompt.
-        n: Number of outputs for MEMF. It must be the same for all systems in a comparison.
-
-    Returns:
-        Dict from the names in `METRICS` to values [prompt] float64.
+    `n` is the number of outputs for MEMF. It must be the same for all systems in a comparison.
     """
     return {
         name: np.array([metric.compute(one, limit, n) for one in outputs]).round(12) for name, metric in METRICS.items()

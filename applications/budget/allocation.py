@@ -1,8 +1,4 @@
-"""Allocate a sampling budget to questions by the expected gain of each further answer.
-
-The expected number of questions with at least one right answer is a sum of concave functions, one for each question.
-Drawing the answers with the largest gains is therefore optimal.
-"""
+"""Allocate a sampling budget to questions by the expected gain of each further answer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -36,41 +32,25 @@ def uniform_gains(n_questions: int, most: int) -> Array:
 
 
 def plug_in_gains(confidence: Array, most: int) -> Array:
-    """Return the gain f (1 − f)^j of each answer j = 0, 1, …, where f is the probability that an answer is right.
+    """Return the gain f (1 − f)^j [question, answer] of each answer j = 0, …, `most` − 1, for confidences f [question].
 
-    The gain is the probability that the answer is right and all earlier ones are wrong.
-
-    Args:
-        confidence: [question] confidences f. They are not clipped, so a question with f = 0 has no gain.
-        most: Number of answers to each question.
-
-    Returns:
-        [question, answer] float64 gains.
+    The gain is the probability that the answer is right and all earlier ones are wrong. Confidences are not clipped.
     """
     f = confidence[:, None]
     return _decreasing(f, np.repeat(1 - f, most - 1, axis=1))
 
 
 def beta_gains(a: Array, b: Array, most: int) -> Array:
-    """Return the gain E[p (1 − p)^j] = B(a + 1, b + j) / B(a, b) of each answer j = 0, 1, … for p ~ Beta(a, b).
+    """Return the gain E[p (1 − p)^j] = B(a + 1, b + j) / B(a, b) [question, answer] of each answer j.
 
-    Args:
-        a: [question] first parameters. If a is 0, p is 0.
-        b: [question] second parameters. If b is 0, p is 1.
-        most: Number of answers to each question.
-
-    Returns:
-        [question, answer] float64 gains.
+    The prior p ~ Beta(a, b) has parameters [question]. If a is 0, p is 0, and if b is 0, p is 1.
     """
     a, b, earlier = a[:, None], b[:, None], np.arange(most - 1)
     return _decreasing(a / (a + b), (b + earlier) / (a + b + 1 + earlier))
 
 
 def hazards(a: Array, b: Array, most: int) -> Array:
-    """Return the probability a / (a + b + j) that answer j is right, given that all j earlier answers are wrong.
-
-    See `beta_gains` for the arguments and the shape of the result.
-    """
+    """Return the probability a / (a + b + j) that answer j is right, given that all earlier answers are wrong."""
     return a[:, None] / ((a + b)[:, None] + np.arange(most))
 
 

@@ -22,10 +22,8 @@ def success(
 ) -> Tensor:
     """Compute the expected success of drawing answers in the order of their gains, at several budgets.
 
-    The budget is allocated again in each resample. If it runs out within a tie, the tied answers share the rest
-    equally.
-
-    The result is exact for the original questions, and interpolated between points of the ranking for resamples.
+    The budget is allocated again in each resample. Tied answers share the rest of the budget equally. The result is
+    exact for the original questions, and interpolated between points of the ranking for resamples.
 
     Args:
         gains: [question, answer] gains, which do not increase along `answer`.
@@ -33,7 +31,7 @@ def success(
         known: [question] numbers of graded answers.
         budgets: [budget] mean numbers of answers per question.
         weights: [resample, question] number of copies of each question.
-        fold: [question] fold of each question. Each fold has a separate budget.
+        fold: [question] folds with separate budgets.
         online: Whether sampling for a question stops at the first right answer. If so, the budget limits the expected
             number of answers.
 
@@ -58,14 +56,9 @@ def mean_cost(right: NDArray[np.int64], known: NDArray[np.int64]) -> float:
 
 
 def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
-    """Return the budgets at which a curve of success reaches given levels.
+    """Return the budgets [row, level] at which curves reach given levels, or NaN.
 
-    Args:
-        level: [row, level] float64 levels of success.
-        curve: [row, answers] float64 success at budgets of 1, 2, 3, … answers per question.
-
-    Returns:
-        [row, level] float64 budgets, linearly interpolated; NaN where the curve does not reach the level.
+    `curve` [row, answers] is the success at budgets of 1, 2, 3, … answers per question, and is interpolated linearly.
     """
     level, curve = level.round(decimals=12), torch.nn.functional.pad(curve, (1, 0)).round(decimals=12)
     upper, share = _place(curve, level)

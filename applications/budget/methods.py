@@ -51,10 +51,9 @@ class Questions(NamedTuple):
     Attributes:
         rows: [question] rows of the question table.
         fold: [question] folds, stratified by question group, with separate budgets.
-        settings: The settings `all` (all answers), `half` (answers with odd indices) and `online` (all answers, but
-            sampling stops at the first right answer).
-        concentration: Mean concentration of the beta priors of each confidence, by name. None if it cannot be
-            estimated.
+        settings: `all` answers, `half` (answers with odd indices) and `online` (all answers, but sampling stops at the
+            first right answer).
+        concentration: Mean concentration of the beta priors of each confidence, or None.
     """
 
     rows: NDArray[np.int64]
@@ -64,14 +63,11 @@ class Questions(NamedTuple):
 
 
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
-    """Compute the gains of all methods.
+    """Compute the gains of all methods for confidences [row] of the question table; NaN if missing.
 
     A question is used if it has all confidences, and graded answers at both even and odd indices. Methods that use the
     grades of the answers with even indices, such as the oracle, are included only in the setting `half`, which is
     evaluated on the answers with odd indices.
-
-    Args:
-        confidences: Confidences [row] of the questions in the table, by name; NaN if missing.
     """
     other_known = table.known - table.held_known
     rows = np.flatnonzero(

@@ -30,15 +30,9 @@ def budget_record(
     n_resamples: int,
     seed: int,
 ) -> tuple[dict[str, Any], pa.Table]:
-    """Compute the expected success of all methods of allocating a budget.
+    """Compute the content of budget.json and a table of the allocations, for confidences [row]; NaN if missing.
 
-    Args:
-        confidences: Confidences [row] of the questions in the table, by name; NaN if missing.
-        budgets: Mean numbers of answers per question. The default is `BUDGETS` up to the number of available answers.
-
-    Returns:
-        The content of budget.json, and a table of the allocations. In budget.json, `settings` maps each setting to the
-        result of `evaluate_setting`.
+    `settings` maps each setting to the result of `evaluate_setting`.
     """
     questions = read_questions(table, confidences, seed)
     everything = questions.settings["all"]
@@ -74,9 +68,7 @@ def budget_record(
 def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[int], weights: Tensor) -> dict[str, Any]:
     """Compute the expected success of each method in a setting, and compare it with the uniform allocation.
 
-    Args:
-        budgets: Mean numbers of answers per question. Budgets above the limit of the setting are left out.
-        weights: [resample, question] number of copies of each question. The first row contains only ones.
+    The first row of `weights` [resample, question] contains only ones.
 
     Returns:
         A dict with these entries:
@@ -85,9 +77,9 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
         - `n_answers`: Number of available answers.
         - `budgets`: The budgets up to `limit`.
         - `methods`: One dict per method. `confidence` and `gain` identify the method. The other entries map each budget
-          to an estimate with its interval: `success`, `difference` (from the success of the uniform allocation), and
-          `saved`, the number of additional answers per question that the uniform allocation needs for the same success
-          (None if the store has too few answers).
+          to an estimate: `success`, `difference` (from the success of the uniform allocation), and `saved`, the number
+          of additional answers per question that the uniform allocation needs for the same success (None if the store
+          has too few answers).
     """
     counts, limit = (setting.right, setting.known), setting.limit(questions.fold)
     used = [budget for budget in budgets if budget <= limit]

@@ -1,8 +1,7 @@
 r"""Find thresholds with a bounded risk by Learn then Test (Angelopoulos et al., arXiv 2110.01052).
 
-The loss of a question is ℓ = 1 − c/n, where c of its n graded answers are right. The n answers to a question are
-treated as one observation. A threshold λ keeps the questions whose confidence f is at least λ. Its risk is
-E[ℓ | f ≥ λ], the expected fraction of wrong answers among the answers to kept questions.
+The loss of a question is ℓ = 1 − c/n, where c of its n graded answers are right. A threshold λ keeps the questions
+whose confidence f is at least λ. Its risk is E[ℓ | f ≥ λ].
 """
 
 from collections.abc import Callable
@@ -83,11 +82,9 @@ def certify(
 ) -> Certified:
     """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
-    The guarantee fails with a probability of at most 1 − `level`.
-
-    The method is fixed-sequence testing with several starts. Each sequence in `STARTS` tests thresholds in descending
-    order until a hypothesis is not rejected. It starts at the highest threshold that keeps at least its fraction of the
-    questions, and at least twice `n_needed` questions.
+    The guarantee fails with a probability of at most 1 − `level`. Each sequence in `STARTS` tests thresholds in
+    descending order until a hypothesis is not rejected. It starts at the highest threshold that keeps at least its
+    fraction of the questions, and at least twice `n_needed` questions.
 
     Args:
         confidence: [question] confidences f. A question with the confidence NaN is never answered.

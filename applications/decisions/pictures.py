@@ -12,7 +12,7 @@ from probes.report.templates import method_label
 
 @styled
 def risk_coverage_picture(record: Mapping[str, Any]) -> Figure:
-    """Plot the measured risk against the coverage with 95 % bands. Dots mark the certified thresholds."""
+    """Plot the measured risk against the coverage."""
     figure, axes = new_figure(5.8, 4.0)
     base = record["base_risk"]["value"]
     axes.axhline(base, color=GREY, lw=1, ls="--", label=f"random order ({base:.2f})")
@@ -39,7 +39,7 @@ def risk_coverage_picture(record: Mapping[str, Any]) -> Figure:
 
 @styled
 def routing_picture(routing: Mapping[str, Any]) -> Figure:
-    """Plot accuracy against the mean cost per question, with 95 % bands. Curves start without routing."""
+    """Plot accuracy against the mean cost per question."""
     figure, axes = new_figure(5.8, 4.0)
     cheap, strong = routing["alone"]
     ends = [cheap["cost"], strong["cost"]], [one["accuracy"]["value"] for one in (cheap, strong)]
@@ -68,7 +68,6 @@ def routing_picture(routing: Mapping[str, Any]) -> Figure:
 
 
 def _explain(axes: Axes, confidences: Mapping[str, Any], certified: str) -> None:
-    """Add legend entries for the bands and the dots."""
     colour = METHOD_COLOURS[0] if len(confidences) == 1 else INK
     axes.fill_between([], [], color=colour, alpha=0.15, lw=0, label="95 % interval")
     axes.plot([], [], color=colour, marker="o", ms=7, ls="", label=certified)

@@ -29,14 +29,7 @@ _N_POINTS = 40
 
 
 class Decided(NamedTuple):
-    """Questions with a known grade and all confidences.
-
-    Attributes:
-        store: The store.
-        table: The store's question table.
-        rows: [question] int64 rows of the questions in `table`.
-        confidences: [question] confidences by name.
-    """
+    """Questions with a known grade and all confidences, as rows of a store's question table."""
 
     store: Store
     table: QuestionTable
@@ -126,10 +119,10 @@ def threshold_record(
         A dict with these entries:
 
         - `risk`: The requested risk.
-        - `threshold`: The certified threshold; None if no threshold is certified.
-        - `coverage`: Coverage at the threshold with its interval; None without a threshold.
+        - `threshold`: The certified threshold, or None.
+        - `coverage`: Coverage at the threshold; None without a threshold.
         - `n_kept`: Number of questions at or above the threshold.
-        - `measured_risk`: Measured risk at the threshold (at `first` if there is no threshold), with its interval.
+        - `measured_risk`: Measured risk at the threshold, or at `first` without a threshold.
         - `first`: The highest tested threshold.
         - `hoeffding`: Coverage at the threshold that Hoeffding's test certifies.
         - `n_least`: Number of questions at or above `first`.
@@ -178,13 +171,12 @@ def risk_coverage(confidence: Array, losses: Array, n_resamples: int, seed: int)
 
 
 def _mean_of_kept(losses: Array, is_kept: NDArray[np.bool_]) -> Any:
-    """Return a function that maps resampling weights to the mean loss of the kept questions."""
     above, below = torch.from_numpy(losses * is_kept), torch.from_numpy(is_kept.astype(np.float64))
     return lambda weights: (weights @ above) / (weights @ below)
 
 
 def decide_table(decided: Decided, record: Mapping[str, Any]) -> pa.Table:
-    """Return a table with one row per question: counts, confidences, and whether each threshold keeps it."""
+    """Return a table with one row per question."""
     table, rows = decided.table, decided.rows
     columns: dict[str, Any] = {
         "question_id": [table.ids[row] for row in rows],
@@ -206,5 +198,5 @@ def decide_page(record: Mapping[str, Any], plots: Sequence[str]) -> str:
 
 
 def decide_verdict(record: Mapping[str, Any]) -> str:
-    """Return a summary of the thresholds, with the reason if a risk has no threshold."""
+    """Return a summary of the thresholds."""
     return render("decisions/verdict.md.j2", record=record, label_of=method_label)

@@ -31,8 +31,7 @@ class Pair(NamedTuple):
 
     Attributes:
         cheap, strong: Measured accuracies.
-        cheap_cost, strong_cost: Mean numbers of prompt and generated tokens of an answer. `strong_cost` is multiplied
-            by the price of a token of the strong store.
+        cheap_cost, strong_cost: Mean costs of an answer.
         reading_cost: Number of prompt tokens that the probe reads in the cheap store.
     """
 
@@ -54,13 +53,8 @@ class Pair(NamedTuple):
 def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
     """Read the accuracies and costs of the questions that are in both stores and have a confidence.
 
-    Args:
-        panel: The cheap and the strong store.
-        rows: [question] rows of the cheap store's question table, for the questions with a confidence.
-        strong_price: Price of a token of the strong store, relative to a token of the cheap store.
-
-    Returns:
-        The indices of the shared questions into `rows`, and their accuracies and costs.
+    `rows` [question] are rows of the cheap store's question table. Returns the indices of the shared questions into
+    `rows`, and their accuracies and costs.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)
     of_stores = zip(panel.tables, (shared, panel.rows[1][of_panel]), strict=True)

@@ -14,10 +14,6 @@ N_SPLITS = 200
 def split_record(confidence: Array, losses: Array, risk: float, level: float, seed: int) -> dict[str, Any]:
     """Certify thresholds on random halves of the questions, and measure them on the other halves.
 
-    Args:
-        confidence: [question] confidences.
-        losses: [question] losses in [0, 1].
-
     Returns:
         A dict with these entries:
 

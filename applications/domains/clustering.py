@@ -40,14 +40,9 @@ class Clustering(NamedTuple):
 
 
 def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: int = 0) -> Clustering:
-    """Cluster questions by k-means on the principal components of their distinct embeddings.
+    """Cluster questions by k-means on the principal components of their distinct embeddings [question, d_model].
 
-    Args:
-        embeddings: [question, d_model] embeddings.
-        n_clusters: Number of clusters. By default, `choose_number` chooses it by its `stability`.
-
-    Raises:
-        InputError: If there are fewer distinct questions than clusters, or too few to choose the number of clusters.
+    By default, `choose_number` chooses the number of clusters by its `stability`.
     """
     from sklearn.decomposition import PCA
 

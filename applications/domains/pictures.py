@@ -42,7 +42,6 @@ def domains_picture(record: dict[str, Any]) -> Figure:
 
 
 def _forest(axis: Axes, column: list[dict[str, Any]], coloured: bool) -> None:
-    """Draw a value with its interval in each row."""
     for height, found in enumerate(column):
         colour = INK if not coloured or not found["decision"] else RED if found["decision"] < 0 else BLUE
         if found["low"] is not None:

@@ -96,7 +96,6 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
 
 
 def _figures(domains: Domains, cluster: NDArray[np.int64], n_clusters: int) -> list[dict[str, Any]]:
-    """Compute the metrics of each cluster."""
     accuracy = domains.table.accuracy
     graded = np.isfinite(accuracy)
     of_graded = accuracy[graded], cluster[graded], n_clusters
@@ -139,12 +138,10 @@ def _records(found: Estimates) -> list[dict[str, Any]]:
 
 
 def _without_nan(values: Values) -> list[float | None]:
-    """Convert values to a list, and replace NaN by None."""
     return [None if value != value else value for value in values.tolist()]
 
 
 def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Convert a dict of columns to a list of rows."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

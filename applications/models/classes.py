@@ -22,12 +22,7 @@ FIGURES = ("precision", "recall", "f1")
 
 
 class Classes(NamedTuple):
-    """Classes of the right answers.
-
-    Attributes:
-        names: [class] names of the classes.
-        truth: [question] int64 class of each question's right answer.
-    """
+    """Names of the classes, and the int64 index [question] of the class of each right answer."""
 
     names: list[str]
     truth: Labels
@@ -57,9 +52,6 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
     A right answer is in the class of its question, and a wrong answer in the class that it names. The last column is
     for wrong answers that name no class, several classes or the class of their question. An answer names a class if it
     contains the class name or an alias as whole words, or equals a one-letter name.
-
-    Args:
-        rows: [question] rows of the questions in the table.
     """
     n_classes, answers = len(classes.names), table.answers
     aliases: list[set[str]] = [{name} for name in classes.names]
@@ -83,19 +75,16 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
 
 
 def _names(answer: str, names: set[str]) -> bool:
-    """Return whether an answer names a class: it equals a one-letter name, or contains a longer name as whole words."""
+    """Return whether an answer equals a one-letter name, or contains a longer name as whole words."""
     letters = {name for name in names if len(name) == 1 and name.isalpha()}
     return answer.strip(" .():") in letters or contains_answer(answer, names - letters)
 
 
 def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the metrics of each class and their macro averages, with bootstrap intervals over questions.
+    """Compute the metrics of each class from `answer_shares`, and their macro averages.
 
     Precision is None for a class without answers. Recall and F1 are None for a class without questions. Macro averages
     leave out these values and classes without questions.
-
-    Args:
-        shares: [question, class + 1] fractions of the answers in each class, from `answer_shares`.
 
     Returns:
         A dict with these entries:

@@ -29,7 +29,7 @@ class Panel:
         names: Names of the stores.
         stores: The stores.
         tables: Question tables of the stores.
-        rows: [store, question] int64 row of each question in each store's question table.
+        rows: [store, question] int64 rows in the question tables.
         n_shared: Number of questions that all stores have.
     """
 
@@ -76,17 +76,11 @@ def too_few_stores(got: str) -> InputError:
 
 
 def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
-    """Open two or more stores, and align their questions by content.
-
-    Args:
-        paths: Folders of stores or of temperature grids. Each temperature of a grid is treated as a store.
-        shared: Whether to use the shared questions if the stores have different questions.
-        grader: Name of the grader. None means the only grader of the first store.
+    """Open two or more stores or temperature grids, and align their questions by content.
 
     Raises:
-        InputError: If there are fewer than two different stores, no shared questions or, if `shared` is False,
-            different questions, if grades are missing or follow different rules, or if fewer than two questions have a
-            known grade in every store.
+        InputError: If there are fewer than two different stores, the questions differ and `shared` is False, grades are
+            missing or follow different rules, or fewer than two questions have a known grade in every store.
     """
     stores = [store for path in paths for store in open_stores(path).values()]
     grader = stores[0].grades.choose(grader)
@@ -130,7 +124,6 @@ def _content(question: Question) -> dict[str, Any]:
 
 
 def _first_difference(stores: Sequence[Store]) -> str:
-    """Describe the first difference between two questions with the same id. Returns "" if there is none."""
     of_first = {question.id: _content(question) for question in stores[0].questions}
     for question in (question for store in stores[1:] for question in store.questions if question.id in of_first):
         if line := next(differences(_content(question), of_first[question.id]), ""):
@@ -153,8 +146,7 @@ def _check_rules(stores: Sequence[Store], grader: str) -> None:
 def clusters_of(questions: Sequence[Question], column: str) -> Labels:
     """Return the index [question] int64 of each question's cluster.
 
-    Args:
-        column: ``group``, ``dataset``, or ``meta.KEY`` for a key of `meta` whose values are strings or numbers.
+    `column` is ``group``, ``dataset``, or ``meta.KEY`` for a key of `meta` whose values are strings or numbers.
     """
     names = [_field(question, column) for question in questions]
     if missing := names.count(""):
@@ -173,18 +165,15 @@ def clusters_of(questions: Sequence[Question], column: str) -> Labels:
 
 
 def _field(question: Question, column: str) -> str:
-    """Return the value of a field, or "" if the question does not have it."""
     fields = {"group": question.group, "dataset": question.dataset}
     fields |= {f"meta.{key}": question.meta_label(key) for key in question.meta}
     return fields.get(column, "")
 
 
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
-    """Read the confidences [store, question]; NaN where they are missing.
+    """Read the confidences [store, question] from one source per store, or one for all; NaN where they are missing.
 
-    Args:
-        sources: Sources of confidences (see `read_confidence`): one for each store, one for all stores, or none. The
-            question ids of a table for all stores are those of the first store.
+    The question ids of a table for all stores are those of the first store.
     """
     n = len(panel.stores)
     if len(sources) not in (0, 1, n):

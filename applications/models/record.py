@@ -34,8 +34,7 @@ def models_record(
 
     Args:
         confidences: [store, question] confidences; empty if there are none.
-        clusters: [question] cluster of each question, or None.
-        cluster_field: Field that defines the clusters, or None.
+        clusters: [question] clusters from the field `cluster_field`, or None.
         difference: Difference in accuracy for which the required number of questions is computed.
 
     Returns:
@@ -106,7 +105,6 @@ def policy_differences(panel: Panel) -> list[dict[str, Any]]:
 
 
 def _value_at(record: Mapping[str, Any], field: str) -> Any:
-    """Return the value of a nested dict at a dotted name, or None."""
     value: Any = record
     for key in field.split("."):
         value = (value or {}).get(key)

@@ -20,13 +20,7 @@ PARAMETERS = ("alpha", "beta", "zero_share")
 
 
 class BetaBinomial(NamedTuple):
-    """Parameters of a beta-binomial model, optionally zero-inflated.
-
-    Attributes:
-        alpha: Parameter α of the beta distribution.
-        beta: Parameter β of the beta distribution.
-        zero_share: Fraction π₀ of questions that are never answered correctly; 0 in the plain beta-binomial model.
-    """
+    """Parameters of a beta-binomial model. A fraction π₀ of questions (`zero_share`) is never answered correctly."""
 
     alpha: float
     beta: float
@@ -197,16 +191,11 @@ def profile_interval(
     zero_inflated: bool,
     level: float = 0.95,
 ) -> tuple[float, float]:
-    """Compute the profile-likelihood interval of a quantity.
+    """Compute the profile-likelihood interval of a function of the coordinates.
 
-    The interval contains the values of the quantity for all parameters whose deviance is at most the `level` quantile
-    of the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative.
-
-    Args:
-        right: [question] numbers of right answers.
-        known: [question] numbers of graded answers.
-        weights: [question] number of copies of each question.
-        quantity: Function of the coordinates.
+    The interval contains its values for all parameters whose deviance is at most the `level` quantile of the χ²
+    distribution with one degree of freedom. At π₀ = 0, the interval is conservative. See `fit` for the counts and
+    weights.
     """
     n, center = weights.sum(), _coordinates(best)
     most_zeros = float(weights[right == 0].sum() / n) if zero_inflated else 0.0

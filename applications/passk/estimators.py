@@ -134,10 +134,7 @@ def predictive_band(confidence: Values, k: Sequence[int]) -> dict[str, Any]:
 
     If f is the probability that an answer is right, a question is solved with probability S = 1 − (1 − f)^k. The
     fraction has mean :math:`\mu = \sum S / N` and standard deviation :math:`\sqrt{\sum S (1-S)} / N`. The band is
-    μ ± 1.96 standard deviations (arXiv 2602.13540).
-
-    Returns:
-        A dict with `value`, `low` and `high`, each [k].
+    μ ± 1.96 standard deviations (arXiv 2602.13540). `value`, `low` and `high` have shape [k].
     """
     solved = predict(confidence, k)
     value, spread = solved.mean(1), 1.96 * np.sqrt((solved * (1 - solved)).sum(1)) / len(confidence)

@@ -40,17 +40,14 @@ def error_records(
 ) -> list[dict[str, Any]]:
     """Score predictions of Pass@K for individual questions, from confidences and from three baselines.
 
-    The baselines are:
-
-    - `base_rate`: The confidence is the mean accuracy on the other questions.
-    - `mean_pass_at_k`: The prediction is the mean Pass@K of the other questions.
-    - `oracle`: The confidence is the accuracy on half of the question's answers.
+    The baselines are `base_rate` (the mean accuracy on the other questions as the confidence), `mean_pass_at_k` (the
+    mean Pass@K of the other questions), and `oracle` (the accuracy on half of the question's answers as the
+    confidence).
 
     Args:
         confidences: Confidences [question] by name.
-        counts: Numbers [question] of right answers and of graded answers. The key False stands for all answers, and the
-            key True for the answers with odd indices. Methods that use the answers with even indices are scored on
-            those with odd indices.
+        counts: Numbers [question] of right answers and of graded answers: all answers (False), and the answers with odd
+            indices (True). Methods that use the answers with even indices are scored on those with odd indices.
         k: Numbers of answers, in ascending order.
 
     Returns:
@@ -61,8 +58,7 @@ def error_records(
         - `prediction`: ``plug-in`` for `predict`, ``Bayesian`` for `predict_from_prior`, or empty for baselines.
         - `half`: Whether the method is scored only on answers with odd indices.
         - `squared_error`: [k] mean squared error. None if k is above half of the smallest number of answers.
-        - `minus_mean_pass_at_k`: [k] paired difference from the squared error of `mean_pass_at_k`. None where
-          `squared_error` is None.
+        - `minus_mean_pass_at_k`: [k] paired difference from the squared error of `mean_pass_at_k`, or None.
     """
     n = len(counts[False][0])
     fold = np.random.default_rng(seed).permutation(n) % _N_FOLDS

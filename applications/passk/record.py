@@ -28,7 +28,7 @@ _POINTS = 48
 
 
 class Graded(NamedTuple):
-    """Counts of answers to the questions that have a known grade at every temperature.
+    """Stores by temperature, and counts of answers to the questions that have a known grade at every temperature.
 
     Attributes:
         stores: The stores by temperature, in ascending order.
@@ -78,10 +78,6 @@ def passk_record(
     graded: Graded, sources: Sequence[str], k: Sequence[int] | None, n_resamples: int, seed: int
 ) -> tuple[dict[str, Any], pa.Table]:
     """Compute Pass@K, its predictions and extrapolations for each store, and compare the temperatures of a grid.
-
-    Args:
-        sources: Sources of confidences, see `read_confidence`.
-        k: Values of K. The default is 1, 4, 16 and 64, up to the smallest number of graded answers.
 
     Returns:
         The content of passk.json, and a table with one row per temperature and question. In passk.json, `stores`
@@ -198,7 +194,7 @@ def _beyond(known: Counts) -> list[int]:
 def _columns(
     measured: _Measured, confidences: Mapping[str, Values], extrapolation: Extrapolation | None
 ) -> dict[str, Values]:
-    """Return columns of passk.parquet: Pass@K, confidences with their predictions, and posterior Pass@K."""
+    """Return Pass@K, confidences with their predictions, and posterior Pass@K."""
     right, known, k, *_ = measured
     columns = {f"pass_at_{one}": values for one, values in zip(k, pass_at_k(right, known, k), strict=True)}
     for name, confidence in confidences.items():

@@ -43,12 +43,8 @@ def even_splits(temperatures: Sequence[float], most: int) -> list[list[int]]:
 def best_single(passed: Tensor, first: Tensor) -> WeightedMetric:
     """Return a function that maps resampling weights to the pass rate at the best single temperature.
 
-    The best temperature on each half of the questions is evaluated on the other half. It is chosen again in each
-    resample.
-
-    Args:
-        passed: [temperature, question] float64 Pass@K.
-        first: [question] whether a question is in the first half.
+    The best temperature on each half of the questions is evaluated on the other half. `passed` is Pass@K [temperature,
+    question] float64, and `first` [question] selects the first half.
     """
 
     def metric(weights: Tensor) -> Tensor:

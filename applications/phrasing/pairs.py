@@ -82,11 +82,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
 
 
 def target_likelihoods(asked: pa.Table) -> Values:
-    """Return the mean log-probability per token [question] of each question's right continuation, in nats.
-
-    `asked` has one row per question, with log-probabilities of whole continuations (`logprobs`), their numbers of
-    tokens (`n_tokens`) and the index of the right continuation (`target`). The result is NaN if `target` is null.
-    """
+    """Return the mean log-probability per token [question] of each question's right continuation, in nats."""
     columns = (asked[name].to_pylist() for name in ("logprobs", "n_tokens", "target"))
     return np.array(
         [

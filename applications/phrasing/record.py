@@ -19,14 +19,14 @@ ACCURACY = "accuracy"
 
 
 def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compare the accuracies and likelihoods of each form of questions with those of every other form.
+    """Compare the accuracies and likelihoods of all pairs of forms.
 
     Returns:
         The content of phrasing.json, with these entries among others:
 
         - `forms`: Counts, mean accuracy and mean likelihood of each form.
-        - `tests`: Results of `paired_record` for the accuracies and the likelihoods of any two forms. The p-values
-          are corrected by Holm's method over all tests.
+        - `tests`: Results of `paired_record` for the accuracies and the likelihoods of any two forms, with Holm's
+          correction over all tests.
         - `joint`: For any two forms `a` and `b`, the probabilities that independent answers to `both`, `only_a`,
           `only_b` or `neither` are right.
     """
@@ -65,7 +65,6 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
 
 
 def _mean(figure: str, values: Values) -> dict[str, Any] | None:
-    """Return the mean of the finite values [pair] with its interval, or None for fewer than two."""
     finite = values[np.isfinite(values)]
     mean = share_interval if figure == ACCURACY else mean_interval
     return mean(finite) if len(finite) > 1 else None

@@ -129,12 +129,8 @@ def evaluate_rules(
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
     """Return the index of the threshold with the fewest answers among those that lose at most `MAX_LOSS` in accuracy.
 
-    If every threshold loses more, the most accurate threshold is chosen.
-
-    Args:
-        outcome: Outcome of each threshold, [threshold, question].
-        questions: [question] bool, the questions to use.
-        accuracy: [question] accuracy of the vote over all answers.
+    If every threshold loses more, the most accurate threshold is chosen. `outcome` has shape [threshold, question],
+    `questions` [question] is a mask, and `accuracy` [question] is that of the vote over all answers.
     """
     reached = outcome.accuracy[:, questions].mean(1)
     enough = reached >= min(accuracy[questions].mean() - MAX_LOSS, reached.max())
@@ -146,10 +142,7 @@ def _cross_tuned(
 ) -> Evaluated:
     """Choose a setting on each half of the questions, and evaluate it on the other half.
 
-    Args:
-        of_halves: For each half, the outcome [setting, question] on all questions, with priors fitted on this half.
-        half: [question] half of each question, 0 or 1.
-        choose: Function that chooses a setting for the questions in a mask.
+    The outcomes [setting, question] in `of_halves` have priors fitted on the respective half.
     """
     chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])
     other, row = 1 - half, np.arange(len(half))
@@ -179,19 +172,17 @@ _WHOLE = StoppingRule("", "", lambda answers, prior: np.full(answers.classes.sha
 
 
 def _only(outcome: Outcome) -> Outcome:
-    """Return the outcome of the only threshold, [question]."""
     return Outcome(*(column[0] for column in outcome))
 
 
 def _single(ballots: list[Ballots]) -> Outcome:
-    """Return the outcome of taking one random answer."""
     accuracy = np.array([one.right[one.classes].mean() for one in ballots])
     tokens = np.array([one.n_tokens.mean() for one in ballots])
     return Outcome(accuracy, np.ones(len(ballots)), tokens, np.ones(len(ballots)))
 
 
 def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
-    """Return the outcome of the vote weighted by likelihoods, or None if no answer has a likelihood."""
+    """Evaluate the vote weighted by likelihoods. Returns None without likelihoods."""
     winners = [weighted_winner(one.classes, one.likelihood) for one in ballots]
     if not any(np.isfinite(one.likelihood).any() for one in ballots):
         return None

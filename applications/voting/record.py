@@ -85,7 +85,7 @@ def read_confidences(sources: Sequence[str], poll: Poll) -> dict[str, NDArray[np
 def vote_record(
     poll: Poll, evaluation: Evaluation, confidences: Collection[str], orders: int, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """Compute the content of vote.json: metrics of all methods with 95 % intervals, and paired differences."""
+    """Compute the content of vote.json."""
     n, options = len(poll.ballots), {"n_resamples": n_resamples, "seed": seed}
     outcomes = {name: method.outcome for name, method in evaluation.methods.items()}
     full, priors = outcomes[MAJORITY], [prior_name(name) for name in (BASE_RATE, *confidences)]
@@ -143,25 +143,23 @@ def vote_record(
 
 
 def _pairs(confidences: Collection[str]) -> list[tuple[str, str]]:
-    """Return the pairs of methods whose accuracies and numbers of answers are compared."""
+    """Return the pairs of methods that are compared."""
     base_rate, others = prior_name(BASE_RATE), ("adaptive_consistency", "early_stopping")
     own = [(prior_name(name), other) for name in confidences for other in (*others, base_rate)]
     return [*own, (base_rate, "adaptive_consistency")]
 
 
 def _mean(values: NDArray[np.float64]) -> WeightedMetric:
-    """Return a function that maps resampling weights to the mean of `values` [question]."""
     return _ratio(values, np.ones(len(values)))
 
 
 def _ratio(numerator: NDArray[np.float64], denominator: NDArray[np.float64]) -> WeightedMetric:
-    """Return a function that maps resampling weights to the ratio of two weighted sums over questions."""
     above, below = torch.from_numpy(numerator), torch.from_numpy(denominator)
     return lambda weights: (weights @ above) / (weights @ below)
 
 
 def vote_table(poll: Poll, half: NDArray[np.int64], evaluation: Evaluation) -> pa.Table:
-    """Return a table with one row per question: its half, and each method's accuracy and number of answers."""
+    """Return a table with one row per question."""
     columns: dict[str, Any] = {
         "question_id": [poll.table.ids[row] for row in poll.questions],
         "half": half,

@@ -33,11 +33,7 @@ class Outcome(NamedTuple):
 
 
 class Replay:
-    """Answers to one question in random orders. Answers are permuted only within each temperature.
-
-    Means over the orders are unbiased, because the sampler could have drawn the answers in any of these orders
-    with the same probability.
-    """
+    """Answers to one question in random orders. Answers are permuted only within each temperature."""
 
     def __init__(self, ballots: Ballots, orders: int, rng: np.random.Generator) -> None:
         self._order = shuffled(ballots.temperatures, orders, rng)

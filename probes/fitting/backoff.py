@@ -1,7 +1,6 @@
 """Fit the novelty of a probe and its back-off, which shifts the confidences of novel questions towards the base rate.
 
-The back-off is fitted to scores of held-out groups of questions. To save time, a ridge regression on the probe's
-features computes these scores.
+It is fitted to the scores of a ridge regression for held-out groups of questions.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from probes.fitting.module import ProbeModule
 from probes.fitting.standardiser import standardiser
 from probes.saved.novelty import Confidences, Novelty, flat
 
-#: Number of folds of questions.
 N_FOLDS = 5
 #: With fewer groups than `LEAST_GROUPS`, the questions are divided into `N_CLUSTERS` clusters.
 LEAST_GROUPS, N_CLUSTERS = 3, 5

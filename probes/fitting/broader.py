@@ -35,11 +35,10 @@ def fit_broader(
     out, and a ridge regression replaces the existing probe.
 
     Args:
-        features: [row, layer, width] float32 features of the training questions and of the other stores' questions.
+        features: [row, layer, width] float32 features of all questions.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
-        groups: Question group of each row.
-        questions: Id of each row's question. Rewordings of a question share its id.
+        groups, questions: Question group and question id of each row. Rewordings of a question share its id.
         is_own: [row] bool mask of the existing probe's training questions.
     """
     accuracy, question = right / known, torch.from_numpy(np.unique(questions, return_inverse=True)[1])

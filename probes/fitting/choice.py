@@ -10,10 +10,8 @@ class Choice:
     """Candidate that was chosen on the validation rows.
 
     Attributes:
-        features: Indices of the features that the candidate reads.
-        names: Names of these features.
-        candidate: Index of the penalty, or of the number of neighbours.
-        value: The penalty, or the number of neighbours.
+        features, names: Indices and names of the features that the candidate reads.
+        candidate, value: Index and value of the penalty, or of the number of neighbours.
         calibrator: Calibrator for the scores of the candidate.
         prefixes: Calibrators for the scores of prefixes, in the order of `PREFIXES`; empty for a probe without them.
     """

@@ -12,7 +12,6 @@ from probes.fitting.standardiser import standardiser
 
 #: L2 penalty of the ridge regressions, and the maximum number of layers whose scores are averaged.
 RIDGE, MOST_LAYERS = 1.0, 4
-#: Maximum number of folds of groups.
 MOST_FOLDS = 8
 
 

@@ -1,13 +1,13 @@
 r"""Model of the latent probe, which predicts the distribution of answer embeddings from a question's hidden state.
 
 The model is based on ASEU (amortised semantic embedding uncertainty, arXiv 2410.22685). docs/methods.md lists the
-differences. An encoder maps a hidden state h to a mean μ(h) and standard deviations σ(h). The embedding e_m of answer m
-has norm 1 and is modelled as
+differences. The embedding e_m of answer m, with norm 1, is modelled as
 
 .. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
     \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),
 
-where all answers to a question share the offset u. The variances τ² are trained and are the same for all questions.
+where an encoder computes μ(h) and σ(h) from the hidden state h, and all answers to a question share the offset u. The
+variances τ² are trained and are the same for all questions.
 """
 
 import math
@@ -96,13 +96,10 @@ def initial_weights(n_features: int, d_model: int, hidden: int, components: int)
 def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor:
     """Compute the negative log-likelihood [...] of the answers, in nats per answer.
 
-    The n answers to a question scatter around their mean with variance σ². Their mean scatters around μ with variance
-    τ² + σ²/n.
-
     Args:
-        predicted: Distribution [..., question, component] with mean μ and standard deviation σ.
+        predicted: Distribution [..., question, component].
         shared: [..., 1, component] variance τ² of the shared offset.
-        answers: Statistics of the answers to the same questions. Questions without answers are ignored.
+        answers: Statistics of the answers. Questions without answers are ignored.
     """
     n = answers.number[:, None]
     within = predicted.deviation.square()

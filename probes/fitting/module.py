@@ -99,7 +99,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     @abstractmethod
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Run one training step. Probes that learn from all rows at once do nothing here."""
+        """Run one training step."""
 
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
         """Return the indices of the features in each input. `names` are the names of all features."""
@@ -153,7 +153,7 @@ class ProbeModule(L.LightningModule, ABC):
             self._make(*checkpoint["state_dict"]["mean"].shape)
 
     def moments(self, features: Any) -> tuple[Tensor, Tensor]:
-        """Return the mean and the scale of the standardiser. Both have shape [feature, d_model]."""
+        """Return the mean and the scale of the standardiser, each [feature, d_model]."""
         if isinstance(features, TokenStates):
             raise unreadable(type(self).__name__, "hidden_tokens", "hidden")
         if isinstance(features, StreamedFeatures):

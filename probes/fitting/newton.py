@@ -135,8 +135,8 @@ class _Dual:
     the derivative of the mean loss with respect to the logits, plus λ times the centred α. The inverse of the Hessian
     at zero weights is β = (scale · K + shift)⁻¹ v, and its image Kβ = (v − shift · β) / scale needs no matrix product.
 
-    In Newton steps, the bias also has a small penalty, which saves operations. A slightly smaller shift is subtracted
-    from v, which limits the coefficients if K is singular.
+    In Newton steps, the bias also has a small penalty, and a slightly smaller shift is subtracted from v. This saves
+    operations and limits the coefficients if K is singular.
     """
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:

@@ -37,12 +37,8 @@ def fit_statistics(
 
     If all targets of a fit are equal, its weights and bias are 0.
 
-    Args:
-        column: The feature.
-        target: [row] float64 targets in [0, 1].
-        fold: [row] int64 fold of each row.
-        solve: Function that maps statistics to weights [penalty, d] and biases [penalty] for centred rows.
-        products: Whether `solve` needs the covariance matrix.
+    `solve` maps statistics to weights [penalty, d] and biases [penalty] for centred rows. If `products` is false, it
+    gets no covariance matrix.
     """
     fits = []
     for number, statistics in enumerate(outside_folds(column, target, fold, products)):

@@ -19,9 +19,7 @@ from probes.fitting.streamed import Fits, held_out_scores
 from probes.fitting.sums import Column, moments
 from probes.saved.head import Head, LinearHead
 
-#: Default penalties to try.
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0)
-#: Number of folds in cross-fitting.
 N_FOLDS = 5
 
 

@@ -13,7 +13,6 @@ from probes.metrics.intervals import WeightedMetric, minus, resampled
 
 #: Maximum number of questions for which all sign patterns are enumerated.
 _MOST_EXACT = 20
-#: Maximum number of signs in memory at once.
 _CHUNK = 2**22
 
 

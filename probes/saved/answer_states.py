@@ -27,11 +27,8 @@ class AnswerStates:
         If the last token of a row is needed, the model reads it now. The result is None if an answer's tokens were not
         recorded in sequence, for example in a beam search.
 
-        Args:
-            drawn: [row, token] int64 generated tokens, with padding.
-            mask: [row, token] int64 attention mask of the prompts.
-            cache: Key/value cache at the end of the generation, or None.
-            lengths: Number of content tokens in each answer.
+        `drawn` [row, token] int64 are the generated tokens and `mask` is the prompts' attention mask. `cache` is the
+        key/value cache at the end, and `lengths` are numbers of content tokens.
         """
         read = torch.cat(self.tokens, 1)
         n = read.shape[1]

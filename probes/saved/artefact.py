@@ -28,7 +28,6 @@ from probes.saved.prefixes import PrefixCalibrator
 if TYPE_CHECKING:
     from probes.saved.confidence import Prompts
 
-#: Default model card.
 _CARD = """\
 ---
 library_name: confidence-probes
@@ -167,7 +166,7 @@ class ConfidenceProbe(ModelHubMixin):
         return self.attach(hf_model, tokenizer).score(prompts, answers, attention_mask, backoff)
 
     def attach(self, hf_model: Any, tokenizer: Any) -> ConfidentModel:
-        """Attach the probe to its model. The returned object can generate answers with confidences.
+        """Attach the probe to its model.
 
         Raises:
             InputError: If the model differs from the probe's model.
@@ -192,16 +191,13 @@ class ConfidenceProbe(ModelHubMixin):
         self.save(save_directory)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the probe with its model card to the Hub. The repository is created if it does not exist.
+        """Upload the probe with its model card to the Hub, and return the address of the commit.
 
         The access token comes from `hf auth login` or the environment variable HF_TOKEN. It cannot be passed here.
 
         Args:
             repo_id: Hub id of the repository, such as "ORG/NAME".
             **options: `private`, `commit_message`, `branch` or `create_pr`, as in `ModelHubMixin.push_to_hub`.
-
-        Returns:
-            The address of the commit.
 
         Raises:
             InputError: If the upload fails. The repository may then exist, but never contains an incomplete probe.
@@ -232,8 +228,7 @@ class ConfidenceProbe(ModelHubMixin):
                 ``token=False``, no access token is sent.
 
         Raises:
-            InputError: If the probe does not exist, is damaged, or has an unsupported head, calibrator or format
-                version, or if the Hub refuses access.
+            InputError: As for `load_probe`, or if the Hub refuses access.
         """
         config_file, weights_file, card_file = find_probe(pretrained_model_name_or_path, revision, **options)
         config = read_config(config_file)

@@ -41,7 +41,7 @@ class Calibrator(nn.Module):
 
     @classmethod
     def of_zeros(cls, n_knots: int) -> Self:
-        """Create a calibrator filled with zeros. Only calibrators with knots use `n_knots`."""
+        """Create a calibrator filled with zeros."""
         return cls(*(torch.zeros([n_knots] * cls.n_axes) for _ in cls.values))
 
 

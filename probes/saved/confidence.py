@@ -56,7 +56,7 @@ class Answers:
 
 
 class ConfidentModel:
-    """A model with an attached probe. Forward hooks exist only during method calls, so the model is not changed.
+    """A model with an attached probe. The model itself is not changed.
 
     Args:
         probe: Trained probe.
@@ -109,11 +109,10 @@ class ConfidentModel:
         """Generate answers with confidences.
 
         Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. `text`
-        always ends before the first of them. One more forward pass is needed if the probe reads other features than
-        hidden states of the question (with or without the signal `tokens`) or of all answer tokens.
+        always ends before the first of them.
 
         Args:
-            inputs: One or more texts, chats or lists of token ids. Alternatively, a left-padded tensor of token ids
+            inputs: One or more texts, chats or lists of token ids, or a left-padded tensor of token ids
                 [question, token], whose `attention_mask` is passed as an option.
             backoff: Whether to shift the confidences of novel questions. See `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).

@@ -50,14 +50,13 @@ def abstain(
 ) -> Decisions:
     """Answer only the questions whose confidence is at or above a threshold.
 
-    A probe that reads questions needs answers only to the questions at or above the threshold. With a probe that reads
-    answers, all answers are generated, and those below the threshold are withheld.
+    If the probe reads answers, all answers are generated, and those below the threshold are withheld.
 
     Args:
         model: Model with an attached probe.
         questions: Texts, chats or lists of token ids.
-        risk: Largest acceptable fraction of wrong answers among the answers that are not withheld. The probe must
-            contain a threshold for this risk, stored by `python -m applications decide`.
+        risk: Largest acceptable fraction of wrong answers among those not withheld. The probe must contain a threshold for
+            this risk, stored by `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
         backoff: Whether to shift the confidences of novel questions (see `Confidences`). Use False with stored
             thresholds, which were certified without this shift.

@@ -220,9 +220,8 @@ class KNNHead(VectorHead):
 def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors: Sequence[int]) -> Tensor:
     """Average the labels of the nearest points, weighted by inverse distance, for each number of neighbours.
 
-    The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, except for points that tie for
-    the last place among the neighbours: they share the remaining weight equally. A row at distance 0 from some points
-    gets the mean label of those points.
+    The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, except that points that tie for
+    the last place share the remaining weight. A row at distance 0 from some points gets their mean label.
 
     Args:
         queries: [row, d] features. The result for a row with NaN is NaN.

@@ -9,13 +9,11 @@ from extract.errors import InputError
 from extract.store.files import is_inside
 from extract.text import one_line
 
-#: Name of the model card in the folder of a probe.
 CARD = "README.md"
 _FILES = ["config.json", "model.safetensors", CARD]
 _LARGEST_CARD = 2**20  # bytes
 #: URL with a query string, which contains a signature if the URL is for an upload.
 _QUERY = re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>]*")
-#: Maximum length of a reason, in characters.
 _LONGEST = 400
 
 

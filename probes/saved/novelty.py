@@ -89,7 +89,7 @@ class Novelty(Distance):
     def forward(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
         """Compute the novelties of rows. If `backoff` is True, also apply the back-off to their confidences.
 
-        `features` [row, width] and `confidence` [row] are float32.
+        `features` is [row, width] float32, and `confidence` is [row] float32.
         """
         distance = self.distance(features)
         if backoff:

@@ -98,7 +98,7 @@ def _available_lines(stream: Any) -> Iterator[list[bytes]]:
 
 
 def _from_row(row: Mapping[str, Any], i: int, where: str) -> Asked:
-    """Convert a row of the input to a question to score."""
+    """Convert a row of the input to an `Asked`."""
     given = row.get("id")
     id_ = i if given is None else given if isinstance(given, str | int) else str(given)
     try:

@@ -1,4 +1,4 @@
-"""Heads that read the hidden states of all tokens of an answer and pool a few numbers per token into one score.
+"""Heads that pool a few numbers per token of an answer into one score.
 
 Each pooling function takes
 
@@ -41,8 +41,6 @@ def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
     r"""Pool each number v_h over the tokens, by maximum for even h and by minimum for odd h, and sum the results.
 
     .. math:: \sum_h \pm \max_t (\pm v_{ht})
-
-    This is the pooling of MultiMax probes. Because of the minima, a single token can also lower the score.
     """
     sign = torch.ones_like(numbers[0, 0, ...])
     sign[..., 1::2] = -1

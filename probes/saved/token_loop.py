@@ -1,6 +1,6 @@
 """Greedy search and sampling of one answer in the caller's thread, one token at a time.
 
-A streamer needs a second thread with its own OpenMP threads, which makes small matrix products a third slower.
+A streamer would need a second thread, in which small matrix products are a third slower.
 """
 
 from __future__ import annotations

@@ -62,10 +62,7 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
 class Gate:
     """ASGI middleware that refuses requests with a wrong host name or key. During shutdown, it allows only ``/health``.
 
-    Args:
-        app: The application.
-        api_key: The required key; None if no key is required.
-        check_host: Whether the header `Host` must name this machine, which prevents DNS rebinding.
+    `check_host` says whether the header `Host` must name this machine, which prevents DNS rebinding.
     """
 
     def __init__(self, app: App, api_key: str | None, check_host: bool) -> None:

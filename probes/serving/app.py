@@ -42,8 +42,7 @@ def create_app(
     """Create the application of a server. While `app.state.closing` is true, it answers only requests for ``/health``.
 
     Args:
-        engine: Engine with the model and the probe.
-        probe: The probe of the engine.
+        engine, probe: The engine and its probe.
         model_name: Name of the model in requests and responses.
         api_key: Key that requests must contain, or None.
         check_host: Whether the header `Host` of requests must be a loopback address or localhost.

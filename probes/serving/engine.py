@@ -1,4 +1,4 @@
-"""Engine of the server: one thread owns the model and the probe, and batches the requests of all clients."""
+"""Engine of the server: one thread batches the requests of all clients."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ class Engine:
         self._changed, self._is_closed, self._seconds_busy = threading.Condition(), False, 0.0
         self._counts = dict.fromkeys(("n_requests", "n_rejected", "n_passes", "n_rows", "n_tokens"), 0)
         attached: Future[None] = Future()
-        # The engine's thread also attaches the probe, because torch starts OpenMP threads for each thread that runs a
-        # model.
+        # torch starts OpenMP threads for each thread that runs a model, so the engine's thread attaches the probe
         parts = (attached, probe, hf_model, tokenizer)
         self._thread = threading.Thread(target=self._run, args=parts, name="engine", daemon=True)
         self._thread.start()

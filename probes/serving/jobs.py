@@ -23,7 +23,7 @@ class Settings:
     """Settings of one generated answer.
 
     Attributes:
-        max_tokens: Maximum number of tokens, at least 1. The answer also ends when the model's context is full.
+        max_tokens: Maximum number of tokens, at least 1.
         temperature: Sampling temperature; 0 is greedy.
         top_p: Probability mass of the tokens that can be drawn (nucleus sampling), in (0, 1].
         seed: Seed of the draws. With a seed, the answer does not depend on concurrent requests.
@@ -71,12 +71,7 @@ class AnswerStep(Step):
 
 
 class Job:
-    """One generated answer. See `Engine.generate`.
-
-    Attributes:
-        is_cancelled: Whether `cancel` was called.
-        has_ended: Whether the finish reason or an exception was reported.
-    """
+    """One generated answer. See `Engine.generate`."""
 
     def __init__(
         self,

@@ -13,7 +13,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from extract.errors import nearest
 from extract.text import one_line, shown
 
-#: Maximum number of questions in a request.
 MAX_QUESTIONS = 1024
 #: Maximum number of stop strings, and maximum length of each.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 200

@@ -48,8 +48,7 @@ def prediction_rejection_ratio(
 
     The definition follows LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
     Language Models with LM-Polygraph, 2025), except that the area is interpolated if `max_rejection` · N is not an
-    integer. The ratio of Malinin and Gales (2021) divides errors by the number of all questions. For individual
-    answers, it equals 2 · AUROC − 1.
+    integer.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     risk = 1 - right / known
@@ -78,8 +77,8 @@ def auprc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = 
 
     Wrong answers are the positive class. A question counts as p̂ right and 1 − p̂ wrong answers with the same score,
     where p̂ is its measured accuracy. The area is the average precision, as in scikit-learn's
-    `average_precision_score`. For an uninformative score, the expected area is about the fraction of wrong answers. The
-    result is NaN without wrong answers.
+    `average_precision_score`. For an uninformative score, it is about the fraction of wrong answers. The result
+    is NaN without wrong answers.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))
     detected, flagged = wrong.cumsum(-1), (wrong + right).cumsum(-1)

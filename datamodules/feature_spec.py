@@ -206,7 +206,7 @@ def choose_keys(
 ) -> list[str]:
     """Return the keys ``layer/position`` of a signal at the given positions and layers (None for all).
 
-    Error messages call `positions` by the name `option`.
+    `option` is the name of `positions` in error messages.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

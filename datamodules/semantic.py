@@ -1,7 +1,4 @@
-"""Semantic uncertainty of the answers to a question, from clusters or embeddings of the answers.
-
-Higher values mean that the answers differ more in meaning.
-"""
+"""Semantic uncertainty of the answers to a question, larger if they differ more in meaning."""
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
@@ -23,7 +20,7 @@ def discrete_entropy(clusters: Sequence[Hashable]) -> float:
     """
     if not clusters:
         return float("nan")
-    sizes = sorted(Counter(clusters).values())  # sorted, so that rounding does not depend on the order
+    sizes = sorted(Counter(clusters).values())  # independent of the order, also in rounding
     return max(0.0, float(entr(np.array(sizes) / len(clusters)).sum()))
 
 
@@ -97,7 +94,8 @@ def entropy_threshold(entropies: NDArray[np.float64]) -> float:
 def clusters_of(answers: Iterable[str | int | None]) -> list[Hashable]:
     """Assign identical normalised answers to the same cluster. Each unreadable answer forms its own cluster.
 
-    `answers` [sample] contains normalised answers, or classes of an `AnswerTable`. Unreadable: None, empty or class 0.
+    `answers` [sample] contains normalised answers, or classes of an `AnswerTable`. An answer is unreadable if it is
+    None, empty or 0.
 
     >>> clusters_of(["lima", None, "lima", None])
     ['lima', -2, 'lima', -4]

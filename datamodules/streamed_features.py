@@ -27,12 +27,8 @@ class FeatureFiles:
     """Files with the vectors of a signal.
 
     Attributes:
-        signals: Signals of the store.
-        signal: Name of the signal.
         keys: Keys of the signal, one per feature.
-        shards: Shards of the store, in row order.
         starts: Index of the first row in each shard, followed by the total number of rows.
-        width: Width of the vectors.
         numbers: [row, number] float32 values that are appended to each vector of a row.
     """
 
@@ -61,10 +57,9 @@ class FeatureFiles:
 
 @dataclass(frozen=True)
 class StreamedFeatures:
-    """Features of selected rows of a store. Selecting rows copies only indices. Selecting features reads them.
+    """Features of selected rows of a store. Selecting rows copies only indices; selecting features reads them.
 
     Attributes:
-        files: The files with the features.
         rows: [row] int64 rows of the store.
         n_workers: Number of threads that read chunks.
         device: Device on which the features are returned.
@@ -127,7 +122,6 @@ class StreamedFeatures:
         """Apply a function to features in chunks, and yield each chunk's places and result, in the order of the store.
 
         Args:
-            features: Indices of the features.
             function: Function of places (indices into `rows`, [row] int64) and features [row, feature, d_model] float32
                 of a chunk. It is called in threads and without gradients.
         """

@@ -33,19 +33,17 @@ class AnswerTable:
         question: [row] index of the answer's question in the question table.
         sample: [row] sample index j of the answer.
         right: [row] 1 if the answer is right, else 0.
-        known: [row] 1 if the answer has a known grade (right or wrong), 0 if its grade is unknown.
+        known: [row] 1 if the answer's grade is known, else 0.
         answer_class: [row] class of the normalised answer within its question; 0 if the grader found no answer or an
             empty answer.
-        n_tokens: [row] number of generated tokens, including the end token; NaN if a server did not report it.
+        n_tokens: [row] number of generated tokens, including the end token; NaN if unknown.
         truncated: [row] whether the answer was truncated at the token limit.
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: [row] largest negative log-probability of a token in nats, or NaN.
         sequence_nll: [row] sum of the negative log-probabilities in nats, or NaN.
         rejected: [row] whether the answer is missing: a server rejected the question, or an imported log has no such
             answer.
-        store: Store of the answers.
-        grader: Name of the grader.
-        ranges: Ranges of samples that the table contains.
+        ranges: Ranges of samples in the table.
     """
 
     question: NDArray[np.int64]
@@ -77,7 +75,7 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether j is odd. Methods that use some of the answers use even j and are evaluated on odd j."""
+        """[row] whether j is odd. Methods that use answers read those with even j, and are evaluated on odd j."""
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
@@ -92,16 +90,12 @@ class QuestionTable:
     """Table with one row per question, in the store's order.
 
     Attributes:
-        ids: Question ids.
-        groups: Groups of the questions.
-        prompt_tokens: [question] prompt length in tokens; NaN if a server did not report it.
+        prompt_tokens: [question] prompt length in tokens; NaN if unknown.
         right, known, unknown: [question] numbers of right answers, of answers with a known grade, and of answers with
             an unknown grade.
-        held_right, held_known, held_unknown: The same counts for answers with an odd sample index j.
+        held_right, held_known, held_unknown: The same counts for odd sample indices j.
         consistency: [question] relative frequency of the most frequent answer among answers with even j; NaN if there
             are none.
-        grader: Name of the grader.
-        answers: All answers to these questions.
         asked: Tables of the complete model-based baselines of questions, by name. The columns are `value` (in [0, 1] or
             null), `prompt_tokens` and `completion_tokens`.
     """
@@ -122,7 +116,7 @@ class QuestionTable:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Texts of the questions for display. The texts of private questions are hidden."""
+        """Texts of the questions for display; a placeholder for private questions."""
         return [question.public_prompt for question in self.answers.store.questions]
 
     @property
@@ -133,7 +127,7 @@ class QuestionTable:
 
     @property
     def wrong_classes(self) -> NDArray[np.int64]:
-        """[question] number of distinct wrong answers. Each unreadable answer is treated as distinct."""
+        """[question] number of distinct wrong answers. Unreadable answers are distinct."""
         answers = self.answers
         wrong = np.flatnonzero(answers.known > answers.right)
         classes = np.where(answers.answer_class > 0, answers.answer_class, ~np.arange(len(answers.question)))
@@ -151,8 +145,8 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
     """Read a store's questions and samples with the grades of one grader, by default the store's only grader.
 
     Raises:
-        InputError: If there are no grades, if `grader` is None but there are several graders, if a sample has no grade,
-            if sampling stopped early, or if a file is damaged.
+        InputError: If there are no grades or several graders, a sample has no grade, sampling stopped early, or a file
+            is damaged.
     """
     grader = store.grades.choose(grader)
     if store.grades.missing(grader):
@@ -248,7 +242,6 @@ def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[st
 
 
 def _keys(table: pa.Table, ids: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the question index and the sample index of each row."""
     return pc.index_in(table["question_id"], ids).to_numpy().astype(np.int64), table["sample"].to_numpy()
 
 

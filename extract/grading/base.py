@@ -28,7 +28,7 @@ class Case(NamedTuple):
     answer: str
 
 
-#: Known grades by question id and parsed answer. Graders add theirs.
+#: Known grades by question id and parsed answer. Graders add their decisions.
 Known = dict[tuple[str, str], Grade]
 #: Callback with the numbers of newly graded answers and of tokens used.
 Counts = Callable[[int, int], object]
@@ -58,10 +58,7 @@ class Grader:
     may_decide_later: bool = False
 
     def grade(self, question: Question, text: str) -> Grade:
-        """Grade one answer. Use `running` for many answers, to set up resources only once.
-
-        Args:
-            text: Answer, including any reasoning.
+        """Grade one answer. The text may contain reasoning. Use `running` for many answers.
 
         Raises:
             InputError: If the grader can't grade the question, or a package or server that it needs is missing.
@@ -95,8 +92,7 @@ def from_decisions(
     """Build a grader whose decisions are expensive, so that it grades each distinct answer to a question only once.
 
     Args:
-        parse: Function that parses an answer to a question, without its reasoning, and returns the parsed answer or
-            None.
+        parse: Function of a question and an answer without its reasoning, which returns the parsed answer or None.
         start: Function that returns a context manager, which yields a function that grades a list of cases.
         name, rule, kinds: See `Grader`.
     """

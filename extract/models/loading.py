@@ -39,9 +39,6 @@ def load_model(
             CUDA. Ignored if `device_map` is set.
         device_map: How to distribute a large model over several devices, as in transformers ("auto", "balanced", …).
 
-    Returns:
-        The transformers model in evaluation mode, and its tokenizer.
-
     Raises:
         InputError: If the dtype or device is invalid, or the model can't be loaded.
     """
@@ -66,7 +63,7 @@ def load_model(
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the torch device for a `device` option.
+    """Return the torch device for an option `device`, as in `load_model`.
 
     Raises:
         InputError: If the device is invalid, or not available on this machine.
@@ -85,7 +82,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
-    """Return the identity of a loaded model. It depends only on what is in memory."""
+    """Return the identity of a loaded model."""
     path = Path(model.name_or_path)
     return ModelIdentity(
         id=path.resolve().name if path.is_dir() else str(model.name_or_path),
@@ -98,11 +95,7 @@ def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
 
 
 def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str) -> None:
-    """Check that a model and its tokenizer have the identity `expected`. The `id` and `revision` are not compared.
-
-    Raises:
-        InputError: If the weights, dtype, tokenizer or chat template differ.
-    """
+    """Raise an InputError unless a model and its tokenizer are the `expected` ones, apart from `id` and `revision`."""
     names = {"id": expected["id"], "revision": expected["revision"]}
     if differing := list(differences(asdict(model_identity(model, tokenizer)) | names, expected)):
         revision = f" at revision {expected['revision']}" if expected["revision"] else ""
@@ -116,8 +109,8 @@ def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str
 def weight_fingerprint(model: Any) -> str:
     """Return a checksum of a model's weights and of the config entries that affect the computation.
 
-    The checksum covers the name, shape and dtype of each saved parameter and buffer, the sum of its bit patterns as
-    integers, and a sample of its values. It does not depend on the device.
+    It covers the name, shape, dtype, integer sum of bit patterns and a sample of values of each saved parameter and
+    buffer.
 
     Raises:
         InputError: If weights are offloaded to disk.

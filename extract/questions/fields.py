@@ -203,8 +203,6 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
 
     Args:
         answer: 0-based index of the option, or its letter, text or index as a string (tried in this order).
-        choices: Texts of the options, in order.
-        where: Location of the question, for error messages.
 
     Raises:
         InputError: If the answer does not identify exactly one option, or if there are more than 26 options.

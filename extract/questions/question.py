@@ -17,18 +17,17 @@ class Question:
     """One question with its gold answers.
 
     Attributes:
-        id: Id, unique within the set.
+        id: Unique id.
         dataset: Name of the set.
         text: Question text for the policy's prompt template, unless `messages` are given.
         messages: Chat of ``{"role", "content"}`` messages, used without the prompt template.
-        references: All accepted answers, at least one. For kind `choice`, these are the letter and the text of the
-            correct option.
+        references: All accepted answers. For kind `choice`, the letter and the text of the correct option.
         kind: Type of the expected answer, which determines the default grader.
         choices: Options of a `choice` question, in display order; empty if `messages` contain the options.
         group: Group of the question, such as "capital", for stratified splits and base rates.
-        meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals``: wrong answers, which must
-            not come before a reference. ``worked`` is a solution for worked examples that ends with the answer. If
-            ``private`` is true, the texts are never displayed.
+        meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals``, wrong answers. If a rival
+            precedes all references, the answer is wrong. ``worked`` is a solution for worked examples that ends with
+            the answer. If ``private`` is true, the texts are never displayed.
         row: 0-based position in the source, or None. Not part of a store's identity.
     """
 

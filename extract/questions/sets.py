@@ -18,16 +18,16 @@ class QuestionSet:
 
     Attributes:
         read: Function that converts a row to question fields, given a seed for shuffling options.
-        hub: Hugging Face Hub id; None for a set that can only be read from a file.
-        config: Hub configuration; None if there is only one.
-        split: Split that contains the questions.
+        hub: Hugging Face Hub id, or None.
+        config: Hub configuration, or None.
+        split: Split of the questions.
         revision: Hub commit; None for the newest commit.
         train: Split of the worked examples. If None, they are taken from `split` and excluded from the questions.
         gated: Whether users must accept terms on the Hub. The texts of gated sets are never shown.
         in_csv: Whether the Hub stores the set as CSV.
-        columns: Column names of the original CSV file, which has no header.
+        columns: Column names of an original CSV file without a header.
         file: Name of the original file, for error messages.
-        build: Function that builds all questions; None for a set that is loaded.
+        build: Function that builds all questions, or None.
     """
 
     read: Read = own_form
@@ -111,7 +111,7 @@ _TRIVIAQA = {"id": "question_id", "text": "question", "references": ["answer.val
 _MATH = {"id": "unique_id", "text": "problem", "references": "answer", "kind": "math", "group": "subject"}
 _SVAMP = {"id": "ID", "text": "{Body} {Question}", "references": "Answer", "kind": "number", "group": "Type"}
 
-#: Hub id, configuration, split and commit. The commits are those of public evaluation code, if any.
+#: Hub id, configuration, split, and commit (that of public evaluation code, if any).
 _HUB: dict[str, tuple[str, str | None, str, str]] = {
     "triviaqa": ("mandarjoshi/trivia_qa", "rc.nocontext", "validation", "0f7faf33a3908546c6fd5b73a660e0f8ff173c2f"),
     "simpleqa": ("google/simpleqa-verified", "simpleqa_verified", "eval", "0dc97e0d28d8233463e005cdc4475cc2a13ba2dc"),

@@ -36,7 +36,7 @@ class Source:
     path: Path | None = None
 
     def questions(self, seed: int) -> list[Question]:
-        """Read all questions in row order, and check them with `check_questions`. The seed shuffles options.
+        """Read and check all questions in row order. The seed shuffles options.
 
         Rows that repeat a question are merged. Rows without a gradable answer are skipped and counted on standard
         error.
@@ -219,7 +219,6 @@ def check_questions(questions: Iterable[Question], source: str, need_references:
     """Check the questions of a new store, and return them with `row` set.
 
     Args:
-        source: Name of the source, for error messages.
         need_references: Whether every question must have references.
 
     Raises:

@@ -9,7 +9,6 @@ from torch import Tensor
 from extract.signals.attention_scores import ENTROPIES, column_field, element_field
 from extract.signals.base import Dots, Pass
 
-#: Constant shares of the residual stream, by name.
 FIXED_SHARES = {"share_50": 0.5, "share_70": 0.7, "share_90": 0.9}
 
 #: Names of the shares that `attention_shares` returns, in order.
@@ -65,9 +64,6 @@ def macs(batch: Pass) -> dict[str, Tensor]:
             received = {"rf_mean": seen.sum(1) / n_see, "max": seen.amax(1), "last": seen[row, n - 1]}
             found |= {f"{batch.n_layers}/floor_{floor}_{name}_{align}": one.cpu() for name, one in received.items()}
     return found
-
-
-# Rollout
 
 
 def rollout(batch: Pass) -> dict[str, Tensor]:

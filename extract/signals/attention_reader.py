@@ -31,15 +31,10 @@ _ADDED = [
 
 
 class MixingCapture(Hooks):
-    """Hooks that compute dot products of each block's residual stream and attention output at chosen tokens.
-
-    The residual stream h is the input of a block, which adds the attention output o to it.
-
-    Attributes:
-        index: Indices of the tokens to read in the next pass, [row, query] int64, or None.
+    """Hooks that compute `Dots` of each block at the tokens `index` [row, query], if it is not None.
 
     Raises:
-        InputError: If a block does not compute h + o.
+        InputError: If a block does not add its attention output o to its input h.
     """
 
     def __init__(self, model: Any) -> None:
@@ -113,8 +108,8 @@ class AttentionReader(Hooks):
         needs: Any of attention_entropy, and for answers attention_blocks, attention_macs and mixing.
 
     Raises:
-        InputError: If the model does not call transformers' attention function once per layer, or its blocks do not add
-            the attention output to the residual stream. Passes and `finish` can also raise it.
+        InputError: If the model does not call transformers' attention function once per layer, as in `MixingCapture`,
+            or in a pass or `finish`.
     """
 
     def __init__(self, model: Any, needs: Collection[str]) -> None:
@@ -148,11 +143,7 @@ class AttentionReader(Hooks):
             self._mixing.index = spans.query_index(self._last)
 
     def finish(self) -> Attention:
-        """Return the attention of the most recent pass.
-
-        Raises:
-            InputError: If a layer did not call its attention function exactly once.
-        """
+        """Return the attention of the most recent pass."""
         self._spans = None
         if self._calls != Counter(set(self._layer_of.values())):
             raise self._refusal(f"called it {self._calls.total()} times, in {len(self._calls)} layers")

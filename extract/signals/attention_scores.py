@@ -77,7 +77,7 @@ def read_layer(
 def _over_heads(
     chunks: Iterable[Tensor], n_visible: Tensor, needs: Collection[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Reduce scores over heads. Return a dict of entropies [row, query], and `mean` and `largest` [row, query, key]."""
+    """Reduce scores over heads to a dict of entropies [row, query], and to `mean` and `largest` [row, query, key]."""
     n_heads, entropies = 0, []
     whole: dict[str, Tensor] = {}
     for scores in chunks:
@@ -103,13 +103,13 @@ def _over_heads(
 def _score_chunks(
     query: Tensor, key: Tensor, mask: Tensor | None, places: Places, scaling: float | None, softcap: float | None
 ) -> Iterator[tuple[slice, Tensor, int, Iterator[Tensor]]]:
-    """Yield the scores of the queries at `places`, one chunk of queries at a time.
+    """Yield the scores of chunks of the queries at `places`.
 
     Yields:
-        - The slice of queries.
-        - The number of keys that each query sees, [row, query] int64.
-        - The number of keys for which scores are computed.
-        - An iterator over groups of heads, which yields scores [row, head, query, key] float32, with `HIDDEN` keys.
+        - the slice of queries,
+        - the number of keys that each query sees, [row, query] int64,
+        - the number of keys for which scores are computed,
+        - an iterator over groups of heads, which yields scores [row, head, query, key] float32, with `HIDDEN` keys.
     """
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
@@ -149,12 +149,9 @@ def _score_chunks(
 
 
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Determine which of the first `n_keys` keys each query in `part` can see.
+    """Return the number of keys that each query in `part` sees, a mask of hidden keys, and a bias or None.
 
-    Returns:
-        - The number of keys that each query sees, [row, query] int64.
-        - A mask of hidden keys, [row, query, key] bool. It may cover only the last keys.
-        - A bias for the scores in the shape of the mask, or None.
+    Mask and bias have shape [row, query, key]. The mask may cover only the last of the first `n_keys` keys.
     """
     index = places.index[:, part]
     if mask is None:
@@ -181,7 +178,7 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
         n_visible: Number of keys that each query sees, [row, query] int64.
 
     Returns:
-        Both entropies, [row, head, query] float32 in [0, 1].
+        Both entropies, [row, head, query] in [0, 1].
     """
     of_first = scores[..., 0].clone()
     scores[..., 0] = HIDDEN
@@ -202,45 +199,32 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
-    """Compute the column field, which divides the attention to a key by the number of queries that see this key.
+    """Compute the column field, one over the number of queries that see a key, [row, alignment, key] float32.
 
     A key at place j is seen by T − j queries. T is `n_tokens` for the alignment `token`, and `n_tokens` − 1 for `emit`.
 
     Args:
         key: Places j of the keys, [row, key] int64.
         n_tokens: Number of prompt and answer tokens, [row] int64.
-
-    Returns:
-        [row, alignment, key] float32.
     """
     n_seeing = torch.stack([n_tokens - 1, n_tokens], 1)[..., None] - key[:, None]
     return 1 / n_seeing.clamp_min(1).float()
 
 
 def element_field(query: Tensor, key: Tensor) -> Tensor:
-    """Compute the element field, which weights attention by the distance between query and key.
+    """Compute the element field, weights by the distance of query and key, [row, query, key] float32.
 
     The weight is 1 / (i − j + 1) for a query at place i and a key at place j ≤ i, and 1 if j > i.
-
-    Args:
-        query: Places i of the queries, [row, query] int64.
-        key: Places j of the keys, [row, key] int64.
-
-    Returns:
-        [row, query, key] float32.
     """
     return (query.float()[..., None] - key.float()[:, None] + 1).clamp_min_(1).reciprocal_()
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """Sum the attention over keys, weighted by each receptive field in turn.
+    """Sum the attention over keys, weighted by each of `NORMALISERS`, [row, query, normaliser] float32.
 
     Args:
         mean: Mean attention over heads, [row, query, key].
-        column: `column_field` of the keys, [row, alignment, key].
-        element: `element_field` of queries and keys, [row, query, key].
-
-    Returns:
-        [row, query, normaliser] float32, in the order of `NORMALISERS`.
+        column: `column_field` of the keys.
+        element: `element_field` of queries and keys.
     """
     return torch.cat([mean @ column.mT, (mean * element).sum(-1, keepdim=True)], 2)

@@ -24,12 +24,12 @@ class TokenSpans:
     """Indices of the answer's tokens in each row of a batch.
 
     After a prompt of P tokens, answer token y_t (t = 1, 2, …) is at index P + t − 1. It was drawn from the distribution
-    at index P + t − 2. At question scope, only the distribution of y_1 is read, so `n_tokens` is 1 in each row.
+    at index P + t − 2. At question scope, only the distribution of y_1 is read.
 
     Attributes:
         first: Index of the last prompt token in each row.
-        n_tokens: Number of answer tokens in each row, at least 1.
-        n_before: Number of tokens in the key/value cache before this pass, the same for all rows.
+        n_tokens: Number of answer tokens in each row; 1 at question scope.
+        n_before: Number of cached tokens before this pass, the same for all rows.
     """
 
     first: list[int]
@@ -38,15 +38,11 @@ class TokenSpans:
 
     @property
     def widest(self) -> int:
-        """Largest number of answer tokens in any row."""
+        """Largest `n_tokens`."""
         return max(self.n_tokens)
 
     def drawn_at(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the row, and the index of the distribution from which it was drawn, of each answer token.
-
-        Returns:
-            Two tensors [sum of n_tokens] int64.
-        """
+        """Return each answer token's row and the index at which it was drawn, [sum of n_tokens] int64 each."""
         n = torch.tensor(self.n_tokens)
         row = torch.arange(len(n)).repeat_interleave(n)
         step = torch.arange(int(n.sum())) - (n.cumsum(0) - n).repeat_interleave(n)
@@ -66,16 +62,15 @@ class TokenSpans:
 
 @dataclass(frozen=True)
 class Places:
-    """Positions of the queries whose attention is read in a forward pass.
+    """Queries whose attention is read in a forward pass.
 
     A place is the 0-based position of a token in its row, including cached tokens. Keys are ordered by place.
 
     Attributes:
         index: Index of each query among the tokens of the pass, [row, query] int64.
         query: Place of each query, [row, query] int64.
-        valid: False for the padding queries of shorter rows, [row, query] bool. Their attention is set to 0.
+        valid: False for the padding queries of shorter rows, [row, query] bool.
         n_tokens: Number of prompt and answer tokens in each row, [row] int64.
-        spans: Token spans of the batch.
     """
 
     index: Tensor
@@ -86,7 +81,7 @@ class Places:
 
     @classmethod
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
-        """Return the places of the tokens that predict the answer tokens, and of the last token if `last` is True."""
+        """Return the places that predict the answer tokens, and that of the last token if `last` is True."""
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(
             index=index.clamp_max(n_queries - 1).to(device),
@@ -98,12 +93,11 @@ class Places:
 
 
 class Lens(dict[str, Tensor]):
-    """Statistics of the distributions from which the answers' tokens were drawn.
+    """Statistics of token distributions, float32 on the CPU, padded with NaN. Entropies and divergences are in nats.
 
-    The first four keys describe the model's own distribution. The others describe the residual stream of layer l, or
-    the distribution p_l that the final norm and the head compute from it. L is the last layer. The first four keys and
-    `early_late` have shape [row, token], all others [row, token, layer]. The values are float32 on the CPU, padded with
-    NaN. Entropies and divergences are in nats.
+    The first four keys describe the distribution from which a token was drawn. The others describe the residual stream
+    of layer l, or the distribution p_l that the final norm and the head compute from it. L is the last layer. The first
+    four keys and `early_late` have shape [row, token], all others [row, token, layer].
 
     Keys:
         log_p: Log-probability of the drawn token; NaN if none was drawn.
@@ -138,14 +132,13 @@ class Dots(NamedTuple):
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention that was read in a forward pass, in float32. Values of padding queries are 0.
+    """Attention in a forward pass, in float32; 0 for padding queries.
 
     Attributes:
-        places: Places of the queries.
         layers: Result of `read_layer` for each layer, without `largest`.
         floors: Dict from each floor (100 ε, an integer) to the sum over layers of log((1 − ε) a + ε), [row, query,
             key]. For each layer, a is the largest attention of any head.
-        dots: Dot products of the residual stream and the attention output, for each layer.
+        dots: `Dots` of each layer.
     """
 
     places: Places
@@ -159,14 +152,10 @@ class Pass:
     """Result of a forward pass over a batch of questions or answers.
 
     Attributes:
-        model: The model.
-        output: Output of the decoder. Its `last_hidden_state` [row, token, d_model] is taken after the final norm.
-        spans: Indices of the answer's tokens.
+        output: Output of the decoder. Its `last_hidden_state` [row, token, d_model] is after the final norm.
         tokens: Drawn tokens, [row, token] int64 on the CPU, padded with 0; None at question scope.
         states: Dict from layer to hidden states [row, position, d_model]. Positions are in the order of `POSITIONS`.
         token_states: Dict from layer to hidden states of the answers' tokens, [sum of n_tokens, d_model].
-        lens: Statistics of the layers' token distributions.
-        attention: Attention in the pass.
     """
 
     model: Any
@@ -180,7 +169,7 @@ class Pass:
 
     @property
     def n_layers(self) -> int:
-        """Number of the model's blocks."""
+        """Number of blocks."""
         return n_layers(self.model)
 
     def final_states(self) -> Tensor:

@@ -13,8 +13,8 @@ from extract.signals.base import Pass
 from extract.signals.model_parts import Hooks, decoder_blocks, decoder_of, n_layers
 from extract.store.shards import Scope
 
-#: Functions by scope and position that return the token indices over which states are averaged, from the numbers of
-#: prompt tokens P and answer tokens n. Answer token y_t is at index P + t − 1, but was drawn at P + t − 2.
+#: Functions that return the token indices over which states are averaged, from the numbers of prompt tokens P and
+#: answer tokens n. Answer token y_t is at index P + t − 1.
 POSITIONS: dict[Scope, dict[str, Callable[[int, int], range]]] = {
     "question": {"last_prompt": lambda n_prompt, n_answer: range(n_prompt - 1, n_prompt)},
     "sample": {
@@ -83,7 +83,7 @@ def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor]
 
 
 class HiddenCapture(Hooks):
-    """Context manager that captures hidden states of chosen layers and tokens in the current thread's forward passes.
+    """Context manager that captures hidden states in the current thread's forward passes.
 
     Layers are numbered as in transformers' `output_hidden_states`. Layer 0 contains the embeddings, and layer l the
     residual stream after block l, for the last block after the final norm.
@@ -91,7 +91,7 @@ class HiddenCapture(Hooks):
     Attributes:
         states: Dict from layer to the hidden states of the most recent pass: [row, position, d_model] after `start`, or
             [sum of tokens, d_model] after `start_tokens`.
-        select: Function that reduces the hidden states [row, token, d_model] of a pass. If None, no states are kept.
+        select: Function that reduces the hidden states [row, token, d_model] of a pass, or None.
 
     Raises:
         InputError: If a layer does not exist in the model.
@@ -121,10 +121,7 @@ class HiddenCapture(Hooks):
         self.select = lambda hidden: torch.cat([hidden[place] for place in places])
 
     def finish(self) -> dict[int, Tensor]:
-        """Return each layer's states from the most recent pass, in the model's dtype.
-
-        Later passes are ignored until the next start.
-        """
+        """Return each layer's states from the most recent pass. Later passes are ignored until the next start."""
         states, self.states, self.select = self.states, {}, None
         return states
 

@@ -25,13 +25,7 @@ _NOTHING = -80.0
 
 
 class Softmax(NamedTuple):
-    """Token distributions p = weight / total, with log p = shifted − log(total).
-
-    Attributes:
-        shifted: Logits minus the largest logit, [token, vocab] float32.
-        weight: Exponentials of `shifted`, [token, vocab] float32.
-        total: Sum of the weights, [token] float32.
-    """
+    """Token distributions p = weight / total [token, vocab] float32, with log p = shifted − log(total)."""
 
     shifted: Tensor
     weight: Tensor
@@ -110,10 +104,10 @@ class LensReader(Hooks):
 
         Args:
             last_hidden_state: Output of the decoder, [row, token, d_model].
-            tokens: Drawn tokens, [row, token] int64 with any padding; None at question scope.
+            tokens: Drawn tokens, [row, token] int64; None at question scope.
 
         Raises:
-            InputError: If the last block is followed by anything other than the final norm.
+            InputError: If anything other than the final norm follows the last block.
         """
         assert self._spans is not None
         spans, kept, self._spans, self._kept = self._spans, self._kept, None, {}
@@ -152,10 +146,9 @@ class LensReader(Hooks):
         return numbers
 
     def _compare(self, states: dict[int, Tensor], last: Softmax, token: Tensor) -> dict[str, Tensor]:
-        """Compute the statistics of `Lens` that compare layers, for a chunk of tokens.
+        """Compute the statistics of `Lens` that compare layers, from each layer's residual stream.
 
-        `states` contains each layer's residual stream. `last` and `token` are the distributions and the most likely
-        tokens of the last layer.
+        `last` and `token` are the distributions and the most likely tokens of the last layer.
         """
         n_layers, columns, means = self._n_layers, defaultdict[str, list[Tensor]](list), dict[str, Tensor]()
         n_quarter = max(1, n_layers // 4)

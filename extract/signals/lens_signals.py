@@ -7,7 +7,7 @@ from extract.signals.base import Pass
 
 N_LAST = (3, 5, 10)
 
-#: Thresholds λ of `early_exit` in thousandths: of the confidence, and of the similarity to other layers.
+#: Thresholds λ of `early_exit` in thousandths, for confidences and for similarities.
 CONFIDENCES = (800, 900, 950, 975)
 
 SIMILARITIES = (200, 300, 600, 700)
@@ -82,8 +82,8 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
     - ``saturation_event``: first layer l ≥ 1 such that all layers j ≥ l have the same most likely token as layer L
       (Geva et al. 2022, arXiv 2203.14680).
 
-    λ takes the values `CONFIDENCES` for the first two names, and `SIMILARITIES` for the third. CALM itself calibrates λ
-    for each task and lowers it for later tokens.
+    λ takes the values `CONFIDENCES` for the first two names, and `SIMILARITIES` for the third. In CALM, λ is calibrated
+    for each task and decreases over tokens.
     """
     lens, last = batch.lens, batch.n_layers
     found = {"saturation_event": last + 1 - _n_leading(lens["agrees"].flip(-1) > 0)}

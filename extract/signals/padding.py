@@ -75,19 +75,19 @@ def over_rows(
     compute: Callable[[Padded], dict[str, Tensor]],
     weights: Ragged | None = None,
 ) -> dict[str, Tensor]:
-    """Apply a function to padded batches of rows with similar lengths.
+    """Apply a function of padded rows to batches of rows with similar lengths.
 
     Args:
         values: Values of the tokens, [sum of lengths, …].
         weights: Non-negative weights of the same tokens.
         names: Keys of the dict that `compute` returns.
-        compute: Function of padded rows that returns a dict of tensors [..., row].
+        compute: The function. It returns a dict of tensors [..., row].
 
     Returns:
         Dict of float32 tensors [row, …], NaN for rows that have no tokens, or a value or weight that is not finite.
 
     Raises:
-        InputError: If a weight is negative, or values and weights differ in their numbers of tokens.
+        InputError: If a weight is negative, or the numbers of values and weights differ.
     """
     axes = values.values.shape[1:]
     if weights is not None:

@@ -72,7 +72,7 @@ class Pooling(NamedTuple):
     weighted: Callable[[Padded], Tensor]
 
     def __call__(self, rows: Padded) -> Tensor:
-        """Pool the rows. A row whose weights sum to 0 is pooled without weights."""
+        """Pool the rows."""
         if not rows.has_weights:
             return self.plain(rows)
         given, weighted = rows.total > 0, self.weighted(rows)
@@ -115,7 +115,7 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
 
 
 def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None) -> dict[str, Tensor]:
-    """Apply several poolings, and return a dict from name to result. Rows are padded and sorted only once."""
+    """Apply several poolings, and return a dict from name to result."""
     chosen = {how: POOLINGS[how] for how in hows}
     return over_rows(values, hows, lambda rows: {how: pooling(rows) for how, pooling in chosen.items()}, weights)
 
@@ -126,7 +126,7 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
     If a row has fewer tokens than windows, some windows share a token.
 
     Returns:
-        [row, …, window] float32. NaN if a row has no tokens, or if a value is not finite.
+        [row, …, window] float32. NaN as in `pool`.
 
     >>> windows(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([5.0])]), 2)
     tensor([[1.5000, 6.0000],
@@ -148,7 +148,7 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
     return torch.stack(list(over_rows(values, list(map(str, range(n_windows))), means).values()), -1)
 
 
-#: Names of the features of an entropy curve: without weights, and the additional ones with weights.
+#: Names of the features of an entropy curve, and of the additional features that require weights.
 PEAKS = (
     "log_count density mean_peak max mean median std q75 q90 max_jump log_n".split(),
     "log_critical critical_density critical_mean critical_max w_mean w_q75 w_q90 w_std w_max".split(),
@@ -156,7 +156,7 @@ PEAKS = (
 
 
 def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | None = None) -> dict[str, Tensor]:
-    """Compute features that describe the shape of each row's entropy curve, for use in a logistic regression.
+    """Compute features of the shape of each row's entropy curve.
 
     A peak is a token whose entropy exceeds `threshold`. A critical token is a peak whose weight exceeds the mean weight
     of the row. Counts are returned as log(1 + count). Means and maxima over peaks or critical tokens are 0 if there are
@@ -168,8 +168,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
         weights: Non-negative weights of the same tokens, for critical tokens and weighted poolings.
 
     Returns:
-        Dict from the names in `PEAKS` to tensors [row] float32. A row is NaN if it has no tokens, or if one of its
-        entropies or weights is not finite.
+        Dict from the names in `PEAKS` to tensors [row] float32. NaN as in `pool`.
     """
 
     def features(rows: Padded) -> dict[str, Tensor]:
@@ -202,8 +201,8 @@ def weight_of(name: str) -> tuple[str, str]:
     """Return the signal of token weights and the last part of their key.
 
     Args:
-        name: One of `WEIGHTS`, or the key of a signal that measures influence, without its layer. For example,
-            ``rollout/norm_element_mean_token`` is short for the key ``rollout/L/norm_element_mean_token``.
+        name: One of `WEIGHTS`, or the key of an influence without its layer, such as
+            ``rollout/norm_element_mean_token``.
 
     Raises:
         InputError: If the name is unknown.

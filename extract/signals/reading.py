@@ -72,7 +72,7 @@ def _read(
     passes: Callable[[Reader], Iterator[tuple[list[int], Pass]]],
     order: Sequence[int | None],
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Compute signals, as a dict from signal to a dict from key to values. Values of token signals are ragged.
+    """Compute signals, as a dict from signal to a dict from key to values.
 
     For each batch, `passes` yields the sequence indices and a `Pass`. `order` contains the sequence index of each row
     in the result, or None for a row without values.
@@ -111,21 +111,19 @@ def read_answers(
 ) -> dict[str, dict[str, Tensor | Ragged]]:
     """Read signals of answers, all in the same forward passes.
 
-    Identical answers to the same prompt are processed once. If the model's key/value cache can be shared, so are each
-    prompt and the common prefix of all prompts.
+    Identical answers to the same prompt are processed once. If the model's key/value cache can be shared, each prompt
+    and the common prefix of all prompts are also processed only once.
 
     Args:
         model, signals, layers, batch_tokens, progress, shared: See `read_questions`.
         answers: Answers with their prompts.
 
     Returns:
-        Dict from signal to a dict from key to values on the CPU, with rows in the order of `answers`. Token signals are
-        ragged over tokens, and other signals are tensors [row, …]. A row with a non-finite value is all NaN. An answer
-        without content tokens has an empty row in token signals and a row of NaN in other signals.
+        As in `read_questions`, but token signals are ragged. An answer without content tokens has an empty row in token
+        signals and a row of NaN in other signals.
 
     Raises:
-        InputError: If there are no answers, a prompt is empty, or the model can't read the tokens or does not support a
-            signal.
+        InputError: If there are no answers, or the model can't read a prompt or does not support a signal.
     """
     if not answers or not all(answer.prompt for answer in answers):
         raise InputError(
@@ -154,10 +152,9 @@ def read_answers(
 def _batches(
     model: Any, answers: Sequence[Answer], batch_tokens: int, beginning: SharedPrompt | None
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
-    """Yield batches of answer indices, each with the cache of the prefix that its prompts share.
+    """Yield batches of answer indices, each with the cache of a prefix that its prompts share.
 
-    `beginning` is the cache of a prefix that has already been read, or None. If a prompt has several answers, they form
-    their own batches.
+    This cache extends `beginning`. If a prompt has several answers, they form their own batches.
     """
 
     def batches(indices: Sequence[int], shared: SharedPrompt | None) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
@@ -197,8 +194,8 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
 def drawn_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> list[int]:
     """Return the token ids of a stored sample, including the end token if one was drawn.
 
-    A sample without token ids is tokenized, which may give different tokens. If it contains reasoning, whose tokens are
-    unknown, the list is empty.
+    Without token ids, the text is tokenized, which may give different tokens. If there is also reasoning, the list is
+    empty.
     """
     if sample["token_ids"] is not None:
         return list(sample["token_ids"])

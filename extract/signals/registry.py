@@ -30,8 +30,8 @@ class Signal(NamedTuple):
     """Registry entry of a signal.
 
     Attributes:
-        function: Import path of the function, ``module:function``.
-        description: Short description for help and documentation.
+        function: Import path, ``module:function``.
+        description: Description for help and documentation.
         needs: Data that the signal needs besides the decoder's output, from `NEEDS`.
         scopes: Supported scopes: ``question`` (last prompt token), ``sample`` (every answer token), or both.
         per_token: Whether the signal has one value per answer token, rather than one per answer.

@@ -28,7 +28,7 @@ from extract.store.store import Store
 
 #: Maximum number of tokens in a batch. Batches shrink if memory runs out.
 BATCH_TOKENS = 2048
-#: Keys of the numbers of answers whose tokens are unknown, and of those whose texts are tokenized instead.
+#: Keys of counts: answers whose tokens are unknown, and answers whose texts are tokenized.
 _UNKNOWN, _RETOKENIZED = "answers of unknown tokens", "tokenized texts"
 
 
@@ -49,8 +49,8 @@ def fill_signals(
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
-        InputError: If `names` is empty, a signal is unknown or does not support the scope, the store has no answers to
-            read, or stored signals have another version or dtype or lack some of the `layers`.
+        InputError: If a signal is unknown or does not support the scope, there is nothing to read, or stored signals
+            have another version or dtype or lack some of the `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
@@ -122,7 +122,7 @@ def _settings(name: str, dtype: str) -> dict[str, Any]:
 
 
 def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
-    """Return the stored layers of a signal, which must include `layers`, or else `layers`."""
+    """Return `layers`, or the stored layers of a signal, which must include them."""
     if layers is not None and not layers:
         raise InputError(
             "Expected at least one layer in `layers`, but got none. To use the default layers, omit the option."
@@ -158,17 +158,13 @@ class _ShardReader:
             name: SIGNALS[name].default_layers(n_layers(model)) if chosen is None else chosen
             for name, chosen in layers.items()
         }
-        # the first samples of each block contain the prompt lengths of a server, which are compared
+        # for a served model, compare prompt lengths with those of the first samples
         by_name = not store.samples.provides.weights
         self._first = {part.block: part for part in reversed(store.samples.ranges())} if by_name else {}
         self._prefix: SharedPrompt | None = None  # usually the same in all blocks
 
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> Counter[str]:
-        """Read and write signals of a shard, with smaller batches if memory runs out.
-
-        Returns:
-            For each signal, the number of rows with non-finite values; also the counts `_UNKNOWN` and `_RETOKENIZED`.
-        """
+        """Read and write signals of a shard. Return numbers of non-finite rows by signal, and two counts of answers."""
         compute: Callable[..., dict[str, Any]]
         counts = Counter[str]()
         if isinstance(shard, Block):

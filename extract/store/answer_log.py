@@ -33,12 +33,8 @@ class AnswerLog:
 
     A line survives a crash of the process, and after `sync` also a power failure. An incomplete last line is removed.
 
-    Args:
-        store: The store.
-        samples: The range of samples.
-
     Attributes:
-        path: Path of the log file, which is created if missing.
+        path: Path of the log file.
         answered: Question id and sample index of every answer in the log.
 
     Raises:
@@ -60,11 +56,7 @@ class AnswerLog:
             self._write(_header(store, samples))
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Append the rows of a reply.
-
-        Raises:
-            OSError: If the rows cannot be written.
-        """
+        """Append the rows of a reply. An `OSError` means that they could not be written."""
         self._write(json.dumps(rows, allow_nan=False, separators=(",", ":")))
         self.answered.update((row["question_id"], row["sample"]) for row in rows)
 
@@ -88,7 +80,7 @@ class AnswerLog:
                 self._synced = size
 
     def close(self) -> None:
-        """Sync and close the log. Delete it if it contains no answers."""
+        """Sync and close the log, and delete it if it contains no answers."""
         try:
             self.sync()
         finally:
@@ -101,7 +93,7 @@ class AnswerLog:
 
 
 def read_log(store: Store, samples: SampleRange) -> list[Row]:
-    """Return the logged answers in a range, without duplicates, sorted by question and sample index.
+    """Return the logged answers in a range, without duplicates, in the order of `Samples.read`.
 
     Raises:
         InputError: If the file is the log of another store or range.
@@ -163,8 +155,6 @@ def finish_range(
     Nothing is changed if a sample is missing and its question is not in `absent`, or if the table can't be written.
 
     Args:
-        store: The store.
-        samples: The range of samples.
         absent: Dict from question id to the finish reason of its missing samples, `REJECTED` or `SKIPPED`.
         stopping: Record of early stopping (see `Samples.stopping`), without the number of skipped samples.
 

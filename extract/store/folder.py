@@ -20,18 +20,14 @@ from extract.store.shards import Block, SampleRange, Scope, Shard, check_name, o
 
 
 class StoreFolder:
-    """The directory of a store, with its identity as plain JSON types and the SHA-256 of this identity."""
+    """The directory of a store, its identity as plain JSON types, and the SHA-256 of this identity."""
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
         self.path, self.identity, self.sha256 = path, identity, sha256_json(identity)
 
     @cached_property
     def questions(self) -> Questions:
-        """Questions of the store, in order.
-
-        Raises:
-            Damaged: If the hash of the questions differs from the hash in the identity.
-        """
+        """Questions of the store, in order. Raises `Damaged` if their hash differs from the identity."""
         file = self.path / "questions.parquet"
         table = read_table(file, self.path, QUESTIONS_SCHEMA, EARLIER_QUESTIONS_SCHEMA)
         questions = Questions(table, self.identity["block_size"])
@@ -40,7 +36,7 @@ class StoreFolder:
         return questions
 
     def ranges(self, folder: Path | None = None) -> list[SampleRange]:
-        """Return the sorted ranges that have a finished Parquet file in `folder`, by default in `samples`.
+        """Return the sorted finished ranges in `folder`, by default in `samples`.
 
         Raises:
             Damaged: If a file name is not a valid range, or two files contain the same samples.
@@ -91,7 +87,6 @@ class ShardFiles:
     """Base class for the grades, signals or model-based baselines of a store, with one file per name and shard.
 
     Args:
-        folder: Directory of the store.
         subfolder: Format string of the subfolder, for example ``"grades/{name}"``. It can also contain ``{scope}``.
         noun: ``"grader"``, ``"signal"`` or ``"baseline"``.
         suffix: File name suffix.
@@ -102,11 +97,7 @@ class ShardFiles:
         self._settings: dict[tuple[str, Scope], Any] = {}  # from the file that was read first
 
     def names(self) -> list[str]:
-        """Return the sorted names of all graders, signals or baselines.
-
-        Raises:
-            InputError: If the name of a folder is invalid.
-        """
+        """Return the sorted names of all graders, signals or baselines."""
         folders = (self._folder.path / self._subfolder.partition("/")[0]).glob("*")
         names = (folder.name for folder in folders if folder.is_dir() and not folder.name.startswith("."))
         return sorted(check_name(name, self._noun) for name in names)
@@ -124,11 +115,7 @@ class ShardFiles:
         return [shard for shard in self._folder.shards(scope) if not is_finished(self.file(name, shard))]
 
     def check_complete(self, name: str, scope: Scope, command: str) -> None:
-        """Check that every shard has a finished file. Otherwise, the error message recommends `command`.
-
-        Raises:
-            InputError: If the file of a shard is missing or unfinished, or the store contains no answers.
-        """
+        """Raise an InputError that recommends `command` unless every shard has a finished file."""
         shards, missing, path = self._folder.shards(scope), self.missing(name, scope), str(self._folder.path)
         if not shards:
             raise InputError(
@@ -154,11 +141,7 @@ class ShardFiles:
         return self._settings.get((name, scope))
 
     def check_settings(self, name: str, scope: Scope, settings: dict[str, Any]) -> None:
-        """Check that settings match the existing files.
-
-        Raises:
-            InputError: If the settings differ.
-        """
+        """Raise an InputError if settings differ from those of the existing files."""
         found, expected = self.settings(name, scope), json.loads(canonical_json(settings))
         if found is not None and (different := "; ".join(differences(found, expected))):
             raise InputError(

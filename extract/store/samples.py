@@ -62,7 +62,6 @@ class Samples:
         """Write a range of samples.
 
         Args:
-            samples: The range of samples.
             rows: One row per sample.
             max_rows: Maximum number of answers per batch. It affects the last bits of the log-probabilities.
             stopping: Record of early stopping, as in the method `stopping`.
@@ -107,7 +106,7 @@ class Samples:
         return None if text is None else parse_metadata(file, text)
 
     def stopped(self) -> list[SampleRange]:
-        """Return the finished ranges in which samples were skipped because sampling stopped early."""
+        """Return the finished ranges with skipped samples."""
         return [part for part in self.ranges() if (self.stopping(part) or {}).get("skipped")]
 
     def read(self, samples: SampleRange | None = None) -> pa.Table:

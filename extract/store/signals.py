@@ -55,11 +55,7 @@ class _Header(NamedTuple):
 
 
 class Signals(ShardFiles):
-    """Signals on disk. Rows are in the order of the questions, or of `Samples.read`.
-
-    Args:
-        folder: Directory of the store.
-    """
+    """Signals on disk. Rows are in the order of the questions, or of `Samples.read`."""
 
     def __init__(self, folder: StoreFolder) -> None:
         super().__init__(folder, "signals/{name}/{scope}", "signal", ".safetensors")
@@ -77,8 +73,7 @@ class Signals(ShardFiles):
         """Write a signal for a shard.
 
         Args:
-            signal: Name of the signal.
-            shard: Block of questions, or finished range of samples.
+            shard: Block of questions, or range of samples.
             tensors: Dict from ``layer/position`` keys to tensors [row, …] or ragged tensors.
             batch_tokens: Maximum number of tokens per batch. It affects the last bits of the values.
             settings: Version of the signal's definition and other settings that affect the values, as plain JSON types.
@@ -99,11 +94,7 @@ class Signals(ShardFiles):
         self._save(signal, shard, arrays, record)
 
     def copy(self, signal: str, shard: Shard, source: Self) -> None:
-        """Copy one block of a signal from another store with the same prompts and model.
-
-        Raises:
-            Damaged: If the file in the other store is damaged.
-        """
+        """Copy one block of a signal from another store with the same prompts and model. Can raise `Damaged`."""
         source.shard_layout(signal, shard)
         with safe_open(source.file(signal, shard), framework="pt") as file:
             record = json.loads(file.metadata()["store"])
@@ -160,9 +151,7 @@ class Signals(ShardFiles):
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
     def read_rows(self, signal: str, key: str, shard: Shard, start: int, stop: int) -> Tensor:
-        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …].
-
-        The file is not verified. Call `keys` first to verify all files of the signal.
+        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …], after `keys` has verified the files.
 
         Raises:
             Damaged: If the file no longer exists, can't be read or has too few rows.
@@ -231,7 +220,7 @@ class Signals(ShardFiles):
         return values
 
     def _header(self, signal: str, shard: Shard) -> _Header:
-        """Return the header of a file. Its checksum is verified on first access."""
+        """Return the header of a file, which is verified on first access."""
         path = self.file(signal, shard)
         if path in self._headers:
             return self._headers[path]

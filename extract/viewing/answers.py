@@ -25,12 +25,7 @@ Key = tuple[str, int]
 
 
 class Piece(NamedTuple):
-    """Text of one token, or of several tokens that share a character.
-
-    Attributes:
-        text: Empty only if the answer is empty.
-        tokens: 0-based indices among the answer's content tokens.
-    """
+    """Text of one token, or of several tokens that share a character. `tokens` are 0-based indices."""
 
     text: str
     tokens: range
@@ -41,18 +36,14 @@ class ShownAnswer:
     """An answer to show, with its grade and the uncertainty and influence of its tokens.
 
     Attributes:
-        question_id: Id of the question.
-        sample: Sample index of the answer.
-        question: Text of the question.
-        references: Reference answers to the question.
         verdict: Grade in words: right, wrong, unknown, or not graded.
-        taken: Answer that the grader found in the text; None if it found none.
-        cut: Whether the answer was truncated at the token limit.
+        taken: Answer that the grader found, or None.
+        cut: Whether the token limit truncated the answer.
         pieces: Text of the answer, divided at token boundaries.
-        entropy: Entropy of each token's distribution in nats, [token] float64; NaN if missing.
-        one_minus_pmax: 1 minus the largest probability in each token's distribution, [token] float64.
-        nll: Negative log-probability of each token in nats, [token] float64.
-        influence: Non-negative influence of each token, [token] float64; None if it was not read.
+        entropy: Entropy of each token's distribution in nats, [token]; NaN if missing.
+        one_minus_pmax: 1 minus the largest probability in each token's distribution, [token].
+        nll: Negative log-probability of each token in nats, [token].
+        influence: Non-negative influence of each token, [token], or None.
     """
 
     question_id: str
@@ -199,9 +190,8 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
 def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
-    Tokens that add no text to the decoded text of earlier tokens, such as bytes of an unfinished character, are merged
-    into the next piece, or into the last piece at the end of the answer. `text` ends before any stop string, which can
-    begin inside the last token.
+    Tokens that add no text, such as bytes of an unfinished character, are merged into the next piece, or into the last
+    one. `text` ends before any stop string, which can begin inside the last token.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)

@@ -70,18 +70,17 @@ class Shown(NamedTuple):
 
 @dataclass
 class Summary:
-    """Counts of a store's answers.
+    """Counts of a store's answers, [question] int64 unless noted.
 
     Attributes:
-        n_samples: Number of answers in finished sample ranges, without skipped samples, [question] int64.
-        n_texts: Number of these answers that are neither rejected nor missing, [question] int64.
-        n_distinct: Number of distinct texts, [question] int64.
+        n_samples: Number of answers in finished sample ranges, without skipped samples.
+        n_texts: Number of these answers that are neither rejected nor missing.
+        n_distinct: Number of distinct texts.
         finish_reasons: Number of answers for each finish reason.
         n_tokens: Length in tokens of each answer with a known length, [answer] int32.
-        n_without_ids: Number of answers whose token ids are unknown.
+        n_without_ids: Total number of answers whose token ids are unknown.
         grades: Counts for each grader.
-        n_logs: Number of unfinished sample ranges.
-        n_logged: Number of answers in the logs of unfinished ranges.
+        n_logs, n_logged: Total numbers of unfinished sample ranges, and of answers in their logs.
         shown: Example answers.
     """
 

@@ -1,4 +1,4 @@
-"""Collect the hidden states of answers while they are generated, without an additional pass."""
+"""Collect the hidden states of answers while they are generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Act on confidences: withhold answers, route questions to a stronger model, or choose the best of several answers."""
+"""Act on confidences: withhold answers, route questions, or choose the best of several answers."""
 
 from __future__ import annotations
 

@@ -25,9 +25,7 @@ TINY = torch.finfo(torch.float32).tiny
 class Distance(nn.Module):
     """Distance of a row (a question or an answer) from the rows of a set. The module docstring has the formula.
 
-    Args:
-        n_hidden: Width d of the hidden state, which is read from the first `n_hidden` features of a row.
-        rank: Number of principal directions.
+    The hidden state consists of the first `n_hidden` features of a row.
 
     Attributes:
         mean, scale: [n_hidden] mean and standard deviation of the set's rows. `scale` is infinite for constant

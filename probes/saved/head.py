@@ -15,13 +15,10 @@ CHUNK = 2**22  # number of distances in memory at once
 
 
 class Head(nn.Module, ABC):
-    """Base class of the heads. A head standardises the features of a question or answer and computes a score.
+    """Base class of the heads. A head standardises the features [d_model] of a question or answer and computes a score.
 
     To add a head, write a subclass of `VectorHead` or `SequenceHead` and add it to `probes.saved.heads`. Keep all
     tensors in buffers: a saved probe stores the `state_dict`, and loading creates the head from `d_model` and `sizes`.
-
-    Args:
-        d_model: Width of the features.
 
     Attributes:
         mean: [d_model] float32 mean of the features over the training split.
@@ -91,11 +88,9 @@ class LinearHead(VectorHead):
 
 
 class CountsHead(VectorHead):
-    """Classifier of the number of right answers. The score is the log-odds of the expected fraction of right answers.
+    """Classifier of the number of right answers, with one class more than answers.
 
-    Args:
-        d_model: Width of the features.
-        n_classes: Number of answers plus one.
+    The score is the log-odds of the expected fraction of right answers.
     """
 
     kind = "counts"
@@ -126,12 +121,7 @@ def expected_log_odds(logits: Tensor) -> Tensor:
 
 
 class MLPHead(VectorHead):
-    """Multilayer perceptron with the score w₂ · relu(W₁ (h − mean) / scale + b₁) + b₂.
-
-    Args:
-        d_model: Width of the features.
-        hidden: Width of the hidden layer.
-    """
+    """Multilayer perceptron with the score w₂ · relu(W₁ (h − mean) / scale + b₁) + b₂."""
 
     kind = "mlp"
     sizes: ClassVar[Mapping[str, int]] = {"hidden": 2**14}
@@ -149,11 +139,6 @@ class MLPHead(VectorHead):
 
 class LatentHead(VectorHead):
     """Head that draws answer embeddings and returns their median cosine similarity. See `probes.fitting.latent_model`.
-
-    Args:
-        d_model: Width of the features.
-        hidden: Width of the encoder's hidden layer.
-        components: Number of components of an answer embedding.
 
     Attributes:
         shared: Scalar Σ τ², the summed variances of a random offset that all answers to a question share.
@@ -182,11 +167,6 @@ class LatentHead(VectorHead):
 
 class KNNHead(VectorHead):
     """Nearest-neighbour head. The score is the weighted mean label of the nearest training rows (`neighbour_means`).
-
-    Args:
-        d_model: Width of the features.
-        n_rows: Number of training rows.
-        n_neighbors: Number of nearest rows to average, at most `n_rows`.
 
     Attributes:
         points: [n_rows, d_model] float32 standardised features of the training rows.
@@ -246,10 +226,9 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
 
 
 def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Find at least the k points nearest to each row and all points tied with the kth, nearest first.
+    """Return squared distances, their rounding errors and the indices of the nearest points, each [row, near].
 
-    Returns:
-        Squared distances, their rounding errors, and the indices of the points, each [row, near].
+    They include at least the k nearest points and all points tied with the kth, nearest first.
     """
     sizes = rows.square().sum(1, keepdim=True) + lengths
     every, n_near = torch.addmm(sizes, rows, points.T, alpha=-2), k

@@ -1,4 +1,4 @@
-"""Calibrators for prefixes of answers, and estimates of the fraction of an answer that a prefix covers."""
+"""Calibrators for prefixes of answers."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Capture the features of a question probe during generation, without an additional pass over the prompt."""
+"""Capture the features of a question probe during generation."""
 
 from __future__ import annotations
 

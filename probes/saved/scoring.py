@@ -132,7 +132,7 @@ def _records(
 
 
 def _scored(model: ConfidentModel, batch: Sequence[Asked], backoff: bool) -> Iterator[Record]:
-    """Yield the confidence and novelty of each question. If a batch fails, halve it to find the invalid questions."""
+    """Yield the confidence and novelty of each question. A failing batch is halved to find the invalid questions."""
     if not batch:
         return
     answers = [asked.answer for asked in batch if asked.answer is not None]

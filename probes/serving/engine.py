@@ -45,9 +45,6 @@ class Engine:
         tokenizer: Tokenizer of the model.
         max_batch_size: Maximum number of rows in a pass.
         max_queue: Maximum number of waiting requests.
-
-    Raises:
-        InputError: If the model differs from the probe's model.
     """
 
     def __init__(
@@ -82,15 +79,9 @@ class Engine:
     def score(
         self, prompts: Sequence[list[int]], answers: Sequence[str] | None, backoff: bool = True
     ) -> Future[Confidences]:
-        """Compute confidences of questions, or of given answers. See `ConfidentModel.score`.
+        """Return a future of the confidences [prompt] of questions, or of given answers.
 
-        Args:
-            prompts: Token ids of the prompts, as returned by `encode`.
-            answers: One answer per prompt if the probe reads answers, and None otherwise.
-            backoff: Whether to shift the confidences of novel questions. See `Confidences`.
-
-        Returns:
-            Future of the confidences [prompt].
+        `prompts` are token ids from `encode`. See `ConfidentModel.score` for the other arguments.
 
         Raises:
             QueueFull: If too many requests are waiting.
@@ -131,8 +122,7 @@ class Engine:
             backoff: Whether to shift the confidence of a novel question. See `Confidences`.
 
         Raises:
-            QueueFull: If too many requests are waiting.
-            EngineClosed: If the engine was closed.
+            QueueFull, EngineClosed: As for `score`.
             InputError: If the prompt is empty or leaves no room for an answer, or the probe reads pooled token signals
                 of answers.
         """

@@ -25,13 +25,10 @@ _ROWS = 32
 
 
 class Batch:
-    """Answers that are generated together.
+    """Answers that are generated together. `rows` are the answers in the order of the cache.
 
     With a model that caches more than keys and values, or that has chunked attention, no row joins a running batch, and
     the prompts of a new batch have equal lengths.
-
-    Attributes:
-        rows: Answers, in the order of their rows in the cache.
     """
 
     def __init__(self, model: ConfidentModel, max_rows: int) -> None:

@@ -1,7 +1,6 @@
 """Verification of an answer, in the format of the AutoMix verifiers for vLLM's semantic router.
 
-A verifier samples verdicts from a language model and returns their mean. A probe samples nothing, so `samples` is empty
-and both sample counts are 0.
+These verifiers sample verdicts from a language model. A probe samples nothing, so both sample counts are 0.
 """
 
 from typing import Any

@@ -7,9 +7,8 @@ from probes.saved.sequence_head import AttentionHead
 class Attention(MultiHeadProbe):
     """Attention probe with several heads and a position bias, as in EleutherAI's attention-probes.
 
-    Each head computes an attention logit and a value for each token. The output of a head is the mean of the values,
-    weighted by the softmax of the logits. The score is the sum of the outputs of all heads. If all logits are 0, this
-    is the score of a linear probe on the mean of the token states (`mean_answer`).
+    Each head computes an attention logit and a value for each token, and averages the values with the softmax of the
+    logits as weights. The score is the sum over heads.
 
     Args:
         n_heads, lr, l2, calibrator: See `MultiHeadProbe`.

@@ -42,22 +42,22 @@ def compare(
 ) -> Path:
     """Compare probes and baselines on a store, with confidence intervals and significance tests.
 
-    All confidences are out of fold. Model-based baselines are included if `python -m extract ask` has been run.
+    Model-based baselines are included if `python -m extract ask` has been run.
 
     Args:
         store: Folder of the store. It must contain samples, grades and the signal `hidden`.
-        out: Folder to create for the page, record, predictions and pictures. The default is runs/compare-STORE.
-        probes: Names of the probes to compare. Choose from {probes}. By default, all probes are compared.
+        out: New folder for the results. The default is runs/compare-STORE.
+        probes: Names of the probes to compare: {probes}. The default is all of them.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
         seed: Seed for the folds, training and resampling.
-        n_resamples: Number of bootstrap resamples of the questions for each interval.
+        n_resamples: Number of bootstrap resamples for each interval.
 
     Returns:
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, if required data are missing, or if there are too few questions.
+        InputError: If an option is invalid, or if data are missing or too few.
     """
     with result_folder("compare", [store], out, seed, n_resamples) as (folder, final):
         confidences = Comparison(store, grader, probes, folds, seed).run()
@@ -81,26 +81,25 @@ def transfer(
 ) -> Path:
     """Train a probe on each question set and test it on every set.
 
-    Each set is also left out in turn. A probe is trained on all other sets and tested on the left-out set. These
-    results are reported with and without back-off, which shifts the confidences of novel questions towards the mean
-    accuracy of the training questions.
+    For each set, a probe is also trained on all other sets, and tested with and without back-off, which shifts the
+    confidences of novel questions towards the mean accuracy of the training questions.
 
     Args:
-        stores: Folders of the stores, one per question set. All stores must contain answers of the same model. If
-            there is only one store, each of its question groups is a question set.
-        out: Folder to create for the page, record and pictures. The default is runs/transfer-STORE. With
-            several stores, STORE consists of their names, joined with hyphens.
+        stores: Folders of the stores, one per question set, with answers of the same model. If there is only one store,
+            each of its question groups is a question set.
+        out: New folder for the results. The default is runs/transfer-STORE, where STORE consists of the names of all
+            stores, joined with hyphens.
         probe: Name of the probe. Choose from {probes}.
         grader: Grader whose grades are used. Required if a store has several graders.
         folds: Number of folds for testing a probe on its own training set.
         seed: Seed for the folds, training and resampling.
-        n_resamples: Number of bootstrap resamples of the questions for each interval.
+        n_resamples: Number of bootstrap resamples for each interval.
 
     Returns:
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, if the models differ, or if fewer than two sets have at least 20 questions.
+        InputError: If an option is invalid, if models differ, or if fewer than two sets have at least 20 questions.
     """
     with result_folder("transfer", stores, out, seed, n_resamples) as (folder, final):
         record = transfer_record(stores, grader, probe, folds, n_resamples, seed)
@@ -128,29 +127,27 @@ def curve(
 ) -> Path:
     """Measure how a probe improves with more training questions and with more answers per question.
 
-    The probe is trained on random subsets of the data outside each test fold, and tested on all answers in the test
-    fold. The page also shows whether a budget of graded answers is better spent on more questions or on more answers
-    per question.
+    The page also shows whether a budget of graded answers is better spent on more questions or on more answers per
+    question.
 
     Args:
         store: Folder of the store. It must contain samples, grades and the signal `hidden`.
-        out: Folder to create for the page, record and pictures. The default is runs/curve-STORE.
+        out: New folder for the results. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
-        n: Numbers of training questions. The default is the number of questions outside a test fold, half of this
-            number, a quarter, and so on, with a minimum of 40.
+        n: Numbers of training questions. The default is the number of questions outside a test fold, half of it, a
+            quarter, and so on, with a minimum of 40.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
         subsets: Number of random subsets for each combination of `n` and `k`.
         seed: Seed for the folds, subsets and resampling.
-        n_resamples: Number of bootstrap resamples of the questions for each interval.
+        n_resamples: Number of bootstrap resamples for each interval.
 
     Returns:
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, if required data are missing, if there are too few questions, or if the
-            probe cannot be fitted.
+        InputError: If an option is invalid, if data are missing or too few, or if the probe cannot be fitted.
     """
     with result_folder("curve", [store], out, seed, n_resamples) as (folder, final):
         fitted = LearningCurve(store, grader, probe, n, k, folds, subsets, seed).run()
@@ -171,22 +168,22 @@ def signals(
 ) -> Path:
     """Score answers by their token signals, without training, and test the best scores.
 
-    The signals are pooled over the tokens of an answer in every available way, with and without weights. The best
-    scores are chosen on the validation questions and evaluated on the test questions.
+    Each score pools a signal over the tokens of an answer. The best scores are chosen on the validation questions and
+    evaluated on the test questions.
 
     Args:
         store: Folder of the store. It must contain samples, grades and token signals for the answers.
-        out: Folder to create for the page, record, pictures and table of scores. The default is runs/signals-STORE.
+        out: New folder for the results. The default is runs/signals-STORE.
         grader: Grader whose grades are used. Required if the store has several graders.
         test_fraction: Fraction of the questions to use for testing.
         seed: Seed for the split, permutations and resampling.
-        n_resamples: Number of bootstrap resamples of the questions for each interval.
+        n_resamples: Number of bootstrap resamples for each interval.
 
     Returns:
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, if required data are missing, or if there are too few questions.
+        InputError: If an option is invalid, or if data are missing or too few.
     """
     with result_folder("signals", [store], out, seed, n_resamples) as (folder, final):
         opened = Store.open(store)
@@ -209,23 +206,22 @@ def audit(
     """Report how well each property of the questions, such as their text or length, predicts the measured accuracy.
 
     Four properties are leaks if they predict the accuracy: the answer options (without the question), the right option,
-    the length of the question, and its position in the source of the questions. The audit trains no probe and needs no
-    hidden states.
+    the length of the question, and its position in the source of the questions. The audit needs no hidden states.
 
     Args:
         store: Folder of the store. It must contain samples and grades.
-        out: Folder to create for the page, record and picture. The default is runs/audit-STORE.
+        out: New folder for the results. The default is runs/audit-STORE.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
         seed: Seed for the folds, permutations and resampling.
-        n_resamples: Number of bootstrap resamples for each interval. Each p-value uses the same number of permutations.
+        n_resamples: Number of bootstrap resamples for each interval, and of permutations for each p-value.
 
     Returns:
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, if grades are missing, if there are too few questions, or if all questions
-            have the same accuracy.
+        InputError: If an option is invalid, if grades are missing or too few, or if all questions have the same
+            accuracy.
     """
     with result_folder("audit", [store], out, seed, n_resamples) as (folder, final):
         opened = Store.open(store)
@@ -247,23 +243,22 @@ def pictures(
 ) -> Path:
     """Plot the AUROC by layer and position, and the mean entropy profiles of right and wrong answers.
 
-    A picture is skipped if its signal is missing from the store. The plotted numbers are saved in pictures.json.
+    The plotted numbers are saved in pictures.json.
 
     Args:
         store: Folder of the store. It must contain samples, grades, and the signal `hidden` or `entropy_profile`.
-        out: Folder to create for the page, record and pictures. The default is runs/pictures-STORE.
+        out: New folder for the results. The default is runs/pictures-STORE.
         grader: Grader whose grades are used. Required if the store has several graders.
         probe: Probe to fit at each layer and position: ridge or difference_of_means.
         folds: Number of folds.
         seed: Seed for the folds and resampling.
-        n_resamples: Number of bootstrap resamples of the questions for each interval.
+        n_resamples: Number of bootstrap resamples for each interval.
 
     Returns:
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, if the grades or both signals are missing, or if there are too few
-            questions.
+        InputError: If an option is invalid, if the grades or both signals are missing, or if the questions are too few.
     """
     needs: list[tuple[str, Scope]] = [("hidden", "question"), ("hidden", "sample"), ("entropy_profile", "sample")]
     with result_folder("pictures", [store], out, seed, n_resamples) as (folder, final):

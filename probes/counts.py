@@ -43,7 +43,7 @@ class Counts(Descent):
         return torch.einsum("rfd,pfcd->prfc", features, self.weight) + self.bias[:, None]
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean cross-entropies [penalty, feature] between the predictions and the soft labels."""
+        """Return the mean cross-entropies [penalty, feature]."""
         log_p = self._logits(self.standardised(batch.features)).log_softmax(-1)
         label = count_labels(batch.target, log_p.shape[-1])
         return -(log_p * label[:, None]).sum(-1).mean(1)
@@ -61,7 +61,7 @@ class Counts(Descent):
 def count_labels(target: Tensor, n_classes: int) -> Tensor:
     """Convert accuracies p̂ [row] to soft labels [row, class].
 
-    Each soft label is a probability distribution over the classes 0 to K, where K = n_classes − 1. Its mean is p̂ K.
+    Each soft label is a distribution over the classes 0 to n_classes − 1, with mean p̂ · (n_classes − 1).
 
     >>> count_labels(torch.tensor([0.0, 0.75, 1.0]), 3)
     tensor([[1.0000, 0.0000, 0.0000],

@@ -1,4 +1,4 @@
-"""Difference-of-means probe, a linear probe along the difference of the class means."""
+"""Difference-of-means probe."""
 
 from torch import Tensor
 
@@ -10,8 +10,8 @@ from probes.fitting.training import ClosedForm
 class DifferenceOfMeans(ClosedForm):
     """Linear probe along the difference μ₁ − μ₀ of two weighted means of the standardised features.
 
-    A training row with expected accuracy p̂ has weight p̂ in μ₁ and weight 1 − p̂ in μ₀. There are no hyperparameters.
-    The probe follows Cencerrado et al. (arXiv 2509.10625), who use hard labels and raw features.
+    A training row with expected accuracy p̂ has weight p̂ in μ₁ and weight 1 − p̂ in μ₀. The probe follows
+    Cencerrado et al. (arXiv 2509.10625), who use hard labels and raw features.
 
     Args:
         calibrator: Calibrator for the scores: platt or isotonic.

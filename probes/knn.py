@@ -1,4 +1,4 @@
-"""Nearest-neighbour probe, which averages the accuracies of the nearest training rows."""
+"""Nearest-neighbour probe."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from probes.saved.head import Head, KNNHead, neighbour_means, zeros
 class KNN(AtOnce):
     """Probe that computes a weighted mean of the expected accuracies of the nearest training rows.
 
-    The weights are inverse Euclidean distances between standardised features. The number of neighbours is chosen on the
-    validation split. The probe follows the classifier of Entropy-Lens (arXiv 2502.16570), which uses 25 neighbours, raw
-    features and hard labels. A saved probe contains the features of the training split.
+    The weights are inverse Euclidean distances between standardised features. The probe follows the classifier of
+    Entropy-Lens (arXiv 2502.16570), which uses 25 neighbours, raw features and hard labels. A saved probe contains the
+    features of the training split.
 
     Args:
         n_neighbors: Number of neighbours, or a list of numbers to try.
@@ -46,7 +46,7 @@ class KNN(AtOnce):
         self.points, self.labels = (zeros(*checkpoint["state_dict"][name].shape) for name in ("points", "labels"))
 
     def learn(self, features: Tensor, target: Tensor) -> None:
-        """Store the training rows. See `AtOnce.learn` for the arguments.
+        """Store the training rows. See `AtOnce.learn`.
 
         Raises:
             InputError: If there are fewer training rows than neighbours.

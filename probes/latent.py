@@ -1,4 +1,4 @@
-"""Latent probe, which predicts from a question's hidden state how much the answers to the question vary."""
+"""Latent probe, which predicts from a question's hidden state how much its answers vary."""
 
 import math
 
@@ -36,9 +36,9 @@ class Latent(Descent):
     distribution (see `sampled_score`). Training maximises the likelihood of the answer embeddings (see `answer_loss`)
     and does not use grades.
 
-    Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from its best epoch, in
-    which its validation scores have the highest rank correlation with the mean cosine similarity between the embeddings
-    of the answers (1 − SEU). After training, the candidate with the lowest validation loss is chosen and calibrated.
+    Each combination of a layer and a penalty is a candidate. It keeps the weights from the epoch in which its
+    validation scores have the highest rank correlation with the mean cosine similarity between the embeddings of the answers
+    (1 − SEU). After training, the candidate with the lowest validation loss is chosen and calibrated.
 
     Args:
         hidden: Number of hidden units.
@@ -103,10 +103,7 @@ class Latent(Descent):
         )
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create the parameters of all candidates, and buffers for the best weights of each candidate so far.
-
-        Candidates that read the same feature have the same initial parameters.
-        """
+        """Create the parameters of all candidates (equal for the same feature), and buffers for their best weights."""
         n = len(self.penalties)
         weights = initial_weights(n_features, d_model, self.hidden, self.components)
         weights["log_shared"] = torch.full((n_features, 1, self.components), -math.log(self.components))
@@ -118,14 +115,11 @@ class Latent(Descent):
         self.noise = nn.Buffer(drawn_noise(self.components), persistent=False)
 
     def predicted(self, features: Tensor) -> Gaussian:
-        """Predict the distributions of answer embeddings from standardised features [row, feature, d_model].
-
-        The means and standard deviations have shape [penalty, feature, row, component].
-        """
+        """Predict answer embeddings [penalty, feature, row, component] from standardised features."""
         return encode(features.transpose(0, 1), self.weight_in, self.bias_in, self.weight, self.bias)
 
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Return the scores [penalty, row, feature], which are 1 − ASEU. See `sampled_score`."""
+        """Return the scores [penalty, row, feature]."""
         shared = self.log_shared.exp().sum(-1)
         return sampled_score(self.predicted(features), shared, self.noise).transpose(1, 2)
 
@@ -143,7 +137,7 @@ class Latent(Descent):
         return self.filled(head, penalty, feature, "weight_in", "weight", **own)
 
     def _choose(self, scores: Tensor, batch: Batch) -> Choice:
-        """Update the best weights, then choose a candidate in the same way as other probes."""
+        """Update the best weights, then choose a candidate."""
         rank = self._keep_best(scores, batch)
         choice = super()._choose(scores, batch)
         self.val_figures["val/spearman_agreement"] = float(rank[choice.candidate, choice.features[0]])
@@ -161,10 +155,7 @@ class Latent(Descent):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Restore the best weights, then choose and calibrate a candidate.
-
-        A warning is shown if the spread that the candidate predicts has collapsed (see `collapse`).
-        """
+        """Restore the best weights, choose and calibrate a candidate, and warn if its spread has collapsed."""
         batch = self.data.batch("val").to(self.device)
         features = self.standardised(batch.features)
         self._keep_best(self.candidate_scores(features), batch)

@@ -1,4 +1,4 @@
-"""Probe that averages ridge regressions, each of which reads one layer. They are solved in closed form."""
+"""Probe that averages ridge regressions, each of which reads one layer."""
 
 import torch
 from torch import Tensor
@@ -9,8 +9,8 @@ from probes.ridge import Ridge
 class LayerAverage(Ridge):
     """Average of ridge regressions that each read one layer. The upper half of the layers is used.
 
-    The regressions predict the expected accuracy p̂ and have the same L2 penalty. Because no single layer is chosen,
-    the result depends less on chance. If several positions are read, each position is a candidate.
+    The regressions predict the expected accuracy p̂ and have the same L2 penalty. If several positions are read, each
+    position is a candidate.
 
     Args:
         l2, calibrator: See `Ridge`.
@@ -21,8 +21,8 @@ class LayerAverage(Ridge):
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
         """Return the indices of the features in each input.
 
-        Each single feature is an input that is scored but cannot be chosen. These inputs are followed by one input for
-        each position, which contains the features of the upper half of the layers.
+        Inputs with a single feature are scored but cannot be chosen. They are followed by one input for each position,
+        which contains the features of the upper half of the layers.
         """
         of_position: dict[str, list[int]] = {}
         for feature, name in enumerate(names):

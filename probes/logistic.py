@@ -1,4 +1,4 @@
-"""Logistic regression probe with an L2 penalty, fitted by Newton's method for all layers and penalties at once."""
+"""Logistic regression probe, fitted by Newton's method for all layers and penalties at once."""
 
 from torch import Tensor
 

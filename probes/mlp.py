@@ -11,8 +11,8 @@ from probes.saved.head import Head, MLPHead
 class MLP(Descent):
     """Network with one hidden ReLU layer, trained with cross-entropy to predict the expected accuracy p̂.
 
-    The probe is a smaller version of SAPLMA (Azaria and Mitchell, arXiv 2304.13734). SAPLMA has three hidden layers of
-    256, 128 and 64 units, and reads statements instead of questions.
+    The probe is a smaller version of SAPLMA (Azaria and Mitchell, arXiv 2304.13734), which has three hidden layers and
+    reads statements.
 
     Args:
         hidden: Number of hidden units.
@@ -36,7 +36,7 @@ class MLP(Descent):
         self.hidden = at_least_one("hidden", hidden, default=64)
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create random first-layer weights, which are identical for all penalties, and zero second-layer weights."""
+        """Create random first-layer weights, equal for all penalties, and zero second-layer weights."""
         n = len(self.penalties)
         first = torch.randn(n_features, d_model, self.hidden) / d_model**0.5
         self.weight_in = nn.Parameter(first.repeat(n, 1, 1, 1))

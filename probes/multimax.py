@@ -1,4 +1,4 @@
-"""MultiMax probe, which adds up the largest or smallest token value of each head."""
+"""MultiMax probe."""
 
 from probes.fitting.sequence import MultiHeadProbe, random_rows
 from probes.saved.sequence_head import MultiMaxHead

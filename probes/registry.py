@@ -1,4 +1,4 @@
-"""Registry of the probes, with their classes, targets, features and comparison settings.
+"""Registry of the probes.
 
 To add a probe, write a subclass of `ProbeModule` in a new file and register it here. Classes are imported on first use.
 """
@@ -72,11 +72,11 @@ METHODS = Registry(
         "multimax": _of_tokens("probes.multimax:MultiMax"),
         "rolling": _of_tokens("probes.rolling:Rolling"),
         "softmax_sum": _of_tokens("probes.softmax_sum:SoftmaxSum"),
-        # a baseline: a logistic probe that reads a sentence embedding of the question
+        # a baseline that reads a sentence embedding of the question
         "text_embedding": ProbeMethod(LOGISTIC, signal="text_embedding", positions=("question",), compared=False),
     },
 )
-#: Methods that read the hidden states of questions. A comparison selects the best of them on the validation split.
+#: Methods that read the hidden states of questions, from which a comparison selects the best one.
 PROBES = Registry(
     "probes", {name: method for name, method in METHODS.items() if method.compared}, renamed={"aseu": "latent"}
 )

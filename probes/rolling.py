@@ -1,4 +1,4 @@
-"""Rolling probe, which scores an answer by the largest rolling mean of its token values."""
+"""Rolling probe."""
 
 from typing import Any
 
@@ -10,9 +10,7 @@ from probes.saved.sequence_head import RollingHead
 class Rolling(SequenceProbe):
     """Probe that scores an answer by the largest mean of w · x over any window of tokens (arXiv 2601.11516).
 
-    x is the standardised state of a token. A larger mean is evidence that the answer is wrong. With a window of one
-    token, the probe uses the maximum over tokens. With a window as long as the answer, it is a linear probe on the mean
-    state of the answer (position `mean_answer`).
+    x is the standardised state of a token. A larger mean is evidence that the answer is wrong.
 
     Args:
         window: Number of consecutive tokens in a window. An answer with fewer tokens forms a single window.

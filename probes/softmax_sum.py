@@ -1,4 +1,4 @@
-"""Probe that applies a linear function to each token state and averages the results with softmax weights."""
+"""Softmax-weighted probe."""
 
 from probes.fitting.sequence import SequenceProbe
 from probes.saved.sequence_head import SoftmaxSumHead
@@ -8,8 +8,8 @@ class SoftmaxSum(SequenceProbe):
     """Probe on a softmax-weighted sum over tokens (Constitutional Classifiers++, arXiv 2601.04603).
 
     Each token has the value z = w · x, where x is its standardised state. A larger z is evidence that the answer is
-    wrong. The values are weighted by their softmax over the tokens. For small w, the sum is close to the mean of z. For
-    large w, it is close to the maximum.
+    wrong. The values are weighted by their softmax over the tokens: for small w, the sum is close to the mean of z, for
+    large w to the maximum.
 
     Args:
         lr, l2, calibrator: See `Descent`.

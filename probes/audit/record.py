@@ -35,13 +35,12 @@ def audit_record(
         store: The store.
         table: Question table of the store.
         n_folds: Number of folds.
-        n_resamples: Number of bootstrap resamples for each interval. Each p-value uses the same number of permutations.
+        n_resamples: Number of bootstrap resamples for each interval, and of permutations for each p-value.
         seed: Seed for the folds, resamples and permutations.
 
     Returns:
-        The content of audit.json. `sources` contains the results of each audited source (see `audit_sources`), and
-        `masked` maps every other source to the reason why it was not audited. `leaks` lists the potential leaks whose
-        corrected p-value is below 0.05.
+        The content of audit.json. For `sources` and `masked`, see `audit_sources`. `leaks` lists the potential leaks
+        whose corrected p-value is below 0.05.
 
     Raises:
         InputError: If there are too few folds or questions, or if all questions have the same accuracy.
@@ -77,9 +76,7 @@ def audit_record(
 def audit_sources(
     features: Mapping[str, NDArray[np.float64]], grades: Scored, n_resamples: int, seed: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Audit each source, and correct the p-values for multiple tests.
-
-    The Holm correction is applied separately to potential leaks and to all other sources.
+    """Audit each source, with Holm-corrected p-values, separately for potential leaks and for all other sources.
 
     Args:
         features: Dict from each source to its features [question, feature]. Missing features are NaN.
@@ -89,8 +86,8 @@ def audit_sources(
 
     Returns:
         - A dict from each audited source to the result of `audit_source`, with the additional keys `leak` and `p_holm`.
-        - A dict from each excluded source to the reason. A source is excluded if too few questions have its features,
-          or if all these questions have the same accuracy.
+        - A dict from each excluded source to the reason: too few questions have its features, or all of these have the
+          same accuracy.
     """
     assert grades.fold is not None
     sources, masked = dict[str, Any](), dict[str, str]()
@@ -117,7 +114,7 @@ def _least(n_folds: int) -> int:
 
 
 def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
-    """Return the reason why these accuracies cannot be audited. The string is empty if they can be audited."""
+    """Return the reason why these accuracies cannot be audited, or an empty string."""
     if len(accuracy) < _least(n_folds):
         return f"there are only {len(accuracy)}"
     return "" if np.ptp(accuracy) > 0 else f"all {len(accuracy)} have an accuracy of {accuracy[0]:.3f}"
@@ -126,8 +123,8 @@ def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:
     r"""Predict accuracies from features, and compute the out-of-fold AUROC, its 95 % interval and a one-sided p-value.
 
-    The p-value comes from a permutation test. It is the fraction of permutations of the accuracies for which the AUROC
-    is at least A, the observed AUROC. The observed order is included as one permutation.
+    The p-value is the fraction of permutations of the accuracies, including the observed order, for which the AUROC is
+    at least A, the observed AUROC.
 
     The bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds. It therefore
     underestimates the variance, by a factor of two if the features are uninformative. To correct the interval, the
@@ -135,17 +132,17 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
 
     .. math:: \sqrt{1 + \min\{1, (2 s / (A - \tfrac12))^2\}}
 
-    where s is the standard deviation of the AUROC over the permutations. The factor is close to 1 if A is far from ½.
+    where s is the standard deviation of the AUROC over the permutations.
 
     Args:
         features: [question, feature] float64.
-        grades: Answer counts and folds of these questions. Confidences in `grades` are ignored.
+        grades: Answer counts and folds of these questions.
         n_resamples: Number of bootstrap resamples, and number of permutations.
         seed: Seed for the resamples and permutations.
 
     Returns:
         A dict with `auroc` (`value`, `low`, `high`), `p`, `n_questions` and `n_features`. `low` and `high` are None if
-        too few questions have right answers, or if too few questions have wrong answers.
+        too few questions have right answers or wrong answers.
     """
     assert grades.fold is not None
     predicted, permuted = cross_validate(features, grades.accuracy, grades.fold, n_resamples, seed)

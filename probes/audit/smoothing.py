@@ -30,7 +30,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
         y_mean = y.mean(1, keepdim=True)
         x = features[~test] - mean
         squares, v = torch.linalg.eigh(x.T @ x)
-        kept = squares > 1e-10 * features.square().sum()  # drop directions that are constant up to rounding
+        kept = squares > 1e-10 * features.square().sum()  # directions that are not constant up to rounding
         squares, v = squares[kept], v[:, kept]
         projected = (y - y_mean) @ (x @ v / squares.sqrt())
         shrinkage = squares / (squares + _PENALTIES[:, None] * squares.sum())  # [penalty, component]
@@ -44,9 +44,8 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
     """Compute the `capability_auroc` of each draw. Only pairs of questions from the same fold are compared.
 
-    `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result has shape [draw]
-    and dtype float64. It is ½ if no fold contains a right answer to one question and a wrong answer to another
-    question.
+    `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result [draw] is ½ if
+    no fold contains a right and a wrong answer to different questions.
     """
     won, pairs = torch.zeros(2, len(predicted), dtype=torch.float64)
     for test in (fold == number for number in fold.unique()):
@@ -65,8 +64,7 @@ def cross_validate(features: Tensor, accuracy: Tensor, fold: Tensor, n_draws: in
 
     Returns:
         - [question] float64 predictions of the observed accuracies.
-        - [draw] float64 AUROCs of the predictions of the permuted accuracies. The penalties are chosen separately for
-          each permutation.
+        - [draw] float64 AUROCs of the predictions of the permuted accuracies.
     """
     generator, step = torch.Generator().manual_seed(seed), max(1, _CHUNK // len(accuracy))
     values = []

@@ -15,7 +15,7 @@ from extract.store.store import Store
 Features = NDArray[np.float64]
 #: Maximum number of n-gram features, and of indicator features.
 _MOST_FEATURES = 128
-#: Number of cosines for each numeric property. The cosine with the highest frequency has four periods.
+#: Number of cosines for each numeric property.
 _N_COSINES = 8
 
 
@@ -23,8 +23,7 @@ class Source(NamedTuple):
     """A source of information about the accuracy.
 
     Attributes:
-        label: Name for display.
-        description: Description for display.
+        label, description: Texts for display.
         leak: Whether the source is a potential leak, which should not predict the accuracy.
     """
 
@@ -112,9 +111,8 @@ def ngrams(texts: Sequence[str]) -> Features:
 def cosines(values: NDArray[np.float64]) -> Features:
     r"""Return :math:`\cos(\pi j u) / j` for j = 1 … 8, where u are the relative ranks in each column of `values`.
 
-    The relative rank of a value is (midrank − ½) / n, where n is the number of questions. Linear functions of these
-    features can approximate any smooth function of the values. High-frequency features are small, so a ridge penalty
-    favours smooth functions.
+    The relative rank of a value is (midrank − ½) / n, where n is the number of questions. High-frequency features are
+    small, so a ridge regression favours smooth functions of the values.
 
     Args:
         values: [question, column] numbers.

@@ -12,17 +12,14 @@ from scipy.special import entr
 def mean_distance(similarity: NDArray[np.float64]) -> float:
     """Compute the mean of 1 − S_ij over all pairs i ≠ j.
 
-    If the similarities are ROUGE-L scores, the result is 1 minus the lexical similarity, which is the mean score.
+    With ROUGE-L scores as similarities, this is 1 minus the lexical similarity.
     """
     n = len(similarity)
     return float(1 - (similarity.sum() - n) / (n * (n - 1)))
 
 
 def degree(similarity: NDArray[np.float64]) -> float:
-    """Compute 1 − Σ_ij S_ij / n², the uncertainty measure based on the degree matrix (Lin et al., arXiv 2305.19187).
-
-    The result is (n − 1)/n times `mean_distance`.
-    """
+    """Compute 1 − Σ_ij S_ij / n², the uncertainty measure based on the degree matrix (Lin et al., arXiv 2305.19187)."""
     return float(1 - similarity.mean())
 
 
@@ -42,9 +39,8 @@ def eigenvalue_sum(similarity: NDArray[np.float64]) -> float:
 def eccentricity(similarity: NDArray[np.float64], threshold: float = 0.9) -> float:
     """Compute the distance of the answers from their centre in a spectral embedding of the similarities (Lin et al.).
 
-    The result is √(Σ_j ‖v_j − v̄‖²), where the vector v_j contains the coordinates of answer j, and v̄ is the mean of
-    these vectors. Each eigenvector of the Laplacian L with an eigenvalue below `threshold` gives every answer one
-    coordinate. `eigenvalue_sum` defines L.
+    The result is √(Σ_j ‖v_j − v̄‖²), where v_j contains the entries for answer j of all eigenvectors of the Laplacian
+    (see `eigenvalue_sum`) with eigenvalues below `threshold`, and v̄ is the mean of these vectors.
     """
     values, vectors = np.linalg.eigh(_normalised(similarity))
     coordinates = vectors[:, 1 - values < threshold]
@@ -69,8 +65,8 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
 def eigenscore(states: NDArray[np.floating], alpha: float = 1e-3) -> float:
     """Compute the EigenScore from INSIDE (Chen et al., arXiv 2402.03744): log det(Z J Zᵀ + αI) / n.
 
-    Z contains the hidden states of n answers. Multiplication by J subtracts the mean from each row of Z. Empty answers
-    are left out. The result is NaN if fewer than two answers remain.
+    Z contains the hidden states of n non-empty answers, and J subtracts the mean from each of its rows. The result is
+    NaN if n is less than 2.
 
     Args:
         states: [sample, d_model] hidden states. The rows of empty answers are NaN.

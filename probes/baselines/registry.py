@@ -1,7 +1,7 @@
 """Registry of the baselines, which score questions and answers without a trained probe.
 
-A baseline is fitted and calibrated on the training and validation splits together. To add a baseline, write a score
-function in `scores.py` and register it here. Model-based baselines are registered in `extract.asking.registry`.
+To add a baseline, write a score function in `scores.py` and register it here. Model-based baselines are registered in
+`extract.asking.registry`.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,14 +28,12 @@ class Baseline(NamedTuple):
     """A baseline that scores questions, answers or both.
 
     Attributes:
-        scores: Dict from each scope to a score function. The function takes the data and the rows of each split. It
-            scores all questions or all answers, without using the grades of the test split. Missing scores are NaN.
+        scores: Dict from each scope to a `Score` function, which must not use the grades of the test split.
         supervised: Whether the scores depend on the rows and grades outside the test split.
         calibrator: Calibrator, fitted on the training and validation splits; None if the scores are probabilities.
         half: Whether questions are scored with half of their answers and evaluated on the other half.
         needs: Model-based baselines and answer signals that the store must contain.
-        prompt_needs: Signals of the prompt that the store must contain. Computing these signals takes one pass over the
-            prompt.
+        prompt_needs: Signals of the prompt that the store must contain.
     """
 
     scores: Mapping[Scope, Score]
@@ -148,13 +146,8 @@ def needed_commands(name: str) -> str:
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the numbers of prompt tokens and of generated tokens that a baseline needs. Both have shape [question].
 
-    The counted tokens depend on the baseline:
-        - If it uses half of the answers: the prompt and these answers.
-        - If it uses signals of the prompt: the prompt.
-        - If it is model-based: its own prompts and replies.
-
-    Tokens read by text encoders and entailment classifiers are not counted. Counts that a server did not report are
-    NaN.
+    Baselines need the prompt and half of the answers, the prompt, or (model-based) their own prompts and replies.
+    Text encoders and entailment classifiers are not counted. Counts that a server did not report are NaN.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:
@@ -174,9 +167,9 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
 def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") -> Callable[[Rows], Tensor]:
     """Return a function that computes the calibrated confidences of a baseline.
 
-    The function takes a dict from each split to its rows in the question table. If `scope` is "sample", these are rows
-    of the answer table. The function returns the confidences of all rows of the table; missing confidences are NaN. The
-    calibrator is fitted outside the test split. If no scores are available for the fit, an InputError is raised.
+    The function takes a dict from each split to its rows in the question table (in the answer table if `scope` is
+    "sample"), and returns the confidences of all rows; NaN if missing. The calibrator is fitted outside the test split.
+    If no scores are available for the fit, an InputError is raised.
     """
     score = partial(BASELINES[name].scores[scope], data)
     if BASELINES[name].supervised:
@@ -204,9 +197,6 @@ def _calibrated(name: str, data: FeatureDataModule, score: Tensor, rows: Rows, s
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Return the numbers of right answers and of graded answers to each question.
-
-    If `half` is true, only answers with odd indices are counted.
-    """
+    """Return the numbers of right and of graded answers to each question, or (`half`) those with odd indices."""
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

@@ -1,7 +1,7 @@
 """Score functions of the baselines, based on properties of the question or on its sampled answers.
 
-The score of an uncertainty baseline is the negated uncertainty. The uncertainty of a question is computed from half of
-its answers.
+An uncertainty is negated to obtain a score. The uncertainty of a question is computed from half of its answers. Answers
+that are equal after normalisation form a cluster.
 """
 
 from collections import defaultdict
@@ -25,9 +25,9 @@ from probes.fitting.calibration import fit_platt
 
 #: Dict from each split to its rows in the question table or the answer table.
 Rows = dict[str, Tensor]
-#: Function that maps the data and the rows of each split to scores of all rows. Higher means more likely right.
+#: Function that maps the data and the rows of each split to scores [row]. Higher means more likely right.
 Score = Callable[[FeatureDataModule, Rows], Tensor]
-#: Function that maps the data to the uncertainties [answer] of all answers. NaN means missing.
+#: Function that maps the data to the uncertainties [answer] of all answers; NaN if missing.
 AnswerUncertainty = Callable[[FeatureDataModule], NDArray[np.float64]]
 #: Function that maps rows of the answer table to the joint uncertainty of these answers.
 JointUncertainty = Callable[[NDArray[np.int64]], float]
@@ -51,10 +51,7 @@ def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Score each question by the mean accuracy of its group in the training and validation splits.
-
-    If the group is unseen, the overall mean is used.
-    """
+    """Score each question by the mean accuracy of its group, or by the overall mean if the group is unseen."""
     table, rows_of, known = data.table, defaultdict(list), outside_test(rows)
     for row in known.tolist():
         rows_of[table.groups[row]].append(row)
@@ -65,8 +62,6 @@ def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 def length(data: FeatureDataModule, rows: Rows) -> Tensor:
     """Score questions with a logistic regression on the prompt length in tokens.
-
-    The regression is fitted to the training and validation splits.
 
     Raises:
         InputError: If any prompt length is unknown.
@@ -83,10 +78,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
-    """Return score functions for answers and for questions, based on the uncertainty of single answers.
-
-    The score of an answer is its negated uncertainty. The score of a question is the mean score of half of its answers.
-    """
+    """Return score functions for answers and, averaged over half of the answers, for questions."""
 
     def of_questions(data: FeatureDataModule, rows: Rows) -> Tensor:
         answers, values = data.table.answers, uncertainty(data)
@@ -99,10 +91,7 @@ def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
 
 
 def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapping[Scope, Score]:
-    """Return a score function for questions.
-
-    The score of a question is its negated uncertainty, which is computed jointly from half of its answers.
-    """
+    """Return a score function for questions, based on the joint uncertainty of half of the answers."""
 
     def score(data: FeatureDataModule, rows: Rows) -> Tensor:
         halves = data.table.answers.rows_by_question(len(data.table.ids), ~data.table.answers.held_out)
@@ -128,40 +117,31 @@ def first_token(data: FeatureDataModule, value: str) -> Tensor:
 
 
 def semantic_sets(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that counts clusters of answers. Answers that are equal after normalisation form a cluster."""
+    """Return a function that counts clusters of answers."""
     answer = data.table.answers.answer_class
     return lambda rows: len(set(clusters_of(answer[rows].tolist()))) or float("nan")
 
 
 def semantic_entropy(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes discrete semantic entropy.
-
-    Answers that are equal after normalisation form a cluster.
-    """
+    """Return a function that computes discrete semantic entropy."""
     answer = data.table.answers.answer_class
     return lambda rows: discrete_entropy(clusters_of(answer[rows].tolist()))
 
 
 def semantic_entropy_likelihood(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes likelihood-weighted semantic entropy.
-
-    Answers that are equal after normalisation form a cluster.
-    """
+    """Return a function that computes likelihood-weighted semantic entropy."""
     answers = data.table.answers
     return lambda rows: likelihood_entropy(-answers.mean_nll[rows], clusters_of(answers.answer_class[rows].tolist()))
 
 
 def semantic_entropy_nli(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes discrete semantic entropy. Answers that entail each other form a cluster."""
+    """Return a function that computes discrete semantic entropy, with clusters of answers that entail each other."""
     cluster = asked_of_answers(data.store, data.table, "entailment")
     return lambda rows: discrete_entropy(cluster[rows].tolist())
 
 
 def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes SEU (semantic embedding uncertainty).
-
-    SEU is the mean cosine distance between the embeddings of the answers.
-    """
+    """Return a function that computes SEU, the mean cosine distance between the embeddings of the answers."""
     embeddings = _embeddings(data)
     return lambda rows: seu(embeddings[rows])
 
@@ -192,10 +172,7 @@ def of_embeddings(data: FeatureDataModule) -> Similarities:
 def dispersed(
     similarities: Callable[[FeatureDataModule], Similarities], dispersion: Callable[[NDArray[np.float64]], float]
 ) -> Mapping[Scope, Score]:
-    """Return a score function for questions. A score is the negated dispersion of half of the answers.
-
-    The score is NaN if this half contains fewer than two answers.
-    """
+    """Return a score function for questions, based on the dispersion of half of the answers (NaN if fewer than two)."""
 
     def uncertainty(data: FeatureDataModule) -> JointUncertainty:
         of_rows = similarities(data)

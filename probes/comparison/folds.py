@@ -1,4 +1,4 @@
-"""Cross-validation by question. Each question is tested once, with probes that were not trained on it."""
+"""Cross-validation by question."""
 
 import math
 import warnings
@@ -61,10 +61,7 @@ def folds(
 
 
 def fold_of_questions(tests: Iterable[Tensor], n_questions: int) -> Tensor:
-    """Return the test fold [question] of each question. Questions that are not tested have fold −1.
-
-    `tests` contains the test rows of each fold. `n_questions` is the number of rows of the question table.
-    """
+    """Return the test fold [question] of each row of the question table from the test rows of each fold; −1 if none."""
     fold = torch.full((n_questions,), -1)
     for number, test in enumerate(tests):
         fold[test] = number

@@ -1,4 +1,4 @@
-"""Tests of probes on question sets that were left out of training. Each test is run with and without back-off."""
+"""Tests of probes, with and without back-off, on question sets that were left out of training."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
@@ -45,9 +45,9 @@ class LeftOut(NamedTuple):
 
 
 def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Evaluate the confidences for a left-out set, with and without back-off, and the novelty of its questions.
+    """Evaluate the confidences for left-out sets, with and without back-off, and the novelty of their questions.
 
-    If `scores` contains several sets, the AUROC includes only pairs of questions from the same set.
+    The AUROC includes only pairs of questions from the same set.
     """
     resampling = {"n_resamples": n_resamples, "seed": seed}
     confidences = {"raw": scores.raw, "backed_off": scores.found.confidence.double()}
@@ -77,7 +77,7 @@ def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> 
 
 @styled
 def left_out_picture(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Plot the Brier scores of each left-out set with back-off and without it, and their paired difference."""
+    """Plot the Brier scores of each left-out set with and without back-off, and their paired difference."""
     figure, (left, right) = new_figure(8.4, 1.4 + 0.42 * len(rows), ncols=2, sharey=True)
     for row, one in enumerate(rows):
         for how, colour, shift in (("raw", BLUE, -0.13), ("backed_off", RED, 0.13)):

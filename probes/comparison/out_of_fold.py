@@ -29,11 +29,11 @@ class OutOfFold:
         data: Datamodule with all questions of the store.
         questions: [question] int64 rows of the question table that are tested.
         fold: [question] int64 test fold of each row of the question table; −1 if the row is not tested.
-        confidence: Dict from each method to its confidences [question] for the question table. NaN means missing.
-        of_answers: Dict from each method to its confidences [answer] for the answer table. NaN means missing.
+        confidence: Dict from each method to its confidences [question] for the question table; NaN if missing.
+        of_answers: Dict from each method to its confidences [answer] for the answer table; NaN if missing.
         chosen: The probe chosen in each fold, with its layers, position, option and validation loss.
         masked: Dict from each missing method to the reason why it is missing.
-        notes: Warnings from fitting. Each warning names the method and the fold.
+        notes: Warnings from fitting, with the method and the fold.
     """
 
     data: FeatureDataModule
@@ -52,7 +52,7 @@ class OutOfFold:
         self.of_scope(scope).setdefault(name, empty)[rows] = values.double()
 
     def of_scope(self, scope: Scope) -> dict[str, Tensor]:
-        """Return the dict of question-level or answer-level confidences."""
+        """Return `confidence` or `of_answers`."""
         return self.confidence if scope == "question" else self.of_answers
 
 
@@ -122,7 +122,7 @@ class Comparison:
         self.out = OutOfFold(self.data, questions, fold)
 
     def _data_of(self, method: ProbeMethod) -> FeatureDataModule:
-        """Return the datamodule for a probe. Probes with the same target and features share one datamodule."""
+        """Return the datamodule for a probe, which probes with the same target and features share."""
         key = method.target, method.signal, method.positions, method.join
         if key not in self._data:
             data = data_of(method, self.store, self.grader)
@@ -170,7 +170,7 @@ class Comparison:
         return self.out
 
     def _is_missing(self, name: str, method: ProbeMethod) -> bool:
-        """Whether the store lacks a signal that a probe needs. If so, the reason is added to `masked`."""
+        """Whether the store lacks a signal that a probe needs. Adds the reason to `masked`."""
         signals, of_target = self.data.store.signals, FeatureDataModule(target=method.target).needs
         needs: list[tuple[str, Scope]] = [(name, TARGETS[method.target]) for name in (method.signal, *method.join)]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
@@ -207,9 +207,7 @@ class Comparison:
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is at most one standard error above the lowest loss.
 
-        Each probe is compared with the probe that has the lowest loss. The standard error is that of the mean
-        difference between their losses on the same questions. A probe that falls back to the base rate has the loss of
-        the base rate.
+        The standard error is that of the mean difference from the lowest loss on the same questions.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

@@ -66,7 +66,7 @@ def forest(methods: dict[str, Any]) -> Figure:
 
 
 def _label(name: str, figures: dict[str, Any]) -> str:
-    """Return the name of a method, with a note if only part of the questions or half of the answers is used."""
+    """Return the name of a method, with a note if it uses only some questions or half of the answers."""
     subset = [f"{figures['n_questions']} questions"] * bool(figures["n_masked"])
     subset += ["half of the answers"] * figures["half"]
     return f"{name} ({', '.join(subset)})" if subset else name
@@ -74,10 +74,7 @@ def _label(name: str, figures: dict[str, Any]) -> str:
 
 @styled
 def risk_coverage(methods: dict[str, Scored]) -> Figure:
-    """Plot the risk (fraction of wrong answers) against the coverage (fraction of questions answered).
-
-    The most confident questions are answered first. Questions with identical confidences are answered together.
-    """
+    """Plot the risk (fraction of wrong answers) against the coverage (fraction of questions, most confident first)."""
     figure, axes = new_figure(4.8, 3.8)
     for (name, method), colour in zip(methods.items(), _CURVE_COLOURS, strict=False):
         wrong = 1 - method.accuracy

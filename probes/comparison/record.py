@@ -1,4 +1,4 @@
-"""Record and Markdown page of a comparison: metrics and costs of all methods, and significance tests."""
+"""Record and Markdown page of a comparison."""
 
 import math
 from collections import Counter
@@ -32,9 +32,9 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
 
     Returns:
         The content of comparison.json. `methods` contains the metrics of each method. Methods that use answers with
-        even indices are scored on answers with odd indices. All other methods are scored on all answers. `on_half`
-        contains the metrics of the best probe on answers with odd indices. `answers` contains metrics on individual
-        answers. `tests` is the result of `paired_tests`. `chosen`, `masked` and `notes` come from `OutOfFold`.
+        even indices are scored on answers with odd indices, all others on all answers. `on_half` contains the metrics
+        of the best probe on answers with odd indices, and `answers` metrics on individual answers. `tests` is the
+        result of `paired_tests`. `chosen`, `masked` and `notes` come from `OutOfFold`.
     """
     table, names = out.data.table, list(out.confidence)
     answer_names = [*out.of_answers, *(name for name in ("constant", "base_rate", BEST) if name in names)]
@@ -79,10 +79,7 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
 
 
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
-    """Return the baselines that cost at most as many tokens as the best probe.
-
-    Baselines whose costs are unknown are left out.
-    """
+    """Return the baselines that are known to cost at most as many tokens as the best probe."""
     methods = record["methods"]
 
     def cost(name: str, unknown: float) -> float:
@@ -108,10 +105,7 @@ def predictions(out: OutOfFold) -> pa.Table:
 
 
 def scored(out: OutOfFold, name: str, half: bool) -> Scored:
-    """Return a method's confidences and the grades for the tested questions.
-
-    If `half` is true, only the grades of answers with odd indices are included.
-    """
+    """Return a method's confidences and the grades (of answers with odd indices if `half`) for the tested questions."""
     right, known = counts(out.data.table, half)
     rows = out.questions
     return Scored(out.confidence[name][rows], right[rows], known[rows], fold=out.fold[rows])
@@ -120,8 +114,8 @@ def scored(out: OutOfFold, name: str, half: bool) -> Scored:
 def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:
     """Compute the question-level metrics of a method with `evaluate`, and add `response_brier` and `gap`.
 
-    `response_brier` is the Brier score on individual answers. `gap` is `response_brier` minus the debiased Brier score.
-    The gap estimates the mean of p(1−p), where p is the true accuracy. No question-level confidence can reduce the gap.
+    `response_brier` is the Brier score on individual answers. `gap` is its excess over the debiased Brier score, and
+    estimates the mean of p(1−p), where p is the true accuracy.
     """
     method, reference = scored(out, name, half), scored(out, "constant", half).confidence
     unknown = out.data.table.held_unknown if half else out.data.table.unknown
@@ -134,10 +128,7 @@ def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) 
 
 
 def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute a method's metrics on individual answers.
-
-    If the method scores only questions, each answer gets the confidence of its question.
-    """
+    """Compute a method's metrics on individual answers, with the confidences of their questions if it has no others."""
     answers = out.data.table.answers
     question, right, known = (torch.from_numpy(column) for column in (answers.question, answers.right, answers.known))
     tested = out.fold[question] >= 0
@@ -159,9 +150,9 @@ def paired_tests(
         seed: Seed of the resamples and sign flips.
 
     Returns:
-        A list with one dict for each pair and metric. Undefined differences are left out. The keys are `a`, `b`,
-        `metric`, `half`, `n_questions`, `value`, `low`, `high`, `p` and `p_holm`. `value` is the difference a − b, and
-        `p_holm` is the corrected p-value. `half` states whether only answers with odd indices are included.
+        A list with one dict for each pair and metric, without undefined differences. The keys are `a`, `b`, `metric`,
+        `half` (whether only answers with odd indices are included), `n_questions`, `value` (the difference a − b),
+        `low`, `high`, `p` and `p_holm` (the corrected p-value).
     """
     tests: list[dict[str, Any]] = []
     for a, b in pairs:
@@ -178,12 +169,7 @@ def paired_tests(
 
 
 def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page of a comparison.
-
-    Args:
-        record: The record from `comparison_record`.
-        plots: Names of the pictures on the page.
-    """
+    """Render the record of a comparison as a Markdown page. `plots` are the names of the pictures."""
     methods = dict(sorted(record["methods"].items(), key=lambda item: _KINDS.index(item[1]["kind"])))
     of_half = {name: figures for name, figures in methods.items() if figures["half"]}
     pairs: dict[tuple[str, str], dict[str, Any]] = {}
@@ -204,7 +190,7 @@ def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def comparison_verdict(record: dict[str, Any]) -> str:
-    """Describe the results of the best probe, and compare it with baselines that cost no more tokens."""
+    """Describe the results of the best probe and its differences from `cheap_baselines`."""
     tests = {(test["b"], test["metric"]): test for test in record["tests"] if test["a"] == BEST}
     chosen = Counter(fold["probe"] for fold in record["chosen"]).most_common()
     context: dict[str, Any] = {"baselines": cheap_baselines(record), "tests": tests, "chosen": chosen}

@@ -25,7 +25,7 @@ from probes.report.templates import render
 
 #: Minimum number of questions in a set.
 LEAST_QUESTIONS = 20
-#: Minimum number of validation questions in a fold. A low minimum admits small sets.
+#: Minimum number of validation questions in a fold.
 LEAST_VALIDATION = 4
 #: Name of the training set that combines all sets except the test set.
 OTHERS = "all others"
@@ -44,9 +44,8 @@ def transfer_record(
 ) -> dict[str, Any]:
     """Train a probe on each question set and test it on every set.
 
-    With several stores, each store is a set. With a single store, each of its question groups is a set. On its own
-    training set, a probe is tested out of fold. In addition, each set is left out in turn: a probe is trained on all
-    other sets and tested on this set, with back-off and without it.
+    Each store is a set, or each question group of a single store. On its own training set, a probe is tested out of
+    fold. For each set, a probe is also trained on all other sets and tested with and without back-off.
 
     Args:
         stores: Folders of the stores.
@@ -57,10 +56,10 @@ def transfer_record(
         seed: Seed for the folds, training and resampling.
 
     Returns:
-        The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set,
-        with `n_questions`, `auroc` and `brier_skill`. The skill is relative to the mean accuracy on the test questions.
-        `left_out` contains the result of `left_out_record` for each set and for all sets together.
-        `masked` contains the reasons why sets are missing.
+        The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set, with
+        `n_questions`, `auroc` and `brier_skill` (relative to the mean accuracy on the test questions). `left_out`
+        contains the result of `left_out_record` for each set and for all sets together. `masked` contains the reasons
+        why sets are missing.
 
     Raises:
         InputError: If the probe is unknown, the stores are incompatible, fewer than two sets are large enough, or the
@@ -195,13 +194,13 @@ def _rows_of(group: QuestionSet) -> Batch:
 
 
 def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
-    """Compute a probe's confidences for a question set. Back-off is not used."""
+    """Compute a probe's confidences for a question set, without back-off."""
     batch = _rows_of(group)
     return Scored(module.predict(batch.features).double(), batch.right, batch.known)
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Train a probe and its back-off on all sets in `others`, and score the set `own`, which has index `number`."""
+    """Train a probe and its back-off on the sets `others`, and score the set `own` with index `number`."""
     if own.data is others[0].data:  # groups of a single store
         data, questions = own.data, torch.cat([group.questions for group in others]).sort().values
     else:
@@ -226,10 +225,7 @@ def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Score
 
 
 def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the names of the training sets and of the test sets in a record.
-
-    If `OTHERS` (all sets except the test set) is one of the training sets, it comes last.
-    """
+    """Return the names of the training sets (with `OTHERS` last) and of the test sets in a record."""
     trains, tests = (list(dict.fromkeys(cell[end] for cell in record["cells"])) for end in ("train", "test"))
     trains.sort(key=lambda name: name == OTHERS)
     return trains, sorted(tests, key=lambda name: trains.index(name) if name in trains else len(trains))

@@ -18,7 +18,7 @@ from probes.comparison.folds import VAL_SHARE, fit, fold_of_questions, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import PROBES
 
-#: Probes with a closed-form solution. They are cross-fitted, so all training questions are also used for calibration.
+#: Probes with a closed-form solution, which are cross-fitted.
 CLOSED_FORM = Registry(
     "probe", {name: PROBES[name] for name in ("layer_average", "logistic", "ridge", "difference_of_means")}
 )
@@ -42,7 +42,7 @@ class Cell:
 
 
 def halvings(most: int) -> list[int]:
-    """Halve `most` repeatedly, but not below `LEAST_QUESTIONS`, and return all numbers in increasing order.
+    """Halve `most` repeatedly down to at least `LEAST_QUESTIONS`, and return all numbers in increasing order.
 
     >>> halvings(384)
     [48, 96, 192, 384]
@@ -63,10 +63,7 @@ def round_numbers(most: int) -> list[int]:
 
 
 def random_ranks(answers: AnswerTable, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return the rank of each answer in a random order of the answers to its question.
-
-    Ranks start at 0. Answers with unknown grades come last.
-    """
+    """Return each answer's rank (from 0) in a random order of its question's answers, with ungraded answers last."""
     order = np.lexsort((rng.random(len(answers.question)), 1 - answers.known, answers.question))
     question, places = answers.question[order], np.arange(len(order))
     ranks = np.empty_like(places)
@@ -78,8 +75,7 @@ def random_ranks(answers: AnswerTable, rng: np.random.Generator) -> NDArray[np.i
 class LearningCurve:
     """Train a probe on random subsets of the data outside each test fold, and score the test fold.
 
-    A subset consists of n questions with up to k graded answers each. Larger subsets contain the smaller subsets. The
-    probe is fitted and calibrated on the grades of a subset. It is evaluated on all grades of the test fold.
+    A subset consists of n questions with up to k graded answers each. Larger subsets contain the smaller ones.
 
     Args:
         store: Folder of the store.
@@ -87,8 +83,7 @@ class LearningCurve:
         probe: Name of the probe in `CLOSED_FORM`.
         n: Numbers of training questions. The default is `halvings` of the number of questions outside a test fold.
         k: Numbers of graded answers per training question. The default is `round_numbers` up to the maximum.
-        n_folds: Number of folds.
-        n_subsets: Number of random subsets.
+        n_folds, n_subsets: Numbers of folds and of random subsets.
         seed: Seed for the folds and subsets.
 
     Attributes:
@@ -96,7 +91,7 @@ class LearningCurve:
         table: Question table with all grades.
         questions: [question] int64 rows of the question table that are tested.
         folds: Test rows of each fold.
-        cells: Dict from (n, k) to a `Cell`. It contains the pairs for which all fits succeeded.
+        cells: Dict from each pair (n, k) for which all fits succeeded to its `Cell`.
         masked: Dict from each other pair (n, k) to the reason why a fit failed.
     """
 
@@ -155,11 +150,11 @@ class LearningCurve:
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
 
     def _n_subsets(self, n: int, k: int) -> int:
-        """Return the number of subsets. It is 1 if a subset contains all questions and answers."""
+        """Return the number of subsets, which is 1 if a subset contains all questions and answers."""
         return 1 if (n, k) == (self.n_most, self.k_most) else self.n_subsets
 
     def _fill(self, n: int, k: int, progress: tqdm) -> None:
-        """Compute a cell and add it to `cells`. If a fit fails, add the reason to `masked`."""
+        """Compute a cell and add it to `cells`, or add the reason for a failed fit to `masked`."""
         usable, answers = self.questions.numpy(), self.table.answers
         subsets = self.subsets(n, k)
         confidence = torch.full((len(subsets), len(self.table.ids)), torch.nan, dtype=torch.float64)
@@ -185,8 +180,7 @@ class LearningCurve:
         """Fit the probe with the grades that the mask `kept` [answer] selects.
 
         Returns:
-            - [question] float64 confidences of the test questions.
-            - Whether the probe returns the base rate for every question.
+            The test confidences [question] float64, and whether the probe returns the base rate for every question.
         """
         self.data.use_grades(self.table.with_grades(kept))
         unused = self.questions[~torch.isin(self.questions, torch.cat([train, test]))]
@@ -197,7 +191,7 @@ class LearningCurve:
 
 
 def _grid(option: str, values: Sequence[int] | None, default: list[int], least: int, unit: str) -> list[int]:
-    """Check the values of an option and sort them. The last value of `default` is the largest allowed value."""
+    """Check and sort the values of an option. The last value of `default` is the largest allowed value."""
     most = default[-1]
     if values is None:
         return default

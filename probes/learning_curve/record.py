@@ -1,4 +1,4 @@
-"""Build the record and the Markdown page of learning curves. Both show the best use of each labelling budget."""
+"""Build the record and the Markdown page of learning curves."""
 
 import math
 from collections.abc import Sequence
@@ -40,8 +40,7 @@ def over_subsets(
         seed: Seed of the resampling.
 
     Returns:
-        A dict with `value`, `low`, `high` and `spread`. The spread is the standard deviation over subsets, or None if
-        there is only one subset. If the metric is undefined, the result is None.
+        A dict with `value`, `low`, `high` and `spread` (s, or None for one subset), or None if the metric is undefined.
     """
     interval = bootstrap(
         lambda weights: torch.stack([metric(weights) for metric in metrics]).mean(0), n_questions, n_resamples, seed
@@ -57,7 +56,7 @@ def over_subsets(
 
 
 def widened(interval: Interval, margin: float) -> Interval:
-    """Widen an interval by an independent error with half-width `margin`. Half-widths are added in quadrature.
+    """Widen an interval by an independent error with half-width `margin`, added in quadrature.
 
     >>> widened({"value": 0.0, "low": -0.75, "high": 0.0}, margin=1.0)
     {'value': 0.0, 'low': -1.25, 'high': 1.0}
@@ -75,7 +74,7 @@ class _Measured:
         rows = curve.questions
         self.right, self.known = (torch.from_numpy(counts)[rows] for counts in (curve.table.right, curve.table.known))
         self._fold = curve.fold[rows]
-        # the same constant for all cells, so that their skills are comparable
+        # the same constant for all cells
         constants = [mean_accuracy(curve.table, rows[self._fold != fold]) for fold in range(len(curve.folds))]
         self._reference = torch.tensor(constants, dtype=torch.float64)[self._fold]
 
@@ -103,10 +102,9 @@ class _Measured:
 def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
     """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
-    A split (n, k) consists of n questions with k graded answers each, and costs n · k. Each of these costs is a budget.
-    A split belongs to a budget if it costs more than half of the budget but no more than the budget. For each k, only
-    the split with the highest n is kept. A budget is left out if it has a single split, or if it is at most 5 % below a
-    larger budget.
+    A split (n, k) of n questions with k graded answers each costs n · k, and each cost is a budget. The splits of a
+    budget cost more than half of it but no more than all of it. For each k, only the split with the highest n is kept.
+    A budget is left out if it has a single split, or if it is at most 5 % below a larger budget.
 
     >>> splits_of_budgets([(48, 1), (96, 1), (48, 2), (96, 2), (48, 5), (96, 5)])
     {96: [(96, 1), (48, 2)], 240: [(96, 2), (48, 5)]}
@@ -134,12 +132,11 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
     Returns:
         The content of curve.json. `cells` contains a dict for each combination of `n` training questions and `k`
-        answers per question. Its entries are `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and
-        `n_base_rate`. `budgets` contains a dict for each budget. Its entries `best` and `runner_up` are the splits
-        [n, k] with the highest and second-highest AUROC, and `difference` is the difference between these AUROCs.
-        `many_minus_few` is the difference in AUROC between the splits with the most and the fewest questions.
-        `contrasts` compares the largest cell with two smaller cells. `masked` contains the reasons why cells are
-        missing.
+        answers per question, with `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and `n_base_rate`.
+        `budgets` contains a dict for each budget: `best` and `runner_up` are the splits [n, k] with the highest and
+        second-highest AUROC, `difference` is the difference between these AUROCs, and `many_minus_few` the difference
+        between the splits with the most and the fewest questions. `contrasts` compares the largest cell with two
+        smaller cells. `masked` contains the reasons why cells are missing.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))
@@ -186,10 +183,7 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
 
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
-    """Compare the largest cell with two smaller cells: one with the next lower n, and one with the lowest k.
-
-    `splits` must be sorted.
-    """
+    """Compare the largest of the sorted splits with two smaller ones: with the next lower n, and with the lowest k."""
     n, k = largest = splits[-1]
     fewer_questions = [split for split in splits if split[1] == k and split[0] < n][-1:]
     fewer_answers = [split for split in splits if split[0] == n and split[1] < k][:1]

@@ -17,13 +17,10 @@ from probes.report.plots import BLUE, GREY, INK, RED, band, new_figure, styled
 
 
 def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """Compute the entropy profile of a store's answers. See `entropy_profile` for the result.
-
-    The entropies of each answer are first averaged over its tokens.
+    """Compute the `entropy_profile` of a store's answers from the mean entropies over their tokens.
 
     Raises:
-        InputError: If the store lacks the signal `entropy_profile`, or if no right answer or no wrong answer has
-            entropies.
+        InputError: If the store lacks the signal `entropy_profile`, or if no right or no wrong answer has entropies.
     """
     keys = [key for key in store.signals.keys("entropy_profile", "sample") if key.endswith("/entropy")]
     means = torch.stack([pool(store.signals.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
@@ -33,7 +30,7 @@ def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, se
 def entropy_profile(
     layers: list[int], means: Tensor, answers: AnswerTable, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Compute the mean entropy of right and of wrong answers at every layer, with 95 % intervals over questions.
+    """Compute the mean entropy of right and of wrong answers at every layer.
 
     Args:
         layers: Indices of the layers.
@@ -44,12 +41,11 @@ def entropy_profile(
 
     Returns:
         A dict. `right` and `wrong` contain the mean entropy in nats at each layer, with a pointwise 95 % interval.
-        `difference` contains the differences wrong − right. `n_answers` contains the numbers of right and wrong
-        answers. `n_questions` contains the numbers of questions with right answers and with wrong answers. `n_missing`
-        is the number of graded answers without entropies.
+        `difference` contains wrong − right. `n_answers` and `n_questions` contain the numbers of right and of wrong
+        answers, and of the questions that have them. `n_missing` is the number of graded answers without entropies.
 
     Raises:
-        InputError: If no right answer or no wrong answer has entropies.
+        InputError: If no right or no wrong answer has entropies.
     """
     right, known, question = map(torch.from_numpy, (answers.right, answers.known, answers.question))
     used = (known > 0) & means.isfinite().all(0)
@@ -63,7 +59,7 @@ def entropy_profile(
     own, place = question[used].unique(return_inverse=True)
 
     def mean(values: Tensor, rows: Tensor) -> WeightedMetric:
-        """Return a function that maps question weights to the mean value of the answers selected by `rows`."""
+        """Return a function that maps question weights to the mean value of the answers in the mask `rows`."""
         included = rows[used].double()
         counts, sums = by_group(torch.stack([included, values[used].double() * included]), place, len(own))
         return lambda weights: (weights @ sums) / (weights @ counts)

@@ -66,10 +66,7 @@ class Scored(NamedTuple):
         return Scored._make(column if column is None else column[rows] for column in self)
 
     def merged(self) -> "Scored":
-        """Merge answers with the same question, confidence and grade, and sort the rows. Questions are never merged.
-
-        Merging and sorting speed up the bootstrap.
-        """
+        """Merge answers with the same question, confidence and grade, and sort the rows, for a faster bootstrap."""
         if self.question is None or not len(self.right):
             return self
         keys = [self.right, self.question, self.confidence, *([] if self.fold is None else [self.fold])]
@@ -120,8 +117,8 @@ def estimate(
 ) -> Mapping[str, Any] | None:
     """Compute a metric with its 95 % interval, as a dict with `value`, `low` and `high`. All rows must be `usable`.
 
-    The result is None if the metric is undefined or there are fewer than two questions. For calibration errors, which
-    have no valid interval, `low` and `high` are None.
+    The result is None if the metric is undefined or there are fewer than two questions. Metrics in `WITHOUT_INTERVAL`
+    have None for `low` and `high`.
     """
     n = scored.n_questions
     if n < 2:
@@ -135,7 +132,7 @@ def estimate(
 def evaluate(
     scored: Scored, n_unknown: int, reference: float | Tensor, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Compute all metrics of a method, and count the evaluated questions and answers.
+    """Compute all metrics of a method.
 
     Args:
         scored: Confidences and grades.
@@ -145,9 +142,9 @@ def evaluate(
         seed: Seed of the resampling.
 
     Returns:
-        A dict with the result of `estimate` for each metric. If the rows are questions, it includes `auroc_ceiling`,
-        whose `low` and `high` are the bounds from `functional.auroc_ceiling`. The dict also contains the counts
-        `n_questions`, `n_samples` (graded answers), `n_unknown`, and `n_masked` (rows that are not usable).
+        A dict with the result of `estimate` for each metric, the `ceiling` of the AUROC as `auroc_ceiling` (only for
+        questions), and the counts `n_questions`, `n_samples` (graded answers), `n_unknown`, and `n_masked` (rows that
+        are not usable).
     """
     usable = scored.usable
     method, figures = scored.take(usable), dict[str, Any]()
@@ -179,9 +176,9 @@ def difference(
 ) -> Mapping[str, Any] | None:
     """Compute the paired difference a − b in `auroc` or `brier`, with its 95 % interval.
 
-    Both methods must have the same rows; see `common_rows`. The result is None if the difference is undefined. If
-    `n_draws` is positive, the result includes a two-sided p-value `p`. AUROC is tested with a paired bootstrap over
-    questions, and the Brier score with sign flips.
+    Both methods must have the same rows (see `common_rows`). The result is None if the difference is undefined. If
+    `n_draws` is positive, it includes a two-sided p-value `p`, from a paired bootstrap over questions for AUROC, and
+    from sign flips for the Brier score.
     """
     if not a.n_questions:
         return None
@@ -198,7 +195,7 @@ def difference(
 def compare(
     a: str, b: str, scored_a: Scored, scored_b: Scored, split: str = "test", n_resamples: int = 2000, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Compute paired differences a − b in AUROC and Brier score on the rows that are usable for both methods.
+    """Compute paired differences a − b in AUROC and Brier score on the `common_rows` of two methods.
 
     Raises:
         ValueError: If the two methods are scored on different answers.

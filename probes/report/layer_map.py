@@ -1,8 +1,7 @@
 """Compute and plot layer maps: the out-of-fold AUROC of a probe at every layer and position of the hidden states.
 
-Every cell of the map uses the same closed-form probe, so the cells differ only in their features. The AUROC of the best
-cell is biased upwards, because it is the maximum over many cells. `train.py` and `compare` avoid this bias by choosing
-the layer on validation questions.
+The AUROC of the best cell is biased upwards. `train.py` and `compare` avoid this bias by choosing the layer on
+validation questions.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +40,7 @@ SOLVERS: Registry[Solver] = Registry(
 )
 #: Token positions of the hidden states for each target.
 _POSITIONS = {"capability": ("last_prompt",), "response": ("first_answer", "mean_answer", "last_answer")}
-#: Colour map without its lightest and darkest colours, in which cells or frames would be hard to see.
+#: Colour map without its lightest and darkest colours.
 _RAMP = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 0.96, 256)))
 
 
@@ -56,15 +55,14 @@ def layer_map(
 ) -> dict[str, Any]:
     """Compute the out-of-fold AUROC of a probe at every layer and position of the hidden states.
 
-    For the target `capability`, the probe reads hidden states of questions. For `response`, it reads hidden states of
-    answers. The probe is `difference_of_means`, or `ridge` with λ = 1.
+    The probe is `difference_of_means`, or `ridge` with λ = 1. It reads hidden states of questions for the target
+    `capability`, and of answers for `response`.
 
     Returns:
         A dict. `auroc` is a nested list [position][layer], in which missing cells are None. `best` describes the cell
-        with the highest AUROC, and its entry `of` is the number of cells that were compared. The 95 % interval of this
-        AUROC is not corrected for the choice of the cell. `n_questions` is the number of tested questions, and `n_rows`
-        is the number of tested rows (questions or answers). `n_missing` is the number of graded rows that are left out
-        because a hidden state is missing.
+        with the highest AUROC among `of` cells; its 95 % interval is not corrected for this choice. `n_questions` and
+        `n_rows` are the numbers of tested questions and of tested rows (questions or answers). `n_missing` is the
+        number of graded rows without a hidden state, which are left out.
 
     Raises:
         InputError: If the probe is unknown, hidden states are missing, or there are too few questions.
@@ -83,7 +81,7 @@ def layer_map(
     scores = {}
     for key in tqdm(keys, desc=f"layers ({target})", unit=" probes"):
         scores[key] = out_of_fold(store.signals.read("hidden", key, scope).float(), right / known, fold, solver)
-    complete = torch.stack(list(scores.values())).isfinite().all(0)  # all cells are tested on the same rows
+    complete = torch.stack(list(scores.values())).isfinite().all(0)  # the same rows for all cells
     if not complete.any():
         raise InputError(
             f"Expected hidden states of graded {scope}s in the store {str(store.path)!r}, but no graded {scope} has a "

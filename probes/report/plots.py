@@ -45,7 +45,7 @@ def annotate_cells(
     """Write the values [row, column] of a heat map into its cells, in bold where `bold` is true. NaN is not written."""
     rgb = image.to_rgba(values)[..., :3]
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213  # below this luminance, white text has more contrast (WCAG 2)
+    dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213  # luminance at which white text has more contrast (WCAG 2)
     for cell, value in np.ndenumerate(values):
         if value == value:
             weight = "bold" if bold is not None and bold[cell] else "normal"
@@ -94,10 +94,7 @@ def reliability(
 
 @styled
 def roc(methods: dict[str, Scored], figures: dict[str, Any], target: str = "capability") -> Figure:
-    """Plot the ROC curves of the methods, with their AUROCs from `figures` in the legend.
-
-    Each question contributes its fractions of right and wrong answers.
-    """
+    """Plot the ROC curves of the methods, with their AUROCs from `figures` in the legend."""
     figure, axes = new_figure(4.6, 4.6)
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
     for (name, scored), colour in zip(methods.items(), METHOD_COLOURS, strict=False):
@@ -140,11 +137,10 @@ def by_layer(
     Args:
         method: Name of the probe.
         names: Name of each feature, in the form ``layer/position``.
-        intervals: Dict with the keys `auroc` and `brier`. Each value is a list with the interval of every feature.
+        intervals: Dict from `auroc` and `brier` to the interval of every feature.
         chosen: Layers that the probe reads.
-        figures: AUROC and Brier score of the probe, drawn as circles. If the probe reads more than one layer, they are
-            drawn as lines.
-        references: AUROC and Brier score of up to two baselines, by name. They are drawn as lines.
+        figures: AUROC and Brier score of the probe, drawn as circles, or as lines if it reads more than one layer.
+        references: AUROC and Brier score of up to two baselines, by name, drawn as lines.
         target: `capability` or `response`.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)
@@ -185,6 +181,6 @@ def accuracy_distribution(accuracy: Tensor, groups: Sequence[str]) -> Figure:
     style: Any = {"widths": 0.55, "medianprops": {"color": RED}, "flierprops": {"ms": 3, "mec": GREY}}
     style["meanprops"] = {"marker": "D", "ms": 4, "mfc": BLUE, "mec": BLUE}
     right.boxplot([*of_group.values()], orientation="horizontal", tick_labels=labels, showmeans=True, **style)
-    # the axis label explains the markers, because a legend's markers would look like outliers
+    # a legend's markers would look like outliers
     right.set(xlabel="expected accuracy (◆ mean, red line median)", xlim=(-0.03, 1.03), title="by group (questions)")
     return figure

@@ -39,12 +39,12 @@ class Report:
     """Report of a fitted probe. The constructor scores the probe and all baselines on the test split.
 
     Attributes:
-        target: `response` if the rows are answers, else `capability`. The metrics are computed for this target. The
-            probe may have been trained on a different target.
-        confidences: Maps each method to its confidences [row] for all questions or answers of the store. NaN means
-            missing. The confidences of the probe include the back-off (see `Novelty`).
+        target: Target of the metrics: `response` if the rows are answers, else `capability`. The probe may have been
+            trained on a different target.
+        confidences: Maps each method to its confidences [row] for all rows of the store; NaN if missing. Those of the
+            probe include the back-off (see `Novelty`).
         novelty: The fitted `Novelty` of the probe.
-        novelties: [row] float64 novelties of all questions or answers of the store; NaN outside the splits.
+        novelties: [row] float64 novelties of all rows of the store; NaN outside the splits.
         methods: Maps each method to its confidences and grades on the test split.
         masked: Maps each missing baseline to the reason why it is missing.
         record: Content of report.json.
@@ -65,7 +65,7 @@ class Report:
         self.record = self._record()
 
     def _probe_confidences(self) -> tuple[Tensor, Tensor]:
-        """Return the probe's confidences [row] and novelties [row] for all questions or answers of the store."""
+        """Return the probe's confidences [row] and novelties [row]."""
         confidences, novelties = torch.full((2, len(self.data.question_of)), torch.nan, dtype=torch.float64)
         for split in self.rows:
             batch = self.data.batch(split)
@@ -74,7 +74,7 @@ class Report:
         return confidences, novelties
 
     def _baseline_confidences(self) -> dict[str, Tensor]:
-        """Return the confidences [row] of each available baseline for all questions or answers, by name."""
+        """Return the confidences [row] of each available baseline, by name."""
         data, confidences = self.data, {}
         for name, baseline in BASELINES.items():
             of_answers = self.target == "response" and "sample" in baseline.scores
@@ -206,7 +206,7 @@ class Report:
         return pa.table(columns)
 
     def probe(self) -> ConfidenceProbe:
-        """Return the chosen probe with its configuration and model card, ready to be saved or pushed to the Hub."""
+        """Return the chosen probe with its configuration and model card."""
         record, module, data = self.record, self.module, self.data
         head, decoding = module.head(), dict(record["policy"]["decoding"])
         prompt = decoding.pop("prompt")
@@ -263,12 +263,7 @@ class Report:
 
 
 def report_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page of a training run.
-
-    Args:
-        record: Content of report.json.
-        plots: Names of the pictures on the page.
-    """
+    """Render report.json as a Markdown page. `plots` are the names of the pictures on the page."""
     ((target, methods),) = record["splits"]["test"].items()
     probe, figures = next(iter(methods.items()))
     option, value = chosen_option(record["chosen"])
@@ -289,7 +284,7 @@ def report_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def summary_table(methods: dict[str, Any]) -> str:
-    """Return a table of the main metrics of all methods, with aligned columns for the terminal."""
+    """Return a table of the main metrics of all methods, for the terminal."""
     first = next(iter(methods.values()))
     columns = [key for key in ("auroc", "brier", "brier_skill", "ece_width") if key in first]
     rows = [("test split, 95 % intervals", *(label for key, label in COLUMNS if key in columns))]

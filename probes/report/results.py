@@ -28,8 +28,7 @@ def result_folder(
 ) -> Iterator[tuple[Path, Path]]:
     """Context manager that creates a result folder atomically. The default of `out` is runs/COMMAND-STORE.
 
-    It yields two paths: a temporary folder for the results, and the final folder. The temporary folder is renamed on
-    success and removed on failure.
+    It yields a temporary folder, which is renamed on success and removed on failure, and the final path.
 
     Raises:
         InputError: If `seed` or `n_resamples` is out of range, or if the folder already exists or cannot be created.
@@ -71,10 +70,7 @@ def write_files(
 
 
 def record_header(store: Store, table: QuestionTable, seed: int, n_resamples: int = 0) -> dict[str, Any]:
-    """Return the header of a command's record, including the format version, store identity, grader and seed.
-
-    `n_resamples` is 0 if the command does not resample questions.
-    """
+    """Return the header of a command's record. `n_resamples` is 0 if the command does not resample questions."""
     return {
         "format_version": FORMAT_VERSION,
         "identity": store.sha256,

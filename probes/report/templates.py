@@ -53,7 +53,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def interval(estimate: Mapping[str, Any] | None, sign: str = "") -> str:
-    """Format an estimate as ``0.690 [0.620, 0.750]``, or as ``0.690`` if it has no interval. None becomes a dash."""
+    """Format an estimate as ``0.690 [0.620, 0.750]``, as ``0.690`` without an interval, or None as a dash."""
     if not estimate or estimate["low"] is None:
         return number(estimate["value"] if estimate else None)
     value, low, high = (f"{estimate[name]:{sign}.3f}" for name in ("value", "low", "high"))
@@ -71,19 +71,19 @@ def p_equation(p: float | None) -> str:
 
 
 def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
-    """Describe the result of a test in words, such as ``significantly better``, based on its corrected p-value."""
+    """Describe the result of a test by its corrected p-value, for example ``significantly better``."""
     if test["p_holm"] is None or test["p_holm"] >= LEVEL:
         return "not significantly different"
     return "significantly better" if (test["value"] > 0) == higher_is_better else "significantly worse"
 
 
 def inline(text: str) -> str:
-    """Replace line breaks and backticks in a text so that it can be shown as inline code."""
+    """Replace line breaks and backticks in a text for inline code."""
     return text.replace("`", "'").replace("\n", "⏎")
 
 
 def cell(text: str) -> str:
-    r"""Escape text so that it can be shown as inline code in a table cell.
+    r"""Escape text for inline code in a table cell.
 
     >>> print(cell("a|b"))
     a\|b
@@ -92,7 +92,7 @@ def cell(text: str) -> str:
 
 
 def spans(layers: Sequence[int]) -> str:
-    """Name one or more layers in words.
+    """Name layers in words.
 
     >>> spans([3]), spans([15, 16, 17, 20])
     ('layer 3', 'layers 15–17, 20')

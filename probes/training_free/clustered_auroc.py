@@ -1,9 +1,6 @@
 """AUROCs of thousands of scores at once, with corrected p-values and standard errors clustered by question.
 
-The placement of a right answer is the fraction of wrong answers with a lower score. The placement of a wrong answer is
-the fraction of right answers with a higher score. Ties count ½. The mean placement is the AUROC (DeLong et al. 1988).
-The placements also give the derivatives of the AUROC with respect to the question weights. The standard error is
-computed from these derivatives (Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997).
+Standard errors follow Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997.
 """
 
 from collections.abc import Iterator
@@ -20,7 +17,7 @@ from probes.metrics.functional.inputs import by_group
 LEAST_OF_A_CLASS = 5
 #: Maximum number of elements (draws × scores) in memory at once.
 _CHUNK = 2**24
-#: Number of extra draws for estimating the spread of each statistic. Reusing the draws of the test would bias the test.
+#: Number of draws for estimating the spread of each statistic. Reusing the draws of the test would bias it.
 _SCALE_DRAWS = 500
 
 
@@ -28,8 +25,8 @@ class ClusteredAuroc(NamedTuple):
     """AUROCs of several scores on the same answers.
 
     Attributes:
-        auroc: [score] float64, AUROC of each score. It is NaN if no right answer or no wrong answer has the score.
-        influence: [score, question] float64, AUROC derivatives with respect to the question weights. They sum to 0.
+        auroc: [score] float64, AUROC of each score; NaN if no right answer or no wrong answer has the score.
+        influence: [score, question] float64, derivatives of the AUROC with respect to the question weights.
         n_answers: [score] int64, number of answers that have the score.
         has_answer: [score, question] bool, whether at least one answer to the question has the score.
         varies: [score] bool, whether the score differs between answers.
@@ -64,7 +61,7 @@ def logit_interval(auroc: Tensor, error: Tensor, n_questions: Tensor, level: flo
     """Return the lower and upper bounds [score] of the confidence intervals of AUROCs.
 
     The intervals are symmetric on the log-odds scale and use Student's t distribution with `n_questions` − 1 degrees of
-    freedom. `error` [score] contains the standard errors of the AUROCs.
+    freedom. `error` [score] contains the standard errors.
     """
     centre = torch.logit(auroc)
     quantile = torch.from_numpy(stdtrit((n_questions - 1).clamp_min(1).numpy(), (1 + level) / 2))
@@ -127,10 +124,8 @@ def max_t(
     Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
     answers to a question get the grades of the answers to another question, matched by sample number. The statistic of
     a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of
-    draws in which the largest statistic of all scores is at least as large as the observed statistic.
-
-    If all questions have the same number of answers, the familywise error rate is controlled for any number of
-    questions.
+    draws in which the largest statistic of all scores is at least as large as the observed statistic. The familywise
+    error rate is controlled if all questions have the same number of answers.
 
     Args:
         scores: [score, answer] scores; NaN means missing.
@@ -142,8 +137,7 @@ def max_t(
         progress: Whether to show a progress bar.
 
     Returns:
-        [score] float64 p-values. The p-value is NaN if a score is constant, or if it is missing for all right answers
-        or for all wrong answers.
+        [score] float64 p-values; NaN for constant scores, and for scores that no right or no wrong answer has.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1
@@ -162,26 +156,26 @@ def max_t(
             for distances in exchange.chunks(orders):
                 largest = torch.cat([largest, (distances * scale).amax(1)])
                 bar.update(len(distances))
-        reached = observed[counted] * scale[counted] - 1e-4  # values that are equal up to rounding count as hits
+        reached = observed[counted] * scale[counted] - 1e-4  # ties up to rounding count as hits
         hits = n_draws - torch.searchsorted(largest.sort().values, reached)
         p_values[counted] = (1 + hits).double() / (1 + n_draws)
     return p_values
 
 
 class _Exchange:
-    """Computes AUROCs after permuting the grades between questions. See `max_t` for the arguments."""
+    """AUROCs after permuting the grades between questions. See `max_t` for the arguments."""
 
     def __init__(self, scores: Tensor, right: Tensor, question: Tensor, sample: Tensor) -> None:
         shape = int(question.max()) + 1, int(sample.max()) + 1
         place = question * shape[1] + sample
-        self._grades = torch.zeros(2, *shape)  # right, wrong; both 0 if there is no graded answer
+        self._grades = torch.zeros(2, *shape)  # right, wrong; both 0 if not graded
         self._grades.view(2, -1)[:, place] = torch.stack([right.bool(), ~right.bool()]).float()
         ranks, present = torch.zeros(2, len(scores), shape[0] * shape[1])
         # with centred ranks, AUROC − ½ is the mean rank of right answers minus the mean rank of wrong answers
         ranks[:, place] = (placements(scores, scores) - 0.5).nan_to_num().float()
         present[:, place] = scores.isfinite().float()
         patterns, pattern = present.unique(dim=0, return_inverse=True)
-        #: Tuples (rows, mask of answers, ranks), one for each group of scores that are present for the same answers.
+        #: Tuples (rows, mask of answers, ranks), one for each group of scores that exist for the same answers.
         self._groups = [
             (rows, answers, ranks[rows].T.contiguous())
             for number, answers in enumerate(patterns)
@@ -192,8 +186,7 @@ class _Exchange:
     def distances(self, order: Tensor) -> Tensor:
         """Compute |AUROC − ½| [draw, score] after permuting the grades between questions.
 
-        In each draw, question q gets the grades of question `order[draw, q]`, where `order` has shape
-        [draw, question] and dtype int64. The result is NaN if there are no right or no wrong answers.
+        Question q gets the grades of question `order[draw, q]`. The result is NaN without right or wrong answers.
         """
         grades = self._grades[:, order].flatten(2)  # [right or wrong, draw, answer]
         distances = torch.empty(len(order), self._n_scores)

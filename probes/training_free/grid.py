@@ -21,7 +21,7 @@ PARTS = {"val": "validation", "test": "test"}
 
 
 class Part(NamedTuple):
-    """One part of the graded answers: those to the validation questions, or those to the test questions.
+    """Graded answers to the validation questions or to the test questions.
 
     Attributes:
         row: [answer] int64, row of each answer in the answer table.
@@ -29,7 +29,7 @@ class Part(NamedTuple):
         question: [answer] int64, index of each answer's question among the questions of the part.
         sample: [answer] int64, sample number of each answer.
         n_questions: Number of questions.
-        n_unknown: Number of answers that are left out because their grade is unknown.
+        n_unknown: Number of answers without a grade, which are left out.
     """
 
     row: Tensor
@@ -71,9 +71,8 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        Let n be the largest number of answers for which any score in `rows` is defined. A row qualifies if its score
-        has an AUROC, is not constant, and is defined for at least 0.95 n answers. If rows are tied, the first one is
-        returned.
+        A row qualifies if its score is not constant, has an AUROC, and exists for at least 0.95 n answers, where n is
+        the largest number of answers with a score in `rows`. If rows are tied, the first one is returned.
         """
         if not rows:
             return None
@@ -84,9 +83,7 @@ class Grid:
 
     @cached_property
     def chosen(self) -> int:
-        """Row of the score with the highest validation AUROC.
-
-        Scores that need several answers to a question are excluded.
+        """Row of the score with the highest validation AUROC, without scores that need several answers to a question.
 
         Raises:
             InputError: If no score qualifies.
@@ -102,8 +99,7 @@ class Grid:
     def of_families(self) -> dict[str, int]:
         """Return a dict from each family of scores to the row of its score with the highest validation AUROC.
 
-        A weighted score is excluded if it ranks the validation answers in the same way as an unweighted score does.
-        For example, the maximum over tokens does not depend on the weights.
+        Weighted scores that rank the validation answers like an unweighted score are excluded.
         """
         influence = self.aurocs["val"].influence
         unweighted: dict[tuple[str, ...], list[int]] = {}
@@ -187,9 +183,8 @@ def make_grid(
 def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Part]:
     """Split the answers by question into a validation part and a test part.
 
-    The test questions are the same as those of `train.py` with the same fraction and seed. Nothing is trained here, so
-    the validation part contains all questions that `train.py` uses for training or validation. Questions with fewer
-    than two graded answers are left out.
+    The test questions are those of `train.py` with the same fraction and seed. All other questions are validation
+    questions. Questions with fewer than two graded answers are left out.
 
     Raises:
         InputError: If there are too few questions, or if the answers of a part are all right or all wrong.

@@ -43,10 +43,7 @@ def grid_pictures(grid: Grid) -> dict[str, Figure]:
 
 
 def signal_rows(grid: Grid) -> list[Row]:
-    """Return the AUROCs of the unweighted scores, one row per signal, position and layer.
-
-    At most five layers are shown for each signal and position.
-    """
+    """Return the AUROCs of the unweighted scores, one row per signal, position and layer (at most five layers)."""
     keys_of: dict[tuple[str, str], dict[str, None]] = {}
     for name in grid.names:
         if not name.half:
@@ -104,10 +101,9 @@ def _heat_map(
     panel_size: float,
     numbers: bool = True,
 ) -> Figure:
-    """Draw a heat map with one column per pooling. Values above `middle` are blue, and values below it are red.
+    """Draw a heat map with one column per pooling: blue above `middle`, red below it. The chosen score is framed.
 
-    The chosen score is framed. `scale` is the label of the colour bar, and `most_rows` is the maximum number of rows
-    and headings per panel. Sizes are in inches.
+    `scale` is the label of the colour bar. Panels have at most `most_rows` rows and headings. Sizes are in inches.
     """
     panels = _panels(rows, most_rows)
     height = max(map(_height, panels))
@@ -144,7 +140,7 @@ def _heat_map(
 
 
 def _panels(rows: Sequence[Row], most: int) -> list[list[Row]]:
-    """Split rows into as few panels of similar height as possible. Keep rows under one heading together if they fit."""
+    """Split rows into as few panels as possible. Rows under one heading stay together if they fit."""
     height = _height(rows)
     most = -(-height // -(-height // most))  # balance the panels
     panels: list[list[Row]] = [[]]

@@ -1,7 +1,4 @@
-"""Build the record and the page of a grid of scores.
-
-The best scores are chosen on the validation questions. Their metrics and tests are computed on the test questions.
-"""
+"""Build the record and the page of a grid of scores."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,11 +30,9 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
         seed: Seed for the resamples.
 
     Returns:
-        A record. ``chosen`` is the name of the best score. ``rows`` contains the metrics of all reported scores.
-        ``tests`` compares the chosen score with other scores. ``groups`` contains the metrics of the chosen score for
-        each group of questions. ``grid`` contains the numbers of scores, of tested scores and of significant scores.
-        ``parts`` contains the numbers of questions and answers in each part. ``masked`` maps each signal or family
-        without a reported score to the reason why it has none.
+        A record. `chosen` is the name of the best score. `rows` contains the test metrics of all reported scores, and
+        `groups` those of the chosen score for each group of questions. `tests` compares the chosen score with others.
+        `grid` and `parts` contain counts. `masked` maps each signal or family without a reported score to the reason.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc
@@ -64,7 +59,7 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
 
 
 def _counts(grid: Grid, name: str) -> dict[str, int]:
-    """Count the questions and answers in one part: the validation questions (`val`) or the test questions (`test`)."""
+    """Count the questions and answers in the part `val` or `test`."""
     part = grid.parts[name]
     return {
         "n_questions": part.n_questions,
@@ -77,9 +72,9 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
 
 
 def length_stratum(n_tokens: Tensor) -> Tensor:
-    """Return each answer's length class [answer] as an integer.
+    """Return each answer's length class [answer] int64.
 
-    Each length from 1 to 5 tokens has its own class, and 0 counts as 1. Longer answers in the same class differ in
+    Lengths from 1 to 5 tokens have their own classes, and 0 counts as 1. Longer answers in the same class differ in
     length by less than 25 %.
     """
     return (n_tokens.clamp_min(1).double().log() / math.log(1.25) + 1e-9).floor().long()
@@ -110,10 +105,7 @@ class _Tested:
         self._scored = {name: Scored(score, right, known, question) for name, score in scores.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return metrics of every reported score.
-
-        The AUROC is computed on all answers, on untruncated answers, and on pairs of answers of similar length.
-        """
+        """Return metrics of every reported score: on all answers, untruncated answers and pairs of similar length."""
         part, scores = self._part, torch.stack([scored.confidence for scored in self._scored.values()])
         p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()
         rows = []
@@ -177,7 +169,7 @@ class _Tested:
         return groups
 
     def _auroc(self, scored: Scored) -> Mapping[str, Any] | None:
-        """Compute the AUROC with its interval. Returns None if right or wrong answers come from too few questions."""
+        """Compute the AUROC with its interval, or None if right or wrong answers come from too few questions."""
         scored = scored.take(scored.usable)
         assert scored.question is not None
         if min(len(scored.question[scored.right == grade].unique()) for grade in (0, 1)) < LEAST_OF_A_CLASS:

@@ -32,8 +32,7 @@ class Score(NamedTuple):
         signal: Name of the signal.
         key: Layer and position of the signal, such as ``30/entropy``.
         pooling: Name of the pooling over the tokens of an answer.
-        weighting: Token weights. They are `none`, `entropy`, `prob`, or ``SIGNAL/POSITION`` for weights from another
-            signal.
+        weighting: Token weights: `none`, `entropy`, `prob`, or ``SIGNAL/POSITION`` for weights from another signal.
     """
 
     signal: str
@@ -60,8 +59,7 @@ class Score(NamedTuple):
     def sign(self) -> int:
         """Factor by which the score is multiplied, so that a higher score means that the answer is more likely right.
 
-        It is 1 for positions in `Signal.rising` and −1 for all others. For standard deviations, it is always −1. It
-        does not depend on the data.
+        It is 1 for positions in `Signal.rising`, except for standard deviations, and −1 for all others.
         """
         rising = self.signal in SIGNALS and self.position in SIGNALS[self.signal].rising
         return 1 if rising and self.pooling != "std" else -1
@@ -118,10 +116,7 @@ class Scores:
         self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
 
     def key_of(self, position: str) -> str | None:
-        """Return the key for a position in the signal `tokens`, such as ``30/entropy`` for ``entropy``.
-
-        Returns None if there is no such key.
-        """
+        """Return the key for a position in the signal `tokens`, such as ``30/entropy`` for ``entropy``, or None."""
         return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == position), None)
 
     def batches(self) -> Iterator[Tensor]:
@@ -154,10 +149,10 @@ class Scores:
         return torch.cat([values.flatten(1).T for values in pooled.values()])
 
     def _likelihoods(self, key: str) -> Tensor:
-        """Compute three scores [3, answer] from the log-probabilities of the tokens.
+        """Return three scores [3, answer] from the log-probabilities of the tokens.
 
-        The first is the negative log-likelihood of the answer. The second is its mean over the even-numbered answers to
-        the question. The third is the mean of the negative log-likelihood per token over the same answers.
+        Row 0 is the negative log-likelihood of the answer. Rows 1 and 2 average it over the even-numbered answers to
+        the question, per answer and per token.
         """
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]
@@ -165,15 +160,12 @@ class Scores:
         return torch.stack([total, self._mean_of_half(total), self._mean_of_half(mean)])
 
     def _mean_of_half(self, values: Tensor) -> Tensor:
-        """Average `values` [answer] over the even-numbered answers to each question.
-
-        Odd-numbered answers get the mean for their question. Even-numbered answers get NaN.
-        """
+        """Give odd-numbered answers the mean of `values` over the question's even-numbered answers, and others NaN."""
         question, held_out = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held_out)
         counted = ~held_out & values.isfinite()
         n_questions = int(question.max()) + 1
         total = by_group(values[counted].double(), question[counted], n_questions)
-        mean = total / torch.bincount(question[counted], minlength=n_questions)  # NaN if there is no such answer
+        mean = total / torch.bincount(question[counted], minlength=n_questions)
         return torch.where(held_out, mean[question].float(), torch.nan)
 
     def _read(self, keys: Sequence[tuple[str, str]]) -> Ragged:
@@ -187,7 +179,7 @@ def _command(store: Store, signal: str) -> str:
 
 
 def _sort_key(key: str) -> tuple[list[tuple[int, str]], int]:
-    """Return a sort key that orders by position and then by layer. Numbers in a position are compared by value.
+    """Return a sort key that orders by position, then by layer, and compares numbers by value.
 
     >>> sorted(["3/jsd_10", "3/jsd_5", "12/jsd_5"], key=_sort_key)
     ['3/jsd_5', '12/jsd_5', '3/jsd_10']

@@ -37,8 +37,8 @@ class Latent(Descent):
     and does not use grades.
 
     Each combination of a layer and a penalty is a candidate. It keeps the weights from the epoch in which its
-    validation scores have the highest rank correlation with the mean cosine similarity between the embeddings of the answers
-    (1 − SEU). After training, the candidate with the lowest validation loss is chosen and calibrated.
+    validation scores have the highest rank correlation with the mean cosine similarity between the embeddings of the
+    answers (1 − SEU). After training, the candidate with the lowest validation loss is chosen and calibrated.
 
     Args:
         hidden: Number of hidden units.

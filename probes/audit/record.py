@@ -32,11 +32,7 @@ def audit_record(
     """Measure how well each source of information in `SOURCES` predicts the accuracies of the questions.
 
     Args:
-        store: The store.
-        table: Question table of the store.
-        n_folds: Number of folds.
         n_resamples: Number of bootstrap resamples for each interval, and of permutations for each p-value.
-        seed: Seed for the folds, resamples and permutations.
 
     Returns:
         The content of audit.json. For `sources` and `masked`, see `audit_sources`. `leaks` lists the potential leaks
@@ -81,8 +77,6 @@ def audit_sources(
     Args:
         features: Dict from each source to its features [question, feature]. Missing features are NaN.
         grades: Answer counts and folds of all questions. Excluded questions have fold −1.
-        n_resamples: Number of bootstrap resamples, and number of permutations.
-        seed: Seed for the resamples and permutations.
 
     Returns:
         - A dict from each audited source to the result of `audit_source`, with the additional keys `leak` and `p_holm`.
@@ -137,8 +131,6 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
     Args:
         features: [question, feature] float64.
         grades: Answer counts and folds of these questions.
-        n_resamples: Number of bootstrap resamples, and number of permutations.
-        seed: Seed for the resamples and permutations.
 
     Returns:
         A dict with `auroc` (`value`, `low`, `high`), `p`, `n_questions` and `n_features`. `low` and `high` are None if

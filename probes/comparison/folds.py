@@ -37,10 +37,7 @@ def folds(
     """Yield the `train`, `val` and `test` rows of each fold, stratified by question group.
 
     Args:
-        table: The question table.
         questions: [question] int64 rows of the question table that are split into folds.
-        n_folds: Number of folds.
-        seed: Seed for the folds and the validation questions.
         least_val: Minimum number of validation questions in each fold.
 
     Raises:

@@ -79,15 +79,7 @@ def is_close(differences: Tensor) -> bool:
 
 
 class Comparison:
-    """Compute out-of-fold confidences of probes and baselines on one store.
-
-    Args:
-        store: Folder of the store.
-        grader: Grader whose grades are used. Required if the store has several graders.
-        probes: Names of the probes to compare. The default is all of them.
-        n_folds: Number of folds.
-        seed: Seed for the folds and for training.
-    """
+    """Compute out-of-fold confidences of probes and baselines on one store."""
 
     def __init__(
         self,

@@ -25,10 +25,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
     """Compute the metrics and tests of a comparison.
 
     Args:
-        out: Out-of-fold confidences.
-        n_folds: Number of folds.
         n_resamples: Number of resamples for each interval. The p-values use five times as many.
-        seed: Seed of the resampling.
 
     Returns:
         The content of comparison.json. `methods` contains the metrics of each method. Methods that use answers with
@@ -144,10 +141,8 @@ def paired_tests(
     """Test paired differences between methods. The Holm correction covers all tests of the same metric.
 
     Args:
-        out: Out-of-fold confidences.
         pairs: Names (a, b) of the two methods in each test.
         n_resamples: Number of resamples or sign flips for each p-value; see `difference`.
-        seed: Seed of the resamples and sign flips.
 
     Returns:
         A list with one dict for each pair and metric, without undefined differences. The keys are `a`, `b`, `metric`,

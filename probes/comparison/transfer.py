@@ -47,14 +47,6 @@ def transfer_record(
     Each store is a set, or each question group of a single store. On its own training set, a probe is tested out of
     fold. For each set, a probe is also trained on all other sets and tested with and without back-off.
 
-    Args:
-        stores: Folders of the stores.
-        grader: Grader whose grades are used. Required if a store has several graders.
-        probe: Name of the probe.
-        n_folds: Number of folds.
-        n_resamples: Number of resamples for each interval.
-        seed: Seed for the folds, training and resampling.
-
     Returns:
         The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set, with
         `n_questions`, `auroc` and `brier_skill` (relative to the mean accuracy on the test questions). `left_out`

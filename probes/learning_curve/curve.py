@@ -78,13 +78,8 @@ class LearningCurve:
     A subset consists of n questions with up to k graded answers each. Larger subsets contain the smaller ones.
 
     Args:
-        store: Folder of the store.
-        grader: Grader whose grades are used. Required if the store has several graders.
-        probe: Name of the probe in `CLOSED_FORM`.
         n: Numbers of training questions. The default is `halvings` of the number of questions outside a test fold.
         k: Numbers of graded answers per training question. The default is `round_numbers` up to the maximum.
-        n_folds, n_subsets: Numbers of folds and of random subsets.
-        seed: Seed for the folds and subsets.
 
     Attributes:
         data: Datamodule of the store.

@@ -35,9 +35,6 @@ def over_subsets(
 
     Args:
         metrics: The metric of each subset, as a function of the resampling weights.
-        n_questions: Number of test questions.
-        n_resamples: Number of bootstrap resamples.
-        seed: Seed of the resampling.
 
     Returns:
         A dict with `value`, `low`, `high` and `spread` (s, or None for one subset), or None if the metric is undefined.
@@ -124,11 +121,6 @@ def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
 
 def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str, Any]:
     """Compute the metrics of all cells and the best split of each labelling budget.
-
-    Args:
-        curve: The fitted learning curve.
-        n_resamples: Number of resamples for each interval.
-        seed: Seed of the resampling.
 
     Returns:
         The content of curve.json. `cells` contains a dict for each combination of `n` training questions and `k`

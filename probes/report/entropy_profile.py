@@ -33,11 +33,7 @@ def entropy_profile(
     """Compute the mean entropy of right and of wrong answers at every layer.
 
     Args:
-        layers: Indices of the layers.
         means: [layer, answer] mean entropy of each answer, in nats; NaN if missing.
-        answers: The answer table, with the grade and question of each answer.
-        n_resamples: Number of bootstrap resamples of the questions.
-        seed: Seed of the resampling.
 
     Returns:
         A dict. `right` and `wrong` contain the mean entropy in nats at each layer, with a pointwise 95 % interval.

@@ -135,11 +135,8 @@ def evaluate(
     """Compute all metrics of a method.
 
     Args:
-        scored: Confidences and grades.
         n_unknown: Number of answers that the caller left out because their grades are unknown.
         reference: Reference confidence for the Brier skill: a number, or a tensor [row].
-        n_resamples: Number of bootstrap resamples of the questions.
-        seed: Seed of the resampling.
 
     Returns:
         A dict with the result of `estimate` for each metric, the `ceiling` of the AUROC as `auroc_ceiling` (only for

@@ -122,7 +122,6 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver
         features: [row, d_model] float32 features; NaN if missing.
         accuracy: [row] fraction of right answers.
         fold: [row] int64 test fold of each row; −1 for unused rows.
-        solver: Function that fits the probe.
     """
     used = (fold >= 0) & features.isfinite().all(1)
     scores = torch.full((len(features),), torch.nan)

@@ -135,13 +135,11 @@ def by_layer(
     """Plot the AUROC and the Brier score of a probe by layer, with 95 % bands.
 
     Args:
-        method: Name of the probe.
         names: Name of each feature, in the form ``layer/position``.
         intervals: Dict from `auroc` and `brier` to the interval of every feature.
         chosen: Layers that the probe reads.
         figures: AUROC and Brier score of the probe, drawn as circles, or as lines if it reads more than one layer.
         references: AUROC and Brier score of up to two baselines, by name, drawn as lines.
-        target: `capability` or `response`.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)
     labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")

@@ -76,7 +76,6 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
         scores: [score, answer] scores; higher means more likely right, and NaN means missing.
         right: [answer] whether each answer is right.
         question: [answer] int64 index of each answer's question, starting at 0.
-        n_questions: Number of questions.
     """
     right = right.bool()
     present = scores.isfinite()
@@ -133,8 +132,6 @@ def max_t(
         question: [answer] int64 index of each answer's question, starting at 0.
         sample: [answer] int64 sample number of each answer.
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
-        seed: Seed for the draws.
-        progress: Whether to show a progress bar.
 
     Returns:
         [score] float64 p-values; NaN for constant scores, and for scores that no right or no wrong answer has.

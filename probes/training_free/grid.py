@@ -145,10 +145,7 @@ def make_grid(
     """Compute all scores of a store's answers and their AUROCs.
 
     Args:
-        store: Store with token signals for its answers.
-        table: Question table of the store, with the grades.
         test_fraction: Fraction of the questions to use for testing.
-        seed: Seed for the split and the draws.
         n_draws: Number of draws for the corrected p-values.
 
     Raises:

@@ -72,10 +72,6 @@ class Score(NamedTuple):
 class Scores:
     """Compute all scores of a store's answers.
 
-    Args:
-        store: Store that contains the token signals.
-        answers: Answer table of the store.
-
     Attributes:
         masked: Dict from the name of each missing signal to the reason why it is missing.
         names: Names of the scores.

@@ -52,8 +52,6 @@ class Batch(NamedTuple):
 class Batches:
     """Iterable over slices of a batch, whose sizes differ by at most one.
 
-    The order of the rows does not depend on whether the features are streamed.
-
     Args:
         batch: All rows, on the training device.
         batch_size: Maximum number of rows in a slice.

@@ -17,7 +17,7 @@ from extract.registry import Registry
 from extract.store.shards import Scope
 from extract.store.store import Store
 
-#: Minimum number of questions in the validation split, which is used to choose a layer.
+#: Minimum number of validation questions, which are used to choose a layer.
 LEAST_VALIDATION = 10
 
 #: Scope of each probe target.
@@ -32,7 +32,7 @@ class FeatureDataModule(L.LightningDataModule):
     Args:
         store: Folder of the store.
         recipe: Recipe of the store. A missing store is created from it, and an existing store must match it. If null,
-            an existing store is used.
+            the store must exist.
         grader: Grader whose grades define the target. If null, the store's only grader, or the default grader of a new
             store's questions.
         target: Target of the probe. `capability`: how often the question is answered correctly. `semantic_entropy`:
@@ -62,12 +62,11 @@ class FeatureDataModule(L.LightningDataModule):
         num_workers: Number of threads that read chunks if `in_memory` is false.
 
     Attributes:
-        table: Table of the questions and answers.
         question_rows: Rows of the question table in each split.
         split_rows: Rows of the question table in each split, or of the answer table for the target `response`.
         feature_names: Name of each feature: ``layer/position``, or the name of a token signal.
-        pooled: Specification of the token features; None if there are none.
-        n_unusable: Number of questions or answers that are not in any split because they are unusable.
+        pooled: Specification of the token features, or None.
+        n_unusable: Number of unusable questions or answers, which are not in any split.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class FeatureDataModule(L.LightningDataModule):
         self.feature_spec = FeatureSpec(
             self.scope, signal, positions, layers, join, pooling, weights, prefixes, in_memory, num_workers
         )
-        #: Signals from `extract ask` that training needs. A probe can add more.
+        #: Signals from `extract ask` that training needs.
         self.needs = {"text_embedding"} if target == "seu" else set()
         self.fractions = (1 - val_fraction - test_fraction, val_fraction, test_fraction)
         self.split_seed, self.batch_size, self.broader = split_seed, batch_size, broader or []
@@ -128,8 +127,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, if there are fewer than 10 validation questions, if all test answers have the
-                same grade, or if all training and validation answers have the same grade.
+            InputError: If `load` fails, there are fewer than 10 validation questions, or all test answers or all other
+                answers have the same grade.
         """
         if self._batches:
             return
@@ -197,7 +196,7 @@ class FeatureDataModule(L.LightningDataModule):
         return torch.from_numpy(counted.right), torch.from_numpy(counted.known)
 
     def _target(self) -> Tensor:
-        """Compute the target [row] float32. The semantic entropy threshold is fitted on the training split."""
+        """Compute the target [row] float32, with a semantic entropy threshold from the training split."""
         if self.target == "semantic_entropy":
             answers = self.table.answers
             rows_of = answers.rows_by_question(len(self.table.ids))
@@ -223,10 +222,9 @@ class FeatureDataModule(L.LightningDataModule):
         return every.take(every.row.argsort())
 
     def inner_folds(self, question: Tensor, n_folds: int) -> Tensor:
-        """Return the fold [row] int64 of each row. All rows of a question are in the same fold.
+        """Return each row's fold [row] int64, stratified by group and by whether any answer is right.
 
-        The folds are stratified by group and by whether any answer is right. `question` [row] int64 is the question of
-        each row.
+        `question` [row] int64 is the question of each row. All rows of a question are in the same fold.
         """
         questions, place = question.cpu().unique(return_inverse=True)
         rows = questions.tolist()
@@ -246,10 +244,7 @@ class FeatureDataModule(L.LightningDataModule):
         self.split_rows = {split: self.batch(split).row for split in self._batches}
 
     def use_grades(self, table: QuestionTable) -> None:
-        """Use the grades of another table with the same questions and answers.
-
-        Every loaded row must have at least one known grade in `table`. Questions with a single known grade are kept.
-        """
+        """Use the grades of another table with the same answers and at least one known grade per loaded row."""
         self.table = table
         right, known = (count.float() for count in self._counts())
         target = self._target()
@@ -259,11 +254,7 @@ class FeatureDataModule(L.LightningDataModule):
         }
 
     def answer_embeddings(self) -> Tensor:
-        """Read the text embeddings of the answers, [question, sample, d] float32; NaN for empty and missing answers.
-
-        Raises:
-            InputError: If the store has no text embeddings.
-        """
+        """Read the answers' text embeddings, [question, sample, d] float32; NaN for empty and missing answers."""
         embeddings = self.store.signals.read("text_embedding", "0/answer", "sample").float()
         answers = self.table.answers
         padded = torch.full((len(self.table.ids), int(answers.sample.max()) + 1, embeddings.shape[1]), torch.nan)
@@ -275,7 +266,7 @@ class FeatureDataModule(L.LightningDataModule):
         return Batches(self.batch(split, prefixes=split != "test").to(device), self.batch_size, shuffle, read)
 
     def train_dataloader(self) -> Batches:
-        """Return the shuffled training batches. Streamed features are read only for gradient descent."""
+        """Return the shuffled training batches."""
         module = None if self.trainer is None else self.trainer.lightning_module
         return self._loader("train", shuffle=True, read=module is None or module.automatic_optimization)
 

@@ -49,7 +49,7 @@ class TokenStates:
 
     @property
     def offsets(self) -> Tensor:
-        """[row + 1] int64 row boundaries in `tokens()`."""
+        """[row + 1] int64 row boundaries."""
         return torch.cat([self.n_tokens.new_zeros(1), self.n_tokens.cumsum(0)])
 
     @overload

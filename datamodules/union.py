@@ -46,9 +46,7 @@ class UnionDataModule(FeatureDataModule):
 
 
 def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
-    """Return the rows of all stores in `data.broader`, with the group and the question id of each row.
-
-    A reworded question gets the id of the original question.
+    """Return the rows of all stores in `data.broader`, with the group and the original question id of each row.
 
     Test questions of `data` and their rewordings are left out. The grades are from the grader of `data`, or else from a
     store's only grader.

@@ -33,13 +33,12 @@ _ENDS = re.compile(r"\s*(?:$|,?\s*(?:because|since)\b)")
 _OPEN, _CLOSE = r"[(\[*\"'“$]{0,4}", r"[)\]*\"'”$.:]{0,4}"
 #: A single letter that is neither a degree nor a unit.
 _LETTER = re.compile(rf"{_OPEN}(?<!\w)(?<!\w')(?<!°)(?<![\d°] )([A-Z])(?!'?\w|#|\+\+){_CLOSE}")
-#: The end of a line, or another letter.
 _ALONE = re.compile(rf"[ \t]*(?:\Z|\n|{_LETTER.pattern})")
 _BETWEEN = re.compile(
     r"(?:[\s,;/&+|(]|\b(?:and|or|maybe|possibly|perhaps|also|as well as|even|either|both|option|choice)\b)*",
     re.IGNORECASE,
 )
-#: A lowercase letter that must be an option: alone, in brackets, before a bracket or period, or before "is the answer".
+#: A lowercase letter that must be an option.
 _SMALL = re.compile(r"(\W{0,6}(?:(?:option|choice)\W{1,3})?)([a-z])(?=[)\].:*\"'”]|\W*$)")
 _SURELY_SMALL = re.compile(r"(?<!\w)\([a-z]\)|(?<!\w)[a-z](?=\s+is (?:the|my) (?:\w+ )?(?:answer|option|choice)\b)")
 #: Words after which "A" is an article and "I" a pronoun, that is, all words except the listed ones.
@@ -115,7 +114,7 @@ def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> s
 
 
 def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
-    """Find the options in an answer's last statement, such as "the answer is B" or "B is correct"."""
+    """Find the options in an answer's last statement, such as "the answer is B"."""
     groups = _match_letters(text, options)
     affirmed = [(group, match.end()) for group in groups if (match := _AFFIRMED.match(text, group.end))]
     cued = (-1, -1)
@@ -130,7 +129,7 @@ def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """Return the span of the statement after a cue that ends at `start`: the rest of the line, or the next line."""
+    """Return the span of the statement after a cue that ends at `start`."""
     line, _, below = text[start : start + _FAR].partition("\n")
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)
@@ -177,7 +176,7 @@ def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int)
         return False
     if between.strip() or ("\n" not in between and text[last - 1] not in ".:"):
         return True
-    # after a line break, period or colon, the second letter must not begin a sentence
+    # here, the second letter must not begin a sentence
     return bool(_ALONE.match(text, match.end(), end)) and not _is_denied(text, first, last)
 
 
@@ -204,7 +203,7 @@ def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
-    """Find the options whose text occurs in an answer as whole words or numbers, except denied ones."""
+    """Find the options whose text occurs in an answer, except denied ones."""
     words, values = f" {_form(text)} ", set(numbers(text))
     found, forms = set(), {letter: _form(choice) for letter, choice in options.items()}
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):
@@ -219,7 +218,7 @@ def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _places(words: str, form: str) -> list[tuple[int, int]]:
-    """Return the spans of `words` that equal `form` and are not next to a sign such as "-" or "/"."""
+    """Return the spans of `words` that equal `form` and do not touch a sign."""
     if not form or (len(form) == 1 and form.isalpha()):
         return []
     places = []

@@ -45,11 +45,7 @@ class AnswerClasses:
 
 @contextmanager
 def equality(grader: str) -> Iterator[Equal | None]:
-    """Context manager that yields `equal` for `AnswerClasses`: a function for the grader `math`, else None.
-
-    Raises:
-        InputError: If the grader is `math`, and math-verify is not installed.
-    """
+    """Context manager that yields `equal` for `AnswerClasses`: a function for the grader `math`, else None."""
     if grader != MATH.name:
         yield None
         return

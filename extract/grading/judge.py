@@ -33,7 +33,6 @@ _MOST_REFERENCES = 20
 _MOST_REJECTED = 10
 _HALF = 2000  # characters kept from each end of a long answer
 _VERDICTS = {"yes": True, "no": False, "unclear": None}
-#: A verdict at the start of a reply.
 _FIRST = re.compile(r"""\W*(?:yes|no|unclear)\b[*_"'”)]*\s*(?:$|[.,:;!(—–-])""")
 
 
@@ -68,7 +67,7 @@ def judge_grader(judge: Judge) -> Grader:
     """Build a grader from the options of a judge.
 
     Raises:
-        InputError: If the judge has no model or name, or if `max_tokens` is smaller than 1.
+        InputError: If the judge has no model, or `max_tokens` is less than 1.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", judge.name or judge.model).strip("-.")[:90]
     if not judge.model or not name:
@@ -133,11 +132,7 @@ class _Asking:
         self._n_rejected = 0
 
     async def decide(self, cases: Sequence[Case], count: Counts) -> list[Grade]:
-        """Grade each case as right, wrong or unknown.
-
-        Raises:
-            InputError: If a fatal error occurs before any of these cases is graded, or occurred earlier.
-        """
+        """Grade each case as right, wrong or unknown, or raise an InputError after a fatal error."""
         self.refuse_to_go_on()
         verdicts: list[bool | None] = [None] * len(cases)
 

@@ -6,11 +6,11 @@ from fractions import Fraction
 from extract.questions.numbers import has_terms, number_with_unit, numbers
 from extract.text import is_denied, normalize
 
-#: Start of a box (also with doubly escaped backslashes, as in JSON), an escaped character, or a brace.
+#: Start of a box (also with doubly escaped backslashes), an escaped character, or a brace.
 _BOX_PIECE = re.compile(r"\\{1,2}f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
 #: An exponent or index after a box, except degrees and ordinals (4^{th}).
 _SCRIPT = re.compile(r"\s*(?:[\^_]\s*(?:\{\s*-?[\dA-Za-z](?:[\d/]*)\s*\}|[\dA-Za-z](?![A-Za-z]))|[²³])")
-#: A minus sign (neither a dash nor a subtraction sign) in front of a box.
+#: A minus sign in front of a box.
 _MINUS = re.compile(r"(?<![\w)}\]\-–—])[-−]$")
 _TAIL = 2000  # characters searched at the end of a text without a box; maximum length of an answer
 _CUE = re.compile(r"\banswer\b[^.:\n]{0,40}?(?::|=|\bis\b)([^\n]*)", re.IGNORECASE)
@@ -71,7 +71,7 @@ NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last box, or None. Unclosed and denied boxes ("not \boxed{5}") are skipped.
+    r"""Return the content of the last box, or None. Unclosed and denied boxes are skipped.
 
     The content includes a minus sign before the box, and an exponent or index after it. Of nested boxes, the innermost
     counts.

@@ -50,7 +50,7 @@ def load_equal() -> Callable[[list[str], str], Verdict]:
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # would turn 2m into 2; units marked as text are removed earlier
+    # units=True would turn 2m into 2; units marked as text are removed earlier
     spelling = NormalizationConfig(
         basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
     )

@@ -60,7 +60,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
 @contextmanager
 def _grading(store: Store, grader: Grader) -> Iterator[Callable[[SampleRange, Progress], Counter[str]]]:
     """Start the grader, and yield a function that grades a range."""
-    known: dict[int, Known] = {}  # by block, only of the current one
+    known: dict[int, Known] = {}  # by block; only the current one is kept
     with grader.running() as grade_all:
 
         def grade(samples: SampleRange, progress: Progress) -> Counter[str]:

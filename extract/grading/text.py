@@ -61,7 +61,7 @@ def token_f1(answer: str, reference: str) -> float:
 
 
 def _by_words(name: str, is_right: Callable[[str, str], bool], rule: str, read: Callable[[str], str] = str) -> Grader:
-    """Build a grader that compares the words of the part of an answer that `read` selects with each reference."""
+    """Build a grader that compares the words of an answer, or of the part that `read` selects, with each reference."""
 
     def grade(question: Question, text: str) -> Grade:
         answer = _squad_words(read(text))

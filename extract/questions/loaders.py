@@ -32,18 +32,14 @@ def _from_jsonl(path: Path, columns: Sequence[str]) -> Sequence[Record]:
 
 
 def json_object(line: bytes, where: str) -> Record:
-    """Parse a line of a JSON Lines file.
-
-    Raises:
-        InputError: If the line is not a JSON object, or not UTF-8.
-    """
+    """Parse a line of a JSON Lines file, or raise an InputError."""
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InputError(
             f"Expected {where} to be UTF-8, but byte {error.start} is not. Save the file as UTF-8."
         ) from None
-    except (ValueError, RecursionError) as error:  # too long integers raise a plain ValueError
+    except (ValueError, RecursionError) as error:  # overlong integers raise a plain ValueError
         problem = f"it is not valid JSON ({getattr(error, 'msg', error)})"
     else:
         if isinstance(record, dict):

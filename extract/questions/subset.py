@@ -59,7 +59,6 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
 
     Args:
         prompt: Template with the number of examples (`shots`) or the examples themselves.
-        seed: Seed for selecting examples and for shuffling options.
 
     Returns:
         The remaining questions, and the prompt template with the examples.

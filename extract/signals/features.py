@@ -129,11 +129,7 @@ def is_pooling(value: Any) -> bool:
 
 
 def check_pooling(pooling: Sequence[str]) -> None:
-    """Check the names of poolings.
-
-    Raises:
-        InputError: If a name is unknown or repeated, or if `pooling` is empty.
-    """
+    """Raise an InputError if a name is unknown or repeated, or `pooling` is empty."""
     known = [*POOLINGS, DISTRIBUTION]
     for name in pooling:
         if not is_pooling(name):

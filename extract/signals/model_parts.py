@@ -24,11 +24,7 @@ def decoder_of(model: Any) -> nn.Module:
 
 
 def decoder_blocks(model: Any) -> nn.ModuleList:
-    """Return the decoder's blocks in order.
-
-    Raises:
-        InputError: If no module list has one entry per block.
-    """
+    """Return the decoder's blocks in order, or raise an InputError if no module list has one entry per block."""
     for module in decoder_of(model).children():
         if isinstance(module, nn.ModuleList) and len(module) == n_layers(model):
             return module
@@ -105,11 +101,7 @@ class ModelHead:
 
 
 def final_norm(model: Any) -> nn.Module:
-    """Return the norm between a decoder's last block and its head.
-
-    Raises:
-        InputError: If the decoder has no norm with a known name and the head's input size.
-    """
+    """Return the norm between a decoder's last block and its head, or raise an InputError if it is not known."""
     parts, head = dict(decoder_of(model).named_children()), model.get_output_embeddings().weight
     norm = next((parts[name] for name in _NORMS if name in parts), None)
     if norm is None or any(weight.shape[-1] != head.shape[-1] for weight in norm.parameters()):

@@ -74,10 +74,7 @@ def read_prefix(
 
 
 def can_share(model: Any) -> bool:
-    """Whether sequences can share the key/value cache of a prefix.
-
-    All layers of the cache must keep every token, without sliding windows or recurrent states.
-    """
+    """Whether sequences can share a prefix. This requires a cache without sliding windows and recurrent states."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 

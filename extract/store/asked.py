@@ -27,7 +27,6 @@ class Asked(ShardFiles):
         """Write a baseline's table for a shard.
 
         Args:
-            baseline: Name of the baseline.
             shard: Block of questions, or range of samples.
             rows: One row per question or answer, with the columns of `asked_schema`.
             settings: Model, prompts and options, as plain JSON types.
@@ -50,11 +49,7 @@ class Asked(ShardFiles):
         return pa.concat_tables([self.read_shard(baseline, shard) for shard in self._folder.shards(scope)])
 
     def read_shard(self, baseline: str, shard: Shard) -> pa.Table:
-        """Read a baseline's table for a shard.
-
-        Raises:
-            Damaged: If the file is damaged or has other settings than the baseline's other files.
-        """
+        """Read a baseline's table for a shard. Raises `Damaged` also if its settings differ from other tables."""
         table, settings = self._read(baseline, shard)
         if different := "; ".join(differences(settings, self._settings.setdefault((baseline, shard.scope), settings))):
             raise Damaged(self.file(baseline, shard), f"its settings and those of another table differ ({different})")

@@ -51,11 +51,7 @@ def make_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically.
-
-    Raises:
-        InputError: If the disk is full or the folder is not writable.
-    """
+    """Write a file atomically, or raise an InputError if this is not possible."""
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with unfinished.open("wb") as file:
@@ -99,11 +95,7 @@ def read_json(path: Path, largest: int) -> Any:
 
 
 def parse_metadata(path: Path, text: str | bytes | None) -> dict[str, Any]:
-    """Parse a JSON object from the metadata of a data file.
-
-    Raises:
-        Damaged: If the text is missing or not a JSON object.
-    """
+    """Parse a JSON object from the metadata of a data file, or raise `Damaged`."""
     with suppress(ValueError, RecursionError):
         if isinstance(record := json.loads(text or "null"), dict):
             return record
@@ -115,11 +107,7 @@ def _no_number(constant: str) -> NoReturn:
 
 
 def read_sidecar(path: Path) -> Sidecar:
-    """Read the sidecar of a data file.
-
-    Raises:
-        Damaged: If the sidecar is missing or invalid.
-    """
+    """Read the sidecar of a data file, or raise `Damaged`."""
     file = path.with_suffix(".json")
     if not file.is_file():
         raise Damaged(path, f"it is unfinished ({file.name} is missing)")
@@ -150,7 +138,7 @@ def check_file(path: Path, folder: Path) -> None:
     """Check the size, location and checksum of a data file.
 
     Raises:
-        Damaged: If `check_size` fails, or the file cannot be read or has another checksum.
+        Damaged: If `check_size` fails, or the checksum differs.
     """
     sidecar = check_size(path, folder)
     try:

@@ -27,9 +27,8 @@ def missing_shards(
     """Return a worker's shards whose files are missing or damaged. Damaged files are reported.
 
     Args:
-        store: The store.
         shards: All shards that the store should have.
-        worker: The worker, which can own only some of the blocks.
+        worker: The worker.
         file: Function that returns the path of a shard's file.
         check: Function that raises `Damaged` if a shard's file is damaged. By default, the checksum is verified.
     """
@@ -51,14 +50,11 @@ def fill(
     """Process all items, show a progress bar, and return the results.
 
     Args:
-        label: Label of the progress bar.
         unit: Unit of the rows, for example ``"answers"``.
-        items: Items to process, for example shards.
         n_rows: Function that returns the number of rows in an item.
         start: Function that prepares a process, for example by loading a model, and yields a function that writes the
             file of an item and reports progress. The Ray engine can process an item twice, so this function should skip
             existing files.
-        worker: The worker.
     """
     bar = partial(Progress, f"{label}{worker.label}", sum(map(n_rows, items)), unit)
     return [result for results in worker.run(partial(_one_by_one, start), items, n_rows, bar) for result in results]
@@ -81,7 +77,7 @@ def is_written(check: Callable[[], object]) -> bool:
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:
-    """Whether a finished file is damaged, which is reported. By default, the checksum is verified."""
+    """Whether a finished file is damaged. Damage is reported. By default, the checksum is verified."""
     try:
         check_file(path, store.path) if check is None else check()
     except Damaged as error:

@@ -24,7 +24,7 @@ class Grades(ShardFiles):
         """Return `grader`, or the name of the store's only grader if `grader` is None.
 
         Raises:
-            InputError: If `grader` has no grades, or is None and the store does not have exactly one grader.
+            InputError: If `grader` has no grades, or is None and there is not exactly one grader.
         """
         names, path = self.names(), self._folder.path
         if not names:
@@ -62,17 +62,13 @@ class Grades(ShardFiles):
         The columns are `question_id`, `sample`, `right` (null if unknown) and `answer`.
 
         Raises:
-            InputError: If a file is damaged, its samples were replaced after grading, or `grader` is not a valid name.
+            InputError: If `grader` is invalid, a file is damaged, or its samples were replaced after grading.
         """
         ranges = self.ranges(grader) if samples is None else [samples]
         return pa.concat_tables([GRADES_SCHEMA.empty_table(), *(self._read(grader, part)[0] for part in ranges)])
 
     def rule(self, grader: str, samples: SampleRange) -> str:
-        """Return the rule that was used to grade a range.
-
-        Raises:
-            InputError: As in `read`.
-        """
+        """Return the rule that was used to grade a range."""
         return self._read(grader, samples)[1].get("rule", "")
 
     def _read(self, grader: str, samples: SampleRange) -> tuple[pa.Table, dict[str, str]]:

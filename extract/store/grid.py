@@ -21,7 +21,6 @@ def copy_known(
     """Copy missing question signals from stores that differ only in temperature, and return those still missing.
 
     Args:
-        store: The store.
         missing: Dict from block to the names of its missing signals, as in the result.
         layers: Dict from signal to the layers to keep (None for all), updated with the layers of the copied signals.
         settings: Dict from signal to its required settings.

@@ -30,21 +30,14 @@ _LARGEST = 2**20  # bytes
 
 
 def member_stores(folder: Path) -> list[Path]:
-    """Return the stores of a temperature grid, sorted by name. For other folders, the list is empty.
-
-    An unfinished import is in a hidden folder, which is left out.
-    """
+    """Return the stores of a temperature grid, sorted by name, without unfinished imports. Other folders have none."""
     if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # Path.is_file raises for overlong names
         return []
     return sorted(file.parent for file in folder.glob(f"*/{_IDENTITY}") if not file.parent.name.startswith("."))
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a path is a store or can become one.
-
-    Raises:
-        InputError: If it is a file, or a folder with files that is not a store.
-    """
+    """Raise an InputError if a path is a file, or a folder with files that is not a store."""
     if (folder / _IDENTITY).is_file() or not folder.exists():
         return
     expected = f"Expected `store` to be a new folder or a store, but {str(folder)!r}"

@@ -19,10 +19,10 @@ from extract.store.verify import data_files, write_manifest
 
 
 def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> list[Store]:
-    """Merge other stores with the same identity into a store. Existing files are kept, also if a merge is repeated.
+    """Merge other stores with the same identity into a store. Existing files are kept.
 
     Args:
-        store: Target folder, which can be a store, the folder of a temperature grid, or a new folder.
+        store: Target folder: a store, a temperature grid or a new folder.
         others: Folders of the other stores or grids. They are not changed.
         worker: Rank of this process and number of parallel workers. By default, read from the environment.
 

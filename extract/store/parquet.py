@@ -65,8 +65,7 @@ def read_table(path: Path, folder: Path, schema: pa.Schema, *earlier: pa.Schema)
     """Verify the checksum of a Parquet file and read it.
 
     Args:
-        path: Path of the file.
-        folder: Directory of the store, which must contain the file.
+        folder: Folder that must contain the file.
         schema: Exact columns of the file.
         *earlier: Schemas of earlier versions.
 

@@ -27,12 +27,7 @@ BATCH = 1024
 
 
 class Questions(Sequence[Question]):
-    """Questions of a store, divided into blocks.
-
-    Args:
-        table: Table with the schema `QUESTIONS_SCHEMA` or `EARLIER_QUESTIONS_SCHEMA`.
-        block_size: Number of questions per block.
-    """
+    """Questions of a store, divided into blocks of `block_size`, from a table with one of the schemas above."""
 
     def __init__(self, table: pa.Table, block_size: int) -> None:
         self.table, self.block_size = table, block_size

@@ -54,11 +54,7 @@ Shard = Block | SampleRange
 
 
 def shard_of(path: Path, n_blocks: int) -> Shard:
-    """Parse the shard from a file name.
-
-    Raises:
-        Damaged: If the name is not valid in a store with `n_blocks` blocks.
-    """
+    """Parse the shard from a file name, or raise `Damaged` if it does not fit a store with `n_blocks` blocks."""
     shard: Shard | None = None
     if match := _STEM.fullmatch(path.stem):
         block, start, stop = match.groups()
@@ -70,11 +66,7 @@ def shard_of(path: Path, n_blocks: int) -> Shard:
 
 
 def range_of(path: Path, n_blocks: int) -> SampleRange:
-    """Parse the range of samples from a file name.
-
-    Raises:
-        Damaged: If the name is not a valid range.
-    """
+    """Parse the range of samples from a file name, or raise `Damaged`."""
     shard = shard_of(path, n_blocks)
     if isinstance(shard, Block):
         raise Damaged(
@@ -101,11 +93,7 @@ def missing_ranges(ranges: Iterable[SampleRange], n_blocks: int, k: int) -> list
 
 
 def check_name(name: str, noun: str) -> str:
-    """Check that the name of a grader, signal, baseline or run is a valid folder name, and return it.
-
-    Raises:
-        InputError: If it is not.
-    """
+    """Return the name of a grader, signal, baseline or run, or raise an InputError if it is not a valid folder name."""
     if not _NAME.fullmatch(name):
         expected = "a name with only letters, digits, `_`, `-` and `.`"
         raise InputError(f"Expected `{noun}` to be {expected}, but got {shown(name)}. Use another name.")

@@ -73,11 +73,7 @@ class Store:
         return cls(Path(path), read_identity(Path(path)))
 
     def check_identity(self, expected: dict[str, Any]) -> None:
-        """Check that the store has the expected identity.
-
-        Raises:
-            InputError: If the identities differ.
-        """
+        """Raise an InputError that lists the differences unless the store has the expected identity."""
         if different := "; ".join(differences(self.identity, expected)):
             raise InputError(
                 f"Expected the store {str(self.path)!r} to have the identity of this run, but it differs in "
@@ -100,16 +96,12 @@ class Store:
 
     @property
     def reader(self) -> dict[str, Any] | None:
-        """Identity of the local copy of a served model, or None if there is none yet.
-
-        Raises:
-            InputError: If reader.json is damaged.
-        """
+        """Identity of the local copy of a served model, or None if there is none yet."""
         return None if self.samples.provides.weights else read_reader(self.path, self.sha256)
 
     @property
     def model_is_unknown(self) -> bool:
-        """Whether the model is served and no local copy has been used yet."""
+        """Whether the model is served and there is no local copy yet."""
         return not self.samples.provides.weights and self.reader is None
 
     @property
@@ -117,7 +109,7 @@ class Store:
         """Identity of the model from which signals are read (a `ModelIdentity` as a dict).
 
         Raises:
-            InputError: If the model is served and no local copy has been used yet.
+            InputError: If `model_is_unknown`.
         """
         model = self.identity["policy"]["model"] if self.samples.provides.weights else self.reader
         if model is None:

@@ -39,7 +39,7 @@ def find_problems(store: Store) -> Iterator[str]:
 
 
 def _check(store: Store, path: Path) -> None:
-    """Check a data file by reading it, or a folder for consistent files."""
+    """Check a data file by reading it, or the consistency of the files in a folder."""
     match path.relative_to(store.path).parts:
         case ("questions.parquet",):
             _ = store.questions
@@ -86,11 +86,7 @@ def _manifest_problems(store: Store) -> Iterator[str]:
 
 
 def write_manifest(store: Store) -> dict[str, Any]:
-    """Write manifest.json, an index of the finished files, and return its content.
-
-    Raises:
-        Damaged: If a file's sidecar is damaged.
-    """
+    """Write manifest.json, an index of the finished files, and return its content. Can raise `Damaged`."""
     finished = filter(is_finished, data_files(store.path))
     files = {str(path.relative_to(store.path)): read_sidecar(path)._asdict() for path in finished}
     sizes = {"n_questions": len(store.questions), "n_blocks": store.questions.n_blocks}

@@ -22,7 +22,7 @@ _OTHER_SCRIPTS = (
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
     """Plot each token's entropy in nats, and below it 1 − p_max and the token's share of the total influence.
 
-    p_max is the largest probability of a token. The title contains the name of the model and of the influence, if any.
+    p_max is the largest probability in a token's distribution. `model` and `influence` are names for the title.
 
     Raises:
         InputError: If the answer has no tokens, more than `LONGEST` tokens, or missing entropies.

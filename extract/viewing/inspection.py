@@ -27,11 +27,7 @@ _MOST_LINES = 30
 
 
 def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> str:
-    """Return the report of `inspect` for one store.
-
-    Raises:
-        InputError: If the store has no grades by this grader, or a file is damaged.
-    """
+    """Return the report of `inspect` for one store."""
     name = store.grades.choose(grader) if grader is not None else _usual_grader(store)
     summary, policy = summarize(store, name, n_answers), store.identity["policy"]
     n, several = int(summary.n_samples.sum()), summary.n_texts > 1
@@ -216,7 +212,7 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
     """Summarise a store: policy, counts, accuracy by grader and group (with intervals), and example answers.
 
     Args:
-        store: Folder of a store, or of a temperature grid. The stores of a grid are shown one by one and then compared.
+        store: Folder of a store or a temperature grid.
         grader: Grader for the detailed tables. If omitted, the default grader for the kind of question, or the first
             grader with grades.
         answers: Number of example answers, divided among right, wrong and unknown grades.

@@ -1,4 +1,4 @@
-"""Conversion of questions to prompt tokens, with a prompt template and the tokenizer's chat template."""
+"""Conversion of questions to prompt tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,13 +95,10 @@ class PromptTemplate:
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
         r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        They are separated by blank lines, or by single line breaks if the template and each example have only one line.
+        They are separated by blank lines, or by line breaks if the template and each example have only one line.
 
-        Raises:
-            InputError: If the prompt is a chat.
-
-        >>> PromptTemplate("cloze", chat=False, examples=(("1 + 1 =", "2"),)).text("1 + 2 =")
-        '1 + 1 = 2\n1 + 2 ='
+            >>> PromptTemplate("cloze", chat=False, examples=(("1 + 1 =", "2"),)).text("1 + 2 =")
+            '1 + 1 = 2\n1 + 2 ='
         """
         if not isinstance(prompt, str):
             raise InputError(
@@ -124,8 +121,8 @@ class PromptTemplate:
         """Return the token ids of the whole prompt, up to the start of the model's answer.
 
         Raises:
-            InputError: If the prompt is empty, if `chat` is True but the tokenizer has no chat template, or if
-                `thinking` is set but the chat template does not support it.
+            InputError: If the prompt is empty, or a chat template is required but missing or without the option
+            `thinking`.
         """
         given: Any = prompt
         if not (given.strip() if isinstance(given, str) else len(given)):
@@ -135,7 +132,7 @@ class PromptTemplate:
         return [int(token) for token in given]
 
     def rendered(self, tokenizer: Any, prompt: str | Sequence[dict[str, str]]) -> str:
-        """Return the whole prompt as text, including the chat template if there is one."""
+        """Return the whole prompt as text, including the chat template."""
         return self._rendered_chat(tokenizer, self.messages(prompt)) if self.is_chat(prompt) else self.text(prompt)
 
     def is_chat(self, prompt: str | Sequence[dict[str, str]]) -> bool:
@@ -143,10 +140,7 @@ class PromptTemplate:
         return self.chat or not isinstance(prompt, str)
 
     def tokenize(self, tokenizer: Any, text: str, prompt: str | Sequence[dict[str, str]]) -> list[int]:
-        """Return the token ids of `text`, which begins with the rendered `prompt`.
-
-        A chat already contains all special tokens. Otherwise, the tokenizer adds them.
-        """
+        """Tokenize `text`, which begins with the rendered `prompt`. Special tokens are added except in a chat."""
         return tokenizer(text, add_special_tokens=not self.is_chat(prompt))["input_ids"]
 
     def _plain_examples(self) -> tuple[list[str], str]:
@@ -182,5 +176,5 @@ class PromptTemplate:
 
 
 def template_hash(tokenizer: Any) -> str:
-    """SHA-256 of the tokenizer's chat template. A missing template counts as an empty text."""
+    """SHA-256 of the tokenizer's chat template, or of an empty text."""
     return sha256_text(str(tokenizer.chat_template or ""))

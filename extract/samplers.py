@@ -1,4 +1,4 @@
-"""Registry of samplers. Other modules depend on a sampler's declared properties, never on its name.
+"""Registry of samplers. Other modules use a sampler's declared properties, never its name.
 
 To add a sampler, write a subclass of `extract.sampling.base.Sampler` and register it in `SAMPLERS`.
 """

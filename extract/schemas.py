@@ -123,10 +123,7 @@ IDENTITY: Schema = {
 def check_options(options: object, fields: Mapping[str, Field], prefix: str = "") -> None:
     """Check the attributes of an options object.
 
-    `prefix` is the prefix of the options on the command line, such as ``"policy."``.
-
-    Raises:
-        InputError: If a value has the wrong type or is out of range.
+    Raises an `InputError` that mentions the option with `prefix`, such as ``"policy."``.
     """
     for name, field in fields.items():
         value = getattr(options, name, None)
@@ -136,12 +133,9 @@ def check_options(options: object, fields: Mapping[str, Field], prefix: str = ""
 
 
 def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> None:
-    """Check a JSON value from the file `path` against its schema.
+    """Check a JSON value against its schema.
 
-    `prefix` is the prefix of its keys within the file, such as ``"of.policy."``.
-
-    Raises:
-        InputError: If the record is not an object, a key is missing or unknown, or a value is invalid.
+    Raises an `InputError` that mentions `path` and the key with `prefix`, such as ``"of.policy."``.
     """
     where = repr(str(path))
     if not isinstance(record, dict):

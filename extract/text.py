@@ -38,10 +38,7 @@ _SHORT.maxstring = _SHORT.maxother = 100
 def one_line(text: object, longest: int | None = None, keep_end: bool = False) -> str:
     r"""Convert a text or an error to one line with only printable characters and single spaces.
 
-    Args:
-        text: The text, or another object, which is converted with ``str``.
-        longest: Maximum length in characters.
-        keep_end: Whether to shorten a long text in the middle instead of at the end.
+    `longest` is the maximum length in characters. With `keep_end`, a long text is shortened in the middle.
 
     >>> one_line("a\tb\n\nc"), one_line("abcdefghi", 6), one_line("The answer, after all, is 7.", 16, keep_end=True)
     ('a b c', 'abcde…', 'The answ … is 7.')
@@ -84,8 +81,8 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
 def is_denied(text: str, start: int, end: int) -> bool:
     """Whether a text denies the value ``text[start:end]``, as in "it can't be 4" or "4 is wrong".
 
-    A denial follows the value directly, or precedes it by at most 80 characters. Phrases that can describe a count,
-    such as "4 are wrong", are not denials.
+    A denial follows the value directly, or precedes it by at most 80 characters. "4 are wrong" describes a count and is
+    no denial.
 
     >>> [is_denied(text, text.index("4"), text.index("4") + 1) for text in ("It can't be 4.", "4 is wrong", "4, not 5")]
     [True, True, False]
@@ -98,12 +95,8 @@ def contains_answer(
 ) -> bool:
     """Whether a reference occurs in a text as whole words, and no rival occurs before it. All texts are normalised.
 
-    Args:
-        text: Text to search.
-        references: Accepted answers.
-        case_sensitive: Whether case must match.
-        rivals: Wrong answers to the same question ("Asia" for "Africa"), and longer phrases that contain a reference
-            but mean something else ("South Africa").
+    `rivals` are wrong answers to the same question ("Asia" for "Africa"), and longer phrases that contain a reference
+    but mean something else ("South Africa").
 
     >>> contains_answer("That would be Lima.", ["lima"])
     True

@@ -22,7 +22,7 @@ from extract.store.shards import SampleRange, Scope, Shard
 from extract.store.signals import Signals
 from extract.store.store import Store
 
-#: Progress callback. It receives the numbers of newly finished questions or answers, and of tokens in them.
+#: Progress callback, called with the numbers of newly finished questions or answers and their tokens.
 Done = Callable[[int, int], None]
 
 
@@ -31,11 +31,11 @@ class AskContext:
     """Models and options of the model-based baselines.
 
     Attributes:
-        load: Function that returns the store's model and tokenizer. The first call in a process loads them.
-        device: Device of the sentence encoder and the entailment classifier: auto, cpu, cuda or cuda:N.
+        load: Function that returns the store's model and tokenizer, which are loaded once.
+        device: Device of the other models: auto, cpu, cuda or cuda:N.
         embedding_model: Sentence encoder: `EMBEDDED_ENCODER`, a Hub id or a folder.
         nli_model: Hub id or folder of an entailment classifier, or None.
-        grader: Grader that normalises answers for `entailment`. By default, the store's only grader.
+        grader: Grader that normalises answers for `entailment`.
         max_new_tokens: Maximum length of a reply for `verbalized`, in tokens.
         continuations: Whether `likelihood` scores the letters or the texts of the options.
     """
@@ -74,10 +74,7 @@ class AskedBaseline(ABC):
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the settings as JSON values: the model, the prompts and the options.
-
-        They are the same for all files of the baseline with this scope.
-        """
+        """Return the settings as JSON values. They must be the same for all files with this scope."""
 
     @property
     def values(self) -> Asked | Signals:
@@ -118,14 +115,14 @@ class AskedTable(AskedBaseline):
         """Return the rows of a shard's table, with the columns that `Asked.write` expects."""
 
     def fill(self, shard: Shard, progress: Done) -> int:
-        """Query the model and write the table of a shard. Return the number of rows without a value."""
+        """See `AskedBaseline.fill`."""
         rows = self.rows(shard, progress)
         self.store.asked.write(self.name, shard, rows, self.settings(shard.scope))
         return sum(row["value"] is None for row in rows)
 
 
 def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker) -> None:
-    """Compute all missing values of the given baselines, whose settings must match those in the store."""
+    """Compute all missing values. The settings must match those in the store."""
     missing = {}
     for baseline in baselines:
         shards = [shard for scope in baseline.scopes for shard in store.shards(scope)]
@@ -147,7 +144,7 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
 
 @contextmanager
 def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
-    """Load the models of a baseline, and yield a function that fills a shard unless its file exists."""
+    """Load the models of a baseline, and yield a function that fills missing shards."""
     baseline.prepare()
 
     def fill(shard: Shard, progress: Done) -> int:
@@ -157,15 +154,15 @@ def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
 
 
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
-    """Build the prompt template for querying the store's model. `template` contains the placeholder ``{question}``.
+    """Build the prompt template for querying the store's model.
 
-    It uses the tokenizer's chat template if there is one, even if the policy's own prompt is plain text. A chat keeps
-    the policy's system message.
+    It uses the tokenizer's chat template if there is one, even if the policy's prompt is plain text. A chat keeps the
+    policy's system message.
     """
     chat = policy["model"]["chat_template"] != sha256_text("")
     return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)
 
 
 def answer_line(text: str) -> str:
-    """Return the first non-blank line of an answer without its reasoning ("" if there is none)."""
+    """Return the first non-blank line of an answer without its reasoning, or ""."""
     return first_line(without_reasoning(text))

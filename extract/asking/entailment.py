@@ -34,7 +34,7 @@ class Clusters:
     Attributes:
         of: Dict from normalised answer to cluster id, which is the sample index of the cluster's first member.
         firsts: First member of each cluster, in order of creation.
-        tokens: Dict from normalised answer to the number of tokens read to find its cluster.
+        tokens: Dict from normalised answer to the number of tokens read.
     """
 
     of: dict[str, int] = field(default_factory=dict)
@@ -48,11 +48,9 @@ def cluster(
 ) -> None:
     """Add new answers, sorted by sample index, to the clusters of their questions in place.
 
-    The result is the same as if the answers were added one at a time. Answers with the same normalised form are treated
-    as one. The reverse direction of a pair is tested only if the first answer entails the second.
-
-    `entails` takes (premise, hypothesis) pairs. For each, it returns whether the premise entails the hypothesis, and
-    the number of tokens read.
+    Answers with the same normalised form are treated as one. The reverse direction of a pair is tested only if the
+    first answer entails the second. `entails` takes (premise, hypothesis) pairs, and returns a truth value and a token
+    count for each.
     """
     pending: list[list[Answer]] = []  # per question: first answer of each new form
     for clusters, answers in questions:
@@ -93,8 +91,7 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """For each (premise, hypothesis) pair, return whether entailment is the likeliest label, and the token
-        count."""
+        """Return whether each (premise, hypothesis) pair is most likely an entailment, and its token count."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
@@ -129,7 +126,7 @@ class Entailment(AskedTable):
         return Classifier(self.context.nli_model, self.context.device)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the classifier's settings, the grader, and a description of the input text."""
+        """See `AskedBaseline.settings`."""
         text = "the question and the first line of the answer"
         return {**self.classifier.settings, "grader": self._grader, "entailment": "strict", "text": text}
 
@@ -163,7 +160,7 @@ class Entailment(AskedTable):
                 clusters[id_].firsts.append(answer)
 
     def _answers(self, shard: Shard) -> list[tuple[str, Answer]]:
-        """Return the question id and the answer for each row of a shard."""
+        """Return the question id and the answer for each row."""
         assert isinstance(shard, SampleRange)
         questions = self.questions(shard)
         grades = self.store.grades.read(self._grader, shard).to_pylist()

@@ -20,8 +20,8 @@ _STEPS = (
     *("better than even", "likely", "very good chance", "highly likely", "almost certain"),
 )
 _SCALE = "\n".join(f"{i / 10:.1f} to {(i + 1) / 10:.1f}: {words}" for i, words in enumerate(_STEPS))
-#: The example probabilities are symmetric around 0.5, so that copying one adds no bias. The question comes late,
-#: because the text before it is processed only once for many questions.
+#: The example probabilities are symmetric around 0.5, so that copying one adds no bias. The question comes late, so
+#: that the text before it can be cached.
 TEMPLATE = (
     f"How likely are you to answer a question correctly? The scale:\n{_SCALE}\n\nYou may think in one short sentence. "
     r"Your reply ends in \boxed{0.05}, \boxed{0.35}, \boxed{0.65}, \boxed{0.95} or another probability "
@@ -38,12 +38,11 @@ def parse_confidence(text: str, ended: bool = True) -> float | None:
     r"""Return the probability that a reply states, or None if it states none.
 
     Only text after ``</think>`` counts. The probability is in the last box that contains one, such as ``\boxed{0.85}``,
-    ``\boxed{85\%}`` or ``\boxed{P = 0.85}``. If no box contains one, the last line must be a probability in one of
-    these forms, but not a whole number, which may be the answer to the question.
+    ``\boxed{85\%}`` or ``\boxed{P = 0.85}``. If there is none, the last line must be a probability. A whole number
+    there is ignored, because it may be the answer.
 
     Args:
-        ended: Whether the reply is complete. In a truncated reply, only boxes are read, because a number without a box
-            may lack its last digits.
+        ended: Whether the reply is complete. In a truncated reply, only boxes are read.
 
     >>> parse_confidence(r"I know capitals, so \boxed{0.9}"), parse_confidence(r"\boxed{0.2} or rather \boxed{85\%}")
     (0.9, 0.85)
@@ -64,7 +63,7 @@ class Verbalized(AskedTable):
 
     @cached_property
     def decoding(self) -> Decoding:
-        """Decoding options, with the store's temperature, top-p, top-k and seed where known, and no stop strings."""
+        """Decoding options: the store's where known, without stop strings."""
         policy = {**self.store.identity["policy"], "model": self.model}
         known = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
         same = {key: value for key, value in known.items() if value is not None}
@@ -72,11 +71,11 @@ class Verbalized(AskedTable):
 
     @property
     def attempts(self) -> int:
-        """Maximum number of attempts per question: 1 at temperature 0, where all replies are identical."""
+        """Maximum number of attempts per question. At temperature 0, all replies are identical."""
         return ATTEMPTS if self.decoding.temperature else 1
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, the decoding settings and the maximum number of attempts."""
+        """See `AskedBaseline.settings`."""
         return {"model": self.model, "decoding": self.decoding.record(), "attempts": self.attempts}
 
     def prepare(self) -> None:
@@ -84,7 +83,7 @@ class Verbalized(AskedTable):
         self._sampler = TokenSampler(*self.context.load(), self.decoding, _MAX_ROWS)
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per question: the stated probability, the last reply, and the token counts of all attempts."""
+        """Return one row per question, with the token counts of all attempts."""
         tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = {id_: self.decoding.prompt.encode(tokenizer, text) for id_, text in questions.items()}
         cost = {"prompt_tokens": 0, "completion_tokens": 0, "attempts": 0}
@@ -107,7 +106,7 @@ class Verbalized(AskedTable):
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
         """For each question, draw one reply per attempt."""
-        # these ids give replies and sampled answers different random numbers
+        # other random numbers than for sampled answers
         names = [f"verbalized\0{id_}" for id_ in ids]
 
         def draw(max_rows: int, counted: Count) -> list[Sample]:
@@ -119,7 +118,7 @@ class Verbalized(AskedTable):
 
 
 def _add_replies(row: dict[str, Any], replies: Sequence[Sample]) -> None:
-    """Add replies to a row, up to the first reply that states a probability."""
+    """Add replies to a row, up to the first that states a probability."""
     for reply in replies:
         row["value"], row["text"] = parse_confidence(reply.text, reply.finish_reason == "stop"), reply.text
         row["prompt_tokens"] += reply.prompt_tokens

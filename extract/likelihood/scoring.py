@@ -42,12 +42,10 @@ def encode_item(
 ) -> tuple[Item, Item]:
     """Tokenize a question's prompt and continuations as lm-evaluation-harness does.
 
-    Prompt and continuation are tokenized together. If the prompt alone has n tokens, all tokens after the first n
-    belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. Without such
-    whitespace, a space is inserted before the continuation, except in a chat.
+    The continuation consists of the tokens after those of the prompt alone. Whitespace at the end of the prompt is
+    moved to the continuation. Without it, a space is inserted, except in a chat.
 
-    Returns:
-        The item, and an item for the unconditional log-probabilities, whose prompt is `first_token`.
+    Returns the item, and one for the unconditional log-probabilities, whose prompt is `first_token`.
     """
     text = template.rendered(tokenizer, prompt)
     context = text.rstrip()
@@ -79,8 +77,7 @@ def score(
 ) -> list[list[float]]:
     """Compute the log-probability of each continuation after its prompt.
 
-    If the model supports tree masks, each prompt is read once for all its continuations. A long common prefix of all
-    prompts is read only once.
+    If the model supports tree masks, each prompt is read once for all its continuations.
 
     Args:
         model: Causal language model in evaluation mode.
@@ -122,7 +119,6 @@ def score(
 
 
 def _score_batch(model: Any, head: ModelHead, items: Sequence[Item], shared: SharedPrompt | None) -> list[list[float]]:
-    """Compute the log-probabilities of a batch of items in a single pass."""
     n_before = 0 if shared is None else len(shared.tokens)
     ids = right_padded([_inputs(item)[n_before:] for item in items], model.device)
     options: dict[str, Any] = {}
@@ -152,7 +148,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
     """Return an additive attention mask [row, 1, token, n_before + token] for prompts with several continuations.
 
     A token attends to the `n_before` cached tokens, to itself, and to earlier tokens of branch 0 and of its own branch.
-    `branch` [row, token] int64 numbers the continuations from 1. Prompt and padding belong to branch 0.
+    In `branch` [row, token] int64, 0 is the prompt or padding, and continuations count from 1.
     """
     token = torch.arange(branch.shape[1], device=branch.device)
     visible = (branch[:, None] == 0) | (branch[:, None] == branch[:, :, None])

@@ -42,8 +42,8 @@ class Sampler(Protocol):
     """Interface of samplers. A sampler fills one store, or all stores of a temperature grid.
 
     An implementation inherits from this class and has a `Declaration` in `extract.samplers`. The methods are called in
-    the order in which they are defined. `known_policy`, `prepare` and `draw` are optional. `draw` is called instead of
-    `fill` if sampling may stop early.
+    the order of their definition. `known_policy`, `prepare` and `draw` are optional. `draw` is called instead of `fill`
+    if sampling may stop early.
 
     Args:
         options: Model, number of samples and other options.
@@ -56,18 +56,15 @@ class Sampler(Protocol):
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
         """Return the policy before `prepare` is called, for comparison with that of an existing store.
 
-        Args:
-            decoding: Decoding options with one temperature.
-            model: `ModelIdentity` of the store, as a dict. Values that are not known yet are copied from it.
+        `decoding` has one temperature. `model` is the store's `ModelIdentity` as a dict, from which values that are not
+        known yet are copied.
         """
         return self.policy(decoding)
 
     def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
         """Load the model or test the server before any store is created.
 
-        Args:
-            questions: All questions.
-            new: Decoding options of each store that does not exist yet.
+        `new` contains the decoding options of each store that does not exist yet.
 
         Raises:
             InputError: If the model or the server can't be used.
@@ -77,11 +74,7 @@ class Sampler(Protocol):
         """Return the policy to record in a store's identity. `decoding` has a single temperature."""
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
-        """Add the missing samples to the stores.
-
-        Args:
-            stores: Dict from temperature to store. The stores differ only in temperature.
-            k: Number of samples per question.
+        """Add the missing samples up to `k` per question to the stores, which differ only in temperature.
 
         Raises:
             InputError: If some samples could not be drawn. Samples drawn so far are kept.
@@ -118,13 +111,7 @@ def sample_stores(
     worker: Worker,
     stopping: Stopping | None = None,
 ) -> list[Store]:
-    """Create or resume the store for each temperature. Returns the stores in the order of `folders`.
-
-    `folders` are in ascending order of temperature. `decoding` includes the worked examples in the prompt.
-
-    Raises:
-        InputError: If a folder contains a store with a different identity, or if `prepare` or `fill` fails.
-    """
+    """Create or resume the store for each temperature, in the ascending order of `folders`."""
     prompt = decoding.prompt
     if prompt.shots and not prompt.chat and not decoding.stop:
         say(
@@ -134,7 +121,7 @@ def sample_stores(
     sampler: Sampler = SAMPLERS[name].load()(options, decoding, worker)
     table = Questions.of(questions, options.block_size)
     sha256, version, new = questions_hash(table), SAMPLERS[name].version, []
-    for temperature, folder in folders.items():  # check before loading a model or contacting a server
+    for temperature, folder in folders.items():  # before loading a model or contacting a server
         check_folder(folder)
         if (folder / "identity.json").is_file():
             check_identity(Store.open(folder), name, options, sha256, decoding.at(temperature))
@@ -165,7 +152,7 @@ def check_identity(
 ) -> None:
     """Raise an `InputError` if the identity of an existing store does not match this run.
 
-    `decoding` has a single temperature and includes the worked examples in the prompt.
+    `decoding` has a single temperature, and its prompt includes the worked examples.
     """
     held, declaration = store.identity, SAMPLERS[name]
     sampler: Sampler = declaration.load()(options, decoding, Worker())

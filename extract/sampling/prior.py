@@ -8,7 +8,7 @@ Right answers are equal to each other. Wrong answers follow a Chinese restaurant
 next wrong answer is new with probability θ/(θ + w). Otherwise, it repeats a random earlier wrong answer.
 
 A class is a set of equal answers. After n answers, the posterior probability that a class of m answers is right is
-proportional to w(m). The posterior probability that the right answer has not occurred yet is proportional to w(0):
+proportional to w(m), and that the right answer has not occurred yet, to w(0):
 
 .. math::
     w(m) = \frac{\Gamma(a + m)\, \Gamma(b + n - m)}{\Gamma(m)\, \Gamma(\theta + n - m)}, \quad
@@ -35,7 +35,7 @@ from extract.text import one_line
 
 #: Minimum distance of a clipped confidence from 0 and 1.
 _LEAST = 1e-3
-#: Key in the Parquet metadata under which the SHA-256 of the prompt template is stored.
+#: Key of the prompt template's SHA-256 in the Parquet metadata.
 _PROMPT = "prompt"
 #: Smallest and largest value of κ and θ.
 _BOUNDS = (0.01, 1000.0)
@@ -69,7 +69,7 @@ def write_priors(
     diversity: float,
     prompt: str,
 ) -> None:
-    """Write priors for `read_priors`. `confidence` has the shape [question]; `prompt` is the template's SHA-256."""
+    """Write priors for `read_priors`. `confidence` is [question], and `prompt` the SHA-256 of the prompt template."""
     rows = [Prior(value, concentration, diversity)._asdict() for value in confidence.tolist()]
     sink = pa.BufferOutputStream()
     table = pa.Table.from_pylist([{"question_id": id_, **row} for id_, row in zip(question_ids, rows, strict=True)])
@@ -80,11 +80,7 @@ def write_priors(
 def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> dict[str, Prior]:
     """Read the priors of questions from a file written by ``python -m probes priors``.
 
-    The file may contain other questions. `prompt` is the SHA-256 of the prompt template.
-
-    Raises:
-        InputError: If the file cannot be read, a column is missing, a question does not have exactly one prior, a value
-            is out of range, or the prompt template differs.
+    `prompt` is the SHA-256 of the prompt template.
     """
     columns = ["question_id", *Prior._fields]
     try:
@@ -128,8 +124,7 @@ def fit_prior(
 ) -> tuple[float, float]:
     """Fit κ and θ by maximum likelihood. Pass only questions on which the stopping rule is not evaluated.
 
-    All arguments have the shape [question]. `wrong_classes` contains the numbers of distinct wrong answers. Both
-    results are between 0.01 and 1000.
+    The arguments have the shape [question]. Both results are between 0.01 and 1000.
     """
     wrong = n_answers - right
 
@@ -144,10 +139,9 @@ def fit_prior(
 def fit_concentration(
     mean: NDArray[np.float64], right: NDArray[np.int64], n_answers: NDArray[np.int64], bounds: tuple[float, float]
 ) -> float:
-    """Fit the concentration κ of the priors Beta(κ f, κ (1 − f)) by maximum likelihood.
+    """Fit the concentration κ of the priors Beta(κ f, κ (1 − f)) of beta-binomial counts by maximum likelihood.
 
-    Given the number of answers, the number of right answers has a beta-binomial distribution. The arrays have the shape
-    [question]. `mean` contains the means f, between 0 and 1 exclusive.
+    The arrays have the shape [question]. `mean` contains f, between 0 and 1 exclusive.
     """
 
     def loss(log_concentration: float) -> float:
@@ -158,7 +152,7 @@ def fit_concentration(
 
 
 def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -> float:
-    """Return the x within `bounds` that minimises a function of log x."""
+    """Return the x within `bounds` that minimises `loss` of log x."""
     return float(np.exp(minimize_scalar(loss, bounds=np.log(bounds), method="bounded").x))
 
 
@@ -176,10 +170,10 @@ def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
 def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Yield n = budget, …, 0 with the probabilities [n + 1, n + 1] that the right class beats a rival.
 
-    Suppose that x of the n answers so far are in the right class, and y ≤ n − x are in one wrong class, the rival.
-    Element [x, y] is the probability that the right class has more answers than the rival after the whole budget. A tie
-    counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class
-    with probability y/(θ + n − x).
+    Suppose that x of the n answers so far are in the right class, and y ≤ n − x in one wrong class, the rival. Element
+    [x, y] is the probability that the right class has more answers after the whole budget. A tie counts as ½. The next
+    answer is right with probability (a + x)/(a + b + n), and otherwise in the rival class with probability y/(θ + n −
+    x).
     """
     a, b = prior.beta
     side = np.arange(budget + 1.0)
@@ -201,13 +195,8 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
     where P(c) is the posterior probability that class c is right. The sum runs over all classes that have occurred and
     one class for a right answer that has not occurred yet.
 
-    Args:
-        prior: Prior of the question.
-        counts: [order, answer, class] cumulative numbers of answers, for one or more orders of the answers.
-        budget: Number of answers without early stopping.
-
-    Returns:
-        [order, answer] expected gain in accuracy. After the whole budget, it is 0 except for ties.
+    Returns the gain [order, answer] for the cumulative `counts` [order, answer, class]. `budget` is the number of
+    answers without early stopping.
     """
     n_answers = counts.shape[1]
     gain = np.zeros(counts.shape[:2])

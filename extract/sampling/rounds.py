@@ -1,7 +1,7 @@
 """Sample answers in rounds, and stop sampling for a question as soon as a stopping rule is met.
 
-The answers are logged after each round. When sampling has stopped for all questions of a block, its tables are written.
-They record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
+The answers are logged after each round. When sampling has stopped for all questions of a block, its tables are written,
+with the reasons. Answers that were not drawn have the finish reason `skipped`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,11 +35,9 @@ Draw = Callable[
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
     """Reopen finished ranges of samples to which this run may add answers, by moving their answers back to logs.
 
-    - Without a stopping rule, ranges with skipped samples are reopened.
-    - With a stopping rule, ranges that were sampled with any rule are reopened, except in blocks that were finished at
-      all temperatures with the same settings.
-
-    Damaged ranges and ranges that begin after the first k samples are not changed.
+    Without a stopping rule, these are ranges with skipped samples. With a rule, they are ranges that were sampled with
+    any rule, except in blocks that were finished at all temperatures with the same settings. Damaged ranges and ranges
+    that begin after the first k samples are not changed.
     """
     recorded, undecided = list[tuple[Store, SampleRange, dict[str, Any]]](), set[int]()
     settings = None if stopping is None else stopping.record(stores, k)
@@ -69,11 +67,7 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
 
 
 def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping: Stopping, worker: Worker) -> None:
-    """Draw up to k answers to each question at each temperature, until the stopping rule is met.
-
-    Raises:
-        InputError: If some samples could not be drawn. Samples drawn so far are kept.
-    """
+    """Draw up to k answers to each question at each temperature, until the stopping rule is met."""
     open_ranges = dict[float, list[SampleRange]]()
     for temperature, store in stores.items():
         damaged = missing_shards(store, store.samples.ranges(), worker, store.samples.file)
@@ -103,7 +97,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
 
 
 class _Rounds:
-    """Draws the answers to a block of questions in rounds. `ranges` are its unfinished ranges, by temperature."""
+    """Draws the answers to a block of questions in rounds, into unfinished `ranges` by temperature."""
 
     def __init__(
         self,
@@ -132,7 +126,7 @@ class _Rounds:
     def run(self, draw: Draw, grade_all: GradeAll, progress: Progress) -> dict[str, dict[str, Any]]:
         """Draw answers until sampling has stopped for all questions, and write the tables.
 
-        Returns a dict from question id to outcome (`reason`, `n_answers`, `evidence` and `answer`).
+        Returns an outcome (`reason`, `n_answers`, `evidence`, `answer`) by question id.
         """
         self._decide(grade_all, progress)
         progress(sum(map(len, self._classes.values())), 0)
@@ -156,13 +150,12 @@ class _Rounds:
         return self._turns[len(self._classes[id_])][0]
 
     def _add(self, temperature: float, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Store the texts of drawn answers."""
         for row in rows:
             if row["finish_reason"] not in (SKIPPED, REJECTED):
                 self._texts[row["question_id"], row["sample"], temperature] = row["text"]
 
     def _draw(self, draw: Draw, ids: Sequence[str], first: int, progress: Progress) -> None:
-        """Draw one round of answers to the given questions, from sample index `first`."""
+        """Draw one round of answers, from sample index `first`."""
         once = [t for t in self._stores if t == 0 and len(self._stores) > 1]
         for temperatures, n in (([t for t in self._stores if t not in once], self._stopping.per_round), (once, 1)):
             ranges = {
@@ -177,7 +170,7 @@ class _Rounds:
                     self._add(t, rows)
 
     def _decide(self, grade_all: GradeAll, progress: Progress) -> None:
-        """Parse new answers, and apply the rule to the questions that are still being sampled."""
+        """Parse new answers, and apply the rule to questions that are still sampled."""
         undecided = [id_ for id_ in self._questions if id_ not in self._outcomes]
         new = []
         for id_ in undecided:

@@ -2,7 +2,7 @@
 
 Equal answers form a class. An answer that cannot be parsed is in a class of its own. After each answer, a rule computes
 evidence from the classes of the answers so far and compares it with a threshold. The decision is the leading (most
-frequent) answer. Sampling and the replay of stored answers use the same functions.
+frequent) answer.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ CROSS, LEAST_ANSWERS = 1.0, 3
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one question in the order in which they were drawn. For a replay, in several random orders.
+    """Answers to one question in the order in which they were drawn, or in several random orders for a replay.
 
     Attributes:
         classes: [order, answer] int64 class of each answer so far, numbered from 0.
@@ -50,8 +50,7 @@ class Decision(NamedTuple):
     Attributes:
         reason: ``"rule"``, ``"budget"`` if all answers have been drawn, or None if sampling continues.
         leader: Class of the leading answer.
-        n_answers: Number of answers on which the decision is based.
-        evidence: Evidence after these answers.
+        n_answers: Number of answers on which the decision and `evidence` are based.
     """
 
     reason: Literal["rule", "budget"] | None
@@ -88,8 +87,7 @@ class StoppingRule:
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
         """Decide on the answers to one question, given in a single order.
 
-        Answers after the one at which the rule is first met are ignored, so the number of answers per round does not
-        affect the decision.
+        Answers after the one at which the rule is first met are ignored.
         """
         evidence = self.evidence(answers, prior)
         stops = self.stops(evidence, threshold)[0]
@@ -125,8 +123,7 @@ def two_stage(
     τ_intra. It is −∞ in three cases:
 
     - The fraction of temperatures with the same most frequent answer is below `cross` (τ_cross).
-    - A temperature other than 0 has fewer than `least` answers. The paper has no such minimum, but without it, every
-      τ_intra would be 1 after the first round.
+    - A temperature other than 0 has fewer than `least` answers. (The paper has no such minimum.)
     - The current round of one answer per temperature is not complete.
     """
     evidence = np.full(answers.classes.shape, -np.inf)
@@ -165,7 +162,7 @@ def adaptive_consistency(answers: Answers, prior: Prior | None = None) -> NDArra
 
 @lru_cache(maxsize=8)
 def _beta_above_half(n: int) -> NDArray[np.float64]:
-    """Return a table of the probability that a Beta(v₁ + 1, v₂ + 1) variable is above ½, [v₁, v₂]."""
+    """Return a table [v₁, v₂] of the probability that a Beta(v₁ + 1, v₂ + 1) variable is above ½."""
     side = np.arange(n + 1.0)
     return betainc(side + 1, side[:, None] + 1, 0.5)
 
@@ -186,7 +183,7 @@ def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np
 
 
 def prior_evidence(answers: Answers, prior: Prior | None) -> NDArray[np.float64]:
-    """Compute the evidence of the rule `prior`: the expected gain in accuracy from the remaining budget."""
+    """Compute the evidence of the rule `prior`: the expected gain from the remaining budget."""
     assert prior is not None
     return expected_gain(prior, answers.counts, len(answers.temperatures))
 

@@ -24,8 +24,7 @@ def member_name(temperature: float) -> str:
 def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
     """Return the store folder of each temperature. With only one temperature, it is `folder` itself.
 
-    Raises:
-        InputError: If `decoding` has several temperatures, but `folder` is a single store.
+    Raises an `InputError` if `folder` is a single store, but `decoding` has several temperatures.
     """
     if not isinstance(decoding.temperature, str):
         return {decoding.temperature: folder}
@@ -40,8 +39,8 @@ def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
 def each_store(command: Callable[..., Any]) -> Callable[..., None]:
     """Decorate a command so that it runs on each store of a grid in turn.
 
-    If it fails on some stores, it still runs on the others, and an error is raised at the end. The store's name is
-    appended to the name of an output file `out`.
+    An error is raised at the end, after the command has run on all stores. The store's name is appended to the name of
+    an output file `out`.
     """
 
     @wraps(command)

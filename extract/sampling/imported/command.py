@@ -25,9 +25,8 @@ SOURCES: Registry[Callable[[Path, Kind | None], Log]] = Registry(
 def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> Store:
     """Make a store from the answers and scores in a log of lm-evaluation-harness or Inspect, or in a JSON Lines file.
 
-    Scores become grades: 1 means right, 0 means wrong, and all other values mean unknown. Scores with different names
-        become the grades of different graders. With references in the log, `python -m extract grade` can grade the
-        answers again. Settings that the log does not contain are stored as unknown.
+    Scores become grades: 1 means right, 0 means wrong, and all other values mean unknown. With references in the log,
+    `python -m extract grade` can grade the answers again. Settings that the log does not contain are stored as unknown.
 
     Args:
         store: Folder of the store.

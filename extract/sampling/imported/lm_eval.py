@@ -34,8 +34,6 @@ def read_lm_eval(path: Path, kind: Kind | None) -> Log:
 
     Scores become grades of the first answer to a question. Scores that combine several answers are left out.
 
-    Raises:
-        InputError: If a line is damaged, duplicated or from an unknown version, or the task generates no answers.
     """
     with readable(path, "a samples file of lm-evaluation-harness 0.4"):
         task, _, date = path.stem.removeprefix("samples_").rpartition("_")

@@ -24,7 +24,6 @@ class Answer:
 
     Attributes:
         text: Text of the answer, without reasoning.
-        reasoning: Reasoning before the answer, if the log contains it separately.
         finish_reason: ``stop``, ``length`` or ``content_filter``; None if unknown.
         grades: Dict from grader name to grade. A missing grade is unknown.
     """
@@ -41,7 +40,6 @@ class Log:
 
     Attributes:
         origin: Name and version of the tool, and name of the task; None if unknown.
-        decoding: Decoding options that the log contains.
         answers: Dict from question id and sample index to answer. Answers may be missing.
         k: Number of answers to each question, including missing ones.
         rules: Dict from grader name to a description of the grader.
@@ -81,7 +79,7 @@ def grader_name(*parts: str) -> str:
 
 
 def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
-    """Add the grade of an answer. Raises an `InputError` if the answer already has a grade with this name."""
+    """Add the grade of an answer. Raises an `InputError` if it already has one with this name."""
     if name in grades:
         raise InputError(
             f"Expected scores to have different names, but two of them would be stored as {name!r}. Rename or "
@@ -105,10 +103,7 @@ def safe_name(name: object) -> str:
 
 
 def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Path) -> list[Question]:
-    """Check the questions of a log, and return them. They may lack references.
-
-    `kind` is set for all questions except `choice` questions. By default, the kinds are unchanged.
-    """
+    """Check the questions of a log, and set the kind of all except `choice` questions. They may lack references."""
     found = []
     for question in questions:
         if kind is not None and question.kind != "choice":

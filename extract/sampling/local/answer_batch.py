@@ -12,7 +12,7 @@ from extract.sampling.local.draws import draw
 from extract.sampling.local.reading import forward
 from extract.sampling.local.shared_cache import SharedCache
 
-#: Fraction of rows that must have ended before they are removed, because a removal copies a part of the cache.
+#: Fraction of rows that must have ended before they are removed, which copies a part of the cache.
 _ENDED_SHARE = 0.2
 
 
@@ -60,11 +60,8 @@ class Rows(NamedTuple):
 class AnswerBatch:
     """Draws several answers at the same time, one token per step. Each row is an answer.
 
-    Args:
-        model: Causal language model for which `shared_attention` is active.
-        decoding: Top-p, top-k and stop strings.
-        temperature: Temperature of all rows. If None, each row has its own.
-        end: [token] int64 end tokens.
+    `shared_attention` must be active for the model. Without `temperature`, each row has its own. `end` contains the end
+    tokens.
     """
 
     def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, temperature: float | None, end: Tensor) -> None:
@@ -84,9 +81,9 @@ class AnswerBatch:
         return self._cache is None or isinstance(self._cache, SharedCache)
 
     def join(self, rows: Rows, read: AnswerCache, logits: Tensor, questions: Tensor) -> None:
-        """Append rows without tokens to the batch, after a pass over the prompts into the cache `read`.
+        """Append rows without tokens, after a pass over the prompts into the cache `read`.
 
-        `logits` have the shape [question, vocab]. `questions` [row] contains the index of each row's prompt.
+        `questions` [row] contains the index of each row's prompt in `read` and in `logits` [question, vocab].
         """
         if isinstance(self._cache, SharedCache):
             rows, logits = self._rows.joined(rows), torch.cat([self._logits, logits[questions]])
@@ -98,11 +95,7 @@ class AnswerBatch:
         self._rows, self._logits = rows, logits
 
     def draw(self) -> tuple[int, int]:
-        """Draw the next token of each answer. Return the numbers of drawn tokens and of newly ended answers.
-
-        Raises:
-            InputError: If a logit is NaN.
-        """
+        """Draw the next token of each answer. Return the numbers of drawn tokens and of newly ended answers."""
         rows, decoding, n_steps = self._rows, self._decoding, self._rows.tokens.shape[1]
         temperature = rows.temperatures if self._temperature is None else self._temperature
         steps = rows.lengths.clamp_max(n_steps - 1)

@@ -48,8 +48,7 @@ class Part(NamedTuple):
 def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> Part:
     """Compute unnormalised attention of queries [..., query, d_head] to keys and values [..., token, d_head].
 
-    `bias` [..., query, token] float32 is added to the scores. −inf hides a token. At least one token must be visible to
-    each query.
+    In `bias` [..., query, token] float32, −inf hides a token. Each query must see at least one.
     """
     if queries.device.type == "cpu" and queries.shape[-2] >= _FUSED_QUERIES:
         mask = None if bias is None else bias.to(queries.dtype).expand(*bias.shape[:2], queries.shape[-2], -1)
@@ -84,13 +83,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers. Without a shared cache (see `using`), it calls SDPA.
 
-    Args:
-        query: [row, head, token, d_head].
-        key: [row, key head, token, d_head], like `value`. If the cache is shared, both contain only answer tokens.
-        scaling: Factor by which the scores are multiplied. None means 1/√d_head.
-
-    Returns:
-        Attention output [row, token, head, d_head], and None in place of the attention weights.
+    `query` is [row, head, token, d_head]. `key` and `value` are [row, key head, token, d_head], and contain only answer
+    tokens if the cache is shared. The output is [row, token, head, d_head].
     """
     cache = _active.get()
     if not isinstance(cache, SharedCache):
@@ -123,7 +117,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 @contextmanager
 def shared_attention(model: Any) -> Iterator[None]:
-    """Replace SDPA with `attend` inside the with block. A model that does not use SDPA is not changed."""
+    """Replace SDPA with `attend` inside the with block, if the model uses SDPA."""
     with _lock:
         shared = _users[id(model)] > 0 or model.config._attn_implementation == "sdpa"
         _users[id(model)] += shared

@@ -1,4 +1,4 @@
-"""Functions that batch prompts, pad them, and find their common prefix."""
+"""Padding of prompts, and their common prefix."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Key/value cache for reading prompts, which some models also use for drawing answers (see `AnswerCache`)."""
+"""Key/value cache for reading prompts, and with some models also for drawing answers."""
 
 import math
 from copy import copy, deepcopy
@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from extract.errors import InputError
 
-#: Arguments that make attention differ from softmax(q·k)·v, and therefore prevent sharing of prompts.
+#: Arguments that make attention differ from softmax(q·k)·v, which prevents sharing of prompts.
 _SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
 #: Initial capacity for answers, in tokens. It is doubled whenever it is exhausted.
 _FREE_TOKENS = 32
@@ -22,9 +22,8 @@ class AnswerLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        handed_out: Result of the last call of `update`. Set only while prompts are being read.
-        keys: [question, head, token, d_head] of the prompts, or [row, head, token, d_head] of prompts and answers.
-        values: Like `keys`.
+        handed_out: Result of the last call of `update`, while prompts are being read.
+        keys, values: [question, head, token, d_head] of the prompts, or [row, …] of prompts and answers.
     """
 
     keys: Tensor
@@ -82,19 +81,12 @@ class AnswerLayer(DynamicLayer):
 class AnswerCache(DynamicCache):
     """Key/value cache for reading a batch of prompts. It is also used for drawing if answers can't share a prompt.
 
-    Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window keep their class and prevent
-    sharing.
-
-    Args:
-        mask: [question, token] int64 mask of the prompts, including the common prefix. Padding is 0.
-        prefix: One-row cache of the common prefix, or None.
+    Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window prevent sharing.
 
     Attributes:
-        mask: [question, token] int64 mask of the prompts, or [row, token] of prompts and answers.
+        mask: [question, token] int64 mask of the prompts, including the common prefix, or [row, token] of prompts and
+            answers. Padding is 0.
         n_prefix: Number of tokens in the common prefix.
-
-    Raises:
-        InputError: If the model caches more than keys and values, or has chunked attention and the prompts are padded.
     """
 
     layers: list[Any]
@@ -123,10 +115,7 @@ class AnswerCache(DynamicCache):
         self._called, self._plain = set[int](), set[int]()
 
     def note_call(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
-        """Record whether a layer computes plain attention to its own keys and values, while prompts are being read.
-
-        Some architectures transform the cached keys, attend to another layer's keys, or add their own bias.
-        """
+        """Record whether a layer computes plain attention to its own keys and values, which not all models do."""
         handed = getattr(self.layers[layer], "handed_out", None) if layer < len(self.layers) else None
         if kwargs.get("position_bias") is None:
             self._called.add(layer)
@@ -138,8 +127,8 @@ class AnswerCache(DynamicCache):
     def may_be_prefix(self) -> bool:
         """Whether the cached tokens can be the prefix of padded prompts.
 
-        The padding follows the prefix, so all layers must respect the mask. Only layers that use transformers'
-        attention registry are certain to do so.
+        The padding follows the prefix, so all layers must respect the mask, as functions in transformers' attention
+        registry do.
         """
         return self._called == set(range(len(self.layers)))
 

@@ -1,7 +1,6 @@
 """Draw tokens by inverting the cumulative softmax at uniform random numbers.
 
-Each random number is a hash of (seed, question, sample, step). A draw depends only on this number and the row of
-logits, not on the batch.
+Each random number is a hash of (seed, question, sample, step), so a draw does not depend on the batch.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ def question_key(seed: int, question_id: str) -> int:
 def keyed_uniforms(keys: NDArray[np.uint64], samples: NDArray[np.uint64], n_steps: int) -> NDArray[np.float64]:
     """Compute uniform random numbers in [0, 1) with 53 random bits, [row, step] float64.
 
-    Each number is a hash of the row's `question_key`, its sample index and the step.
+    Each one is a hash of the row's `question_key`, its sample index and the step.
     """
     steps = np.arange(n_steps, dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -64,7 +63,7 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: f
     """
     each = temperature.split(_ROWS) if isinstance(temperature, Tensor) else repeat(temperature)
     chunks = zip(logits.split(_ROWS), uniforms.split(_ROWS), each, strict=False)
-    # new memory for each chunk would take longer than the computation
+    # once, because new memory for each chunk would be slow
     shifted, weights = logits.new_empty(2, min(len(logits), _ROWS), logits.shape[1], dtype=torch.float32)
     drawn = [_draw_rows(*chunk, top_p, top_k, shifted[: len(chunk[0])], weights[: len(chunk[0])]) for chunk in chunks]
     return Drawn(*map(torch.cat, zip(*drawn, strict=True)))
@@ -112,7 +111,7 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Find the first token at which the cumulative sum of the normalised weights exceeds a uniform random number.
 
     `weights` has shape [row, vocab], and `uniforms` and the result have shape [row]. Tokens with weight 0 are never
-    drawn. For speed, only one chunk of the vocabulary is summed token by token.
+    drawn.
     """
     if n_missing := -weights.shape[-1] % _CHUNK:
         weights = torch.nn.functional.pad(weights, (0, n_missing))

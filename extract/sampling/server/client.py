@@ -23,7 +23,7 @@ _MOST_GIVEN_UP = 16
 _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
 #: Number of prompt tokens per byte, assumed before the first reply. English text has about 0.25.
 _TOKENS_PER_BYTE = 0.5
-#: Appended to the error if a server may have crashed.
+#: Hint if a server may have crashed.
 _SEEDS = (
     " Some servers, such as vLLM 0.32 on a CPU, crash on requests with a seed. If this server has crashed, restart it "
     "and pass --server.seeds=false."
@@ -41,9 +41,10 @@ class BudgetSpent(Exception):
 
 @dataclass
 class Spending:
-    """Counts the requests and tokens of a run. A failed attempt counts as a request, but its tokens are unknown.
+    """Counts the requests and tokens of a run.
 
-    If the server does not report the tokens, those of the prompt are estimated, and the answer counts with the maximum.
+    Failed attempts count as requests without tokens. Unreported tokens are estimated for the prompt and set to the
+    maximum for the answer.
     """
 
     server: Server
@@ -64,8 +65,8 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens for an attempt. Inside the with block, call `count` with the reply.
 
-        If the attempts in flight have reserved too much of the budget, wait until some of them end. Raises
-        `BudgetSpent` if the budget is too small even then.
+        If attempts in flight have reserved too much of the budget, wait for them. Raises `BudgetSpent` if it is too
+        small even then.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:
@@ -102,8 +103,7 @@ class Spending:
 class Client(AbstractAsyncContextManager["Client"]):
     """Sends requests to a server, with at most `server.max_concurrency` attempts in flight.
 
-    `known_as` contains the model names in the replies to the preflight. If it is not empty, replies from other models
-    are rejected.
+    If `known_as` (model names in the replies to the preflight) is not empty, replies from other models are rejected.
 
     Attributes:
         given_up: Last failure of the most recent request whose attempts all failed, or None.

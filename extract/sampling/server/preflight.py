@@ -23,13 +23,13 @@ from extract.text import one_line
 
 #: Maximum number of questions to try per address.
 TRIES = 4
-#: Number of requests whose answers must not all be identical, and the token limit of each answer. Even if the most
-#: likely token always has probability 0.9, identical answers occur by chance in only one of 25,000 preflights.
+#: Number of requests whose answers must not all be identical, and their token limit. If the most likely token always
+#: has probability 0.9, identical answers occur by chance in only one of 25,000 preflights.
 _VARIED, _VARIED_TOKENS = 4, 32
-#: Open-ended prompts with many possible answers: a chat message and a plain text.
+#: Open-ended prompts: a chat message and a plain text.
 _OPEN_CHAT = "Make up a name, a place and an odd thing that happened there. Answer in one sentence."
 _OPEN_TEXT = "Once upon a time, in a place that nobody has heard of,"
-#: Request fields that constrain answers, so that even an open-ended prompt may have only one answer.
+#: Request fields that constrain answers.
 _CONSTRAINTS = re.compile(
     "guided_|response_format|structured_outputs|structural_tag|grammar|json_schema|regex|ebnf|logit_bias|allowed_tok"
 )
@@ -57,10 +57,6 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
     """Test each address with one of the run's requests, or with others if it is rejected. Budgets are checked first.
 
     `asks` are requests for different questions, up to `TRIES` per address.
-
-    Raises:
-        InputError: If the server can't be reached or rejects all requests, a reply violates an option, or a budget is
-            too small for the preflight.
     """
     spending = Spending(server)
 
@@ -80,7 +76,7 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
     except InputError as error:
         messages = (public(error, ask.question) for ask in asks)
         raise InputError(next((message for message in messages if message != str(error)), str(error))) from None
-    for notice in dict.fromkeys(found.notices):  # several addresses can cause the same one
+    for notice in dict.fromkeys(found.notices):
         say(f"server: {notice}")
     return found
 
@@ -88,10 +84,7 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
 async def try_server(
     server: Server, model: str, spending: Spending, requests: Mapping[tuple[str, int], Request]
 ) -> Preflight:
-    """Send one of the run's requests to each address.
-
-    Above temperature 0, also send four short requests to each address. Their answers must vary.
-    """
+    """Send one of the run's requests, and above temperature 0 also four short ones, to each address."""
     planned = [planned for request in requests.values() for planned in [request, *_open_requests(request)]]
     for name, budget, cost in (
         ("requests", server.budget_requests, spending.requests + len(planned)),
@@ -160,10 +153,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
 
 
 async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str | None:
-    """Return what a server did if it fails because of the seed, as some versions of vLLM do, and None otherwise.
-
-    `request` has just failed at the only address of `client`. `was_up` says whether it was reachable before.
-    """
+    """Return what a server did if it fails because of the seed, as some versions of vLLM do, and None otherwise."""
     if request.seed is None or client.given_up is None or not client.given_up.crashed:
         return None
     if not await client.endpoints[0].is_up():

@@ -86,10 +86,7 @@ class Choice:
     cut: bool = False
 
     def lacks_logprobs(self, n_tokens: int | None) -> bool:
-        """Whether the number of log-probabilities contradicts the server's token count.
-
-        A difference of one is accepted, because only some servers count the end token.
-        """
+        """Whether the number of log-probabilities contradicts the token count, which may exclude the end token."""
         if self.logprobs is None or n_tokens is None or self.reasoning:
             return False
         return abs(len(self.logprobs) - n_tokens) > 1
@@ -101,7 +98,6 @@ class Reply:
 
     Attributes:
         choices: Answers, ordered by the server's index.
-        completion_tokens: Total number of tokens in all answers.
         n_left_out: Number of answers that were dropped because they were incomplete or had a duplicate index.
     """
 
@@ -118,7 +114,7 @@ class Reply:
         return self.completion_tokens if alone else None
 
     def rows(self, question_id: str, samples: Sequence[int]) -> list[dict[str, Any]]:
-        """Convert the answers to rows of the samples table, with sample indices from `samples` in order."""
+        """Convert the answers to rows of the samples table, with the given sample indices."""
         return [
             {
                 "question_id": question_id,
@@ -134,7 +130,7 @@ class Reply:
 
 
 def _token_columns(choice: Choice, n_tokens: int | None) -> dict[str, Any]:
-    """Return the token columns for an answer. Contradictory or impossible values become null."""
+    """Return the token columns for an answer. Impossible values become null."""
     ids, logprobs = choice.token_ids, choice.logprobs
     if choice.lacks_logprobs(n_tokens) or not all(-_LARGEST_FLOAT32 <= p <= _LARGEST_LOGPROB for p in logprobs or ()):
         logprobs = None
@@ -232,7 +228,7 @@ def _dict(given: Any) -> dict[str, Any]:
 
 
 def _count(given: Any) -> int | None:
-    """Return a value if it is a count that fits into an int32 column, and None otherwise."""
+    """Return a value if it is a count that fits into int32, and None otherwise."""
     return given if type(given) is int and 0 <= given < 2**31 else None
 
 

@@ -30,8 +30,7 @@ class Run:
     """One run, which requests the missing answers in the unfinished ranges of a store.
 
     Attributes:
-        ranges: Unfinished ranges, in the order in which they are requested.
-        decoding: Decoding options with one temperature.
+        ranges: Unfinished ranges, in the order of the requests.
         wanted: Samples to request, by question id. By default, all samples of the ranges.
         rows: Rows of the answers that have arrived in this run.
     """
@@ -60,7 +59,7 @@ class Run:
         self._client = Client(self.server, self.store.model_id, self.preflight.spending, self.preflight.known_as)
         try:
             async with self._client, asyncio.TaskGroup() as group:
-                # more tasks than concurrent requests, so that waiting for a retry does not delay other requests
+                # more tasks than concurrent requests, because some wait for a retry
                 for _ in range(2 * self.server.max_concurrency):
                     group.create_task(self._work(requests))
         except ExceptionGroup as errors:
@@ -79,7 +78,7 @@ class Run:
         self._client.stop()
 
     def _requests(self) -> Iterator[tuple[OpenRange, Ask]]:
-        """Yield all requests. One range is opened after another."""
+        """Yield all requests, opening one range after another."""
         for samples in self.ranges:
             try:
                 opened = OpenRange(self.store, samples, self.server.n, self.wanted)
@@ -142,7 +141,7 @@ class Run:
         return True
 
     async def _sync(self) -> None:
-        """Sync the logs to disk at intervals, in a thread because disks can be slow."""
+        """Sync the logs to disk at intervals, in a thread."""
         while True:
             await asyncio.sleep(SYNC_SECONDS)
             try:
@@ -152,12 +151,7 @@ class Run:
                 return self._stop(error)
 
     def conclude(self, n_missing: int, n_workers: int) -> None:
-        """Record rejected questions. `n_missing` is the number of answers that were missing before the run.
-
-        Raises:
-            InputError: If answers are missing.
-            OSError: If answers could not be saved, for example because the disk is full.
-        """
+        """Record rejected questions. Raises an error if answers are missing or could not be saved."""
         if isinstance(self._stopped, OSError):
             raise self._stopped
         state = self._state(n_missing, n_workers)
@@ -180,7 +174,6 @@ class Run:
             say(f"sample: {state} The missing answers are recorded as rejected and graded as unknown.")
 
     def _state(self, n_missing: int, n_workers: int) -> str:
-        """Return the numbers of received answers and rejected questions as a text."""
         line = f"{len(self.rows):,} of {n_missing:,} answers arrived in this run and are kept"
         unfinished = [samples.start for samples in self.ranges if samples not in self._completed]
         if unfinished and self.wanted is None:

@@ -25,7 +25,7 @@ from extract.store.questions import Questions
 from extract.store.shards import SampleRange
 from extract.store.store import Store
 
-#: Minimum number of questions for `check_variation`. With fewer, a confident model's answers often do not vary.
+#: Minimum number of questions for `check_variation`, because a confident model often repeats its answer.
 _LEAST_REPEATED = 30
 
 
@@ -52,12 +52,7 @@ class ServerSampler(Sampler):
             self._preflights[float(new[0].temperature)] = run_preflight(asks, self.options.model, new[0], self.server)
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
-        """Request the missing samples of one store after another.
-
-        Raises:
-            InputError: If the server can't be used, a budget is spent or requests remain unanswered. Received answers
-                are kept.
-        """
+        """Request the missing samples of one store after another."""
         for temperature, store in stores.items():
             if len(stores) > 1:
                 say(f"== {store.path}")
@@ -66,7 +61,7 @@ class ServerSampler(Sampler):
     def draw(
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
-        """Request the given samples, at one temperature after another. See `Sampler.draw`."""
+        """Request the given samples, at one temperature after another."""
         rows, server = {}, self.server
         allow_open_files(server.max_concurrency * len(server.urls) + 1)
         for temperature, (store, part) in ranges.items():
@@ -110,7 +105,7 @@ class ServerSampler(Sampler):
             check_variation(answers.values(), store.path, preflight.varies)
 
     def _preflight(self, temperature: float, asks: Sequence[Ask]) -> Preflight:
-        """Return the results of the preflight at a temperature, which runs only once."""
+        """Return the results of the preflight at a temperature."""
         if temperature not in self._preflights:
             asks = asks[: TRIES * len(self.server.urls)]
             decoding = self.decoding.at(temperature)
@@ -122,7 +117,7 @@ class ServerSampler(Sampler):
 def _asking(
     store: Store, decoding: Decoding, server: Server, preflight: Preflight, n_workers: int
 ) -> Iterator[Callable[[Sequence[SampleRange], Progress], None]]:
-    """Yield a function that requests the missing answers in ranges. It skips finished ranges."""
+    """Yield a function that requests the missing answers in unfinished ranges."""
 
     def ask(ranges: Sequence[SampleRange], progress: Progress) -> None:
         ranges = [samples for samples in ranges if not is_whole(store.samples.file(samples), store.path)]
@@ -136,18 +131,15 @@ def _asking(
 
 
 def n_missing(store: Store, samples: SampleRange) -> int:
-    """Return how many answers of an unfinished range are not in its log yet."""
+    """Return how many answers of a range are not in its log yet."""
     logged = len(read_log(store, samples)) if store.samples.log_file(samples).is_file() else 0
     return store.questions.n_rows(samples) - logged
 
 
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
-    """Warn if at least 30 questions have several answers, but none has two different ones.
+    """Warn if at least 30 questions have several answers (as texts in `answers`), but none has two different ones.
 
-    `answers` contains the texts of each question's answers.
-
-    Raises:
-        InputError: If the answers did not vary in the preflight either (`has_varied`).
+    Raises an `InputError` if the answers did not vary in the preflight either.
     """
     distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
     if len(distinct) < _LEAST_REPEATED or max(distinct) > 1:

@@ -20,7 +20,7 @@ def discrete_entropy(clusters: Sequence[Hashable]) -> float:
     """
     if not clusters:
         return float("nan")
-    sizes = sorted(Counter(clusters).values())  # independent of the order, also in rounding
+    sizes = sorted(Counter(clusters).values())  # sorted, so that rounding does not depend on the order
     return max(0.0, float(entr(np.array(sizes) / len(clusters)).sum()))
 
 
@@ -59,7 +59,7 @@ def seu(embeddings: NDArray[np.floating]) -> float:
     if n < 2:
         return float("nan")
     squared_norm = float(np.square(rows.sum(0)).sum())
-    return max(0.0, 1 - (squared_norm - n) / (n * (n - 1)))  # negative by rounding
+    return max(0.0, 1 - (squared_norm - n) / (n * (n - 1)))  # can be negative by rounding
 
 
 def entropy_threshold(entropies: NDArray[np.float64]) -> float:

@@ -63,11 +63,7 @@ def load_model(
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the torch device for an option `device`, as in `load_model`.
-
-    Raises:
-        InputError: If the device is invalid, or not available on this machine.
-    """
+    """Return the torch device for an option `device`, or raise an InputError if it is not available."""
     if device == "auto":
         # one device per worker
         index = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
@@ -164,15 +160,9 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 
 
 def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int = 0, name: str = "prompt") -> None:
-    """Check that a model can process the given prompts.
+    """Raise an InputError if a prompt is empty, contains an unknown token, or is too long for the model.
 
-    Args:
-        prompts: Token ids of each prompt.
-        n_further: Maximum number of further tokens.
-        name: Name of a prompt in messages.
-
-    Raises:
-        InputError: If a prompt is empty, contains a token outside the vocabulary, or is too long for the model.
+    `n_further` is the maximum number of further tokens, and `name` the name of a prompt in messages.
     """
     n_vocab = model.get_input_embeddings().num_embeddings
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf

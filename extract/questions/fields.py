@@ -30,11 +30,7 @@ class Row:
     where: str
 
     def value(self, column: str) -> Any:
-        """Return the value of a column or of a dotted path such as ``answer.aliases``.
-
-        Raises:
-            InputError: If the column does not exist.
-        """
+        """Return the value of a column or of a dotted path such as ``answer.aliases``, or raise an InputError."""
         value: Any = self.values
         try:
             for name in [column] if column in value else column.split("."):

@@ -149,11 +149,7 @@ def signals_of(scope: Scope, **properties: bool) -> list[str]:
 
 
 def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str, Any]]:
-    """Load the function of a signal.
-
-    Raises:
-        InputError: If the name is unknown, or the signal does not support the scope.
-    """
+    """Load the function of a signal, or raise an InputError if the signal does not support the scope."""
     if scope not in SIGNALS[name].scopes:
         raise InputError(
             f"Expected `signals` to be one of {', '.join(signals_of(scope))} for `scope` {scope}, but got {name!r}. "

@@ -93,11 +93,7 @@ class AnswerLog:
 
 
 def read_log(store: Store, samples: SampleRange) -> list[Row]:
-    """Return the logged answers in a range, without duplicates, in the order of `Samples.read`.
-
-    Raises:
-        InputError: If the file is the log of another store or range.
-    """
+    """Return the logged answers in a range, without duplicates, in the order of `Samples.read`."""
     path, order = store.samples.log_file(samples), {id_: i for i, id_ in enumerate(store.questions.ids(samples))}
     rows: dict[tuple[int, int], Row] = {}
     with path.open("rb") as file:
@@ -114,11 +110,7 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
 
 
 def logged_ranges(store: Store) -> list[SampleRange]:
-    """Return the sorted ranges that have an answer log.
-
-    Raises:
-        Damaged: If the file name of a log is not a valid range.
-    """
+    """Return the sorted ranges that have an answer log, or raise `Damaged` if a file name is not a valid range."""
     return sorted(range_of(path, store.questions.n_blocks) for path in (store.path / "samples").glob("*.jsonl"))
 
 

@@ -36,11 +36,7 @@ class StoreFolder:
         return questions
 
     def ranges(self, folder: Path | None = None) -> list[SampleRange]:
-        """Return the sorted finished ranges in `folder`, by default in `samples`.
-
-        Raises:
-            Damaged: If a file name is not a valid range, or two files contain the same samples.
-        """
+        """Return the sorted finished ranges in `folder`, by default in `samples`. Raises `Damaged` if they overlap."""
         n_blocks = self.questions.n_blocks
         files = {range_of(path, n_blocks): path for path in (folder or self.path / "samples").glob("*.parquet")}
         ranges = sorted(samples for samples, path in files.items() if is_finished(path))

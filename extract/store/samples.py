@@ -33,11 +33,7 @@ class Samples:
         self._schema = SAMPLES_SCHEMA if self.provides.nullable else COMPACT_SAMPLES_SCHEMA
 
     def ranges(self) -> list[SampleRange]:
-        """Return the finished ranges of samples, sorted by block and sample index.
-
-        Raises:
-            Damaged: If a file name is not a valid range, or ranges overlap.
-        """
+        """Return the finished ranges of samples, sorted by block and sample index. Raises `Damaged` if they overlap."""
         return self._folder.ranges()
 
     def missing(self, k: int) -> list[SampleRange]:

@@ -151,11 +151,7 @@ class Signals(ShardFiles):
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
     def read_rows(self, signal: str, key: str, shard: Shard, start: int, stop: int) -> Tensor:
-        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …], after `keys` has verified the files.
-
-        Raises:
-            Damaged: If the file no longer exists, can't be read or has too few rows.
-        """
+        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …], after `keys` has verified the files."""
         path = self.file(signal, shard)
         try:
             with safe_open(path, framework="pt") as file:
@@ -185,11 +181,7 @@ class Signals(ShardFiles):
         return common.layout
 
     def shard_layout(self, signal: str, shard: Shard) -> Layout:
-        """Return the dtypes and shapes of a shard's tensors by key.
-
-        Raises:
-            Damaged: If the file is damaged or was written for another shard.
-        """
+        """Return the dtypes and shapes of a shard's tensors by key, or raise `Damaged`."""
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:

@@ -196,13 +196,13 @@ def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)
     if n > LONGEST:
-        return [Piece(text, range(n))]  # takes quadratic time
+        return [Piece(text, range(n))]  # the division takes quadratic time
     for stop in range(1, n):
         decoded = tokenizer.decode(token_ids[:stop], skip_special_tokens=True)
         if len(decoded) > len(before) and decoded.startswith(before) and not decoded.endswith("\ufffd"):
             found.append(Piece(decoded[len(before) :], range(start, stop)))
             before, start = decoded, stop
-    while found and not text.startswith(before):  # later tokens changed the text
+    while found and not text.startswith(before):  # later tokens changed earlier text
         start, before = found[-1].tokens.start, before.removesuffix(found.pop().text)
     rest = text[len(before) :]
     if start < n and (rest or not found):

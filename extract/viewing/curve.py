@@ -69,7 +69,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
                 axis.set_ylabel(label, fontsize=8.5)
                 axis.set_xlim(places.start - 0.7, places.start + width - 0.3)
             for axis in axes[:-1]:
-                axis.xaxis.set_visible(False)  # takes as long as drawing a curve
+                axis.xaxis.set_visible(False)  # drawing a tick takes as long as a curve
             axes[-1].set_xticks(list(places), [labels[t] for t in places], rotation=90, fontsize=8)
             row.align_ylabels(axes)
         title = f"{_shortened(' '.join(answer.question.split()), 70)}\nanswer {answer.sample} of {model}: "

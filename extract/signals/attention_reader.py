@@ -31,7 +31,7 @@ _ADDED = [
 
 
 class MixingCapture(Hooks):
-    """Hooks that compute `Dots` of each block at the tokens `index` [row, query], if it is not None.
+    """Hooks that compute the `Dots` of each block at the tokens `index` [row, query] int64 (None for no tokens).
 
     Raises:
         InputError: If a block does not add its attention output o to its input h.
@@ -92,7 +92,7 @@ class MixingCapture(Hooks):
                 self._sum[layer] = h[:, 0] + o[:, 0]
 
     def _check_sum(self, layer: int, states: Tensor) -> None:
-        # one token in one pass is enough
+        # it is enough to check one token in one pass
         if self.index is not None and layer not in self._checked:
             entering = self._select(states)[:, 0]
             if layer not in self._sum or not torch.allclose(self._sum.pop(layer), entering, equal_nan=True):
@@ -108,8 +108,8 @@ class AttentionReader(Hooks):
         needs: Any of attention_entropy, and for answers attention_blocks, attention_macs and mixing.
 
     Raises:
-        InputError: If the model does not call transformers' attention function once per layer, as in `MixingCapture`,
-            or in a pass or `finish`.
+        InputError: If the model does not call transformers' attention function once per layer. Passes and `finish` can
+            also raise this error.
     """
 
     def __init__(self, model: Any, needs: Collection[str]) -> None:

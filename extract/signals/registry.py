@@ -39,7 +39,8 @@ class Signal(NamedTuple):
         by_layer: Whether the layers to read can be chosen.
         depths: Layers that are read by default, as fractions of the number of blocks. If empty, all layers.
         weights: Whether the values measure a token's influence and can be used as token weights.
-        rising: Names of the values that tend to be larger for right answers, unlike all others.
+        rising: Names of the values that tend to be larger for right answers. All others tend to be larger for wrong
+            answers.
         version: Version of the definition, recorded in stores. Increase it if values or names change.
     """
 
@@ -136,7 +137,7 @@ SIGNALS: Registry[Signal] = Registry(
 
 
 def signals_of(scope: Scope, **properties: bool) -> list[str]:
-    """Return the names of the signals with a scope and the given properties.
+    """Return the names of the signals that support a scope and have the given properties.
 
     >>> signals_of("sample", weights=True)
     ['rollout', 'rollout_max', 'macs']

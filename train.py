@@ -1,7 +1,7 @@
 """Run one experiment: fit a probe, test it once, save it, and write a report.
 
-`python train.py` uses configs/default.yaml and creates the store if it does not exist. Options override the config, as
-in `--model=Linear --model.l2=0.1`. To use a different config, pass `--config configs/NAME.yaml` before the options.
+`python train.py` uses configs/default.yaml and creates the store if it does not exist. Options such as `--model=Linear
+--model.l2=0.1` override the config. To use a different config, pass `--config configs/NAME.yaml` before the options.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class KeepConfig(SaveConfigCallback):
     """Callback that writes the complete config to the run's folder and logs it to W&B."""
 
     def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Write and log the config. Lightning calls this method after the datamodule has been set up."""
+        """Write and log the config."""
         dump = partial(self.parser.dump, self.config, skip_none=False)
         Path(trainer.default_root_dir, "config.yaml").write_text(dump(), encoding="utf-8")
         store = trainer.datamodule.store
@@ -74,7 +74,7 @@ class KeepConfig(SaveConfigCallback):
 
 
 class TrainCLI(LightningCLI):
-    """Command line of train.py. All output of a run is written to runs/NAME."""
+    """Command line of train.py."""
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Create a parser that reports each error in one line."""
@@ -117,7 +117,7 @@ class TrainCLI(LightningCLI):
                 logger.init_args.name, logger.init_args.version = "logs", ""
 
     def instantiate_classes(self) -> None:
-        """Create the model, the datamodule and the trainer. Remove the run's folder if an error occurs."""
+        """Create the model, the datamodule and the trainer, or remove the run's folder if an error occurs."""
         with discarding(self.run_folder):
             super().instantiate_classes()
 
@@ -138,11 +138,7 @@ def recipe_as_mappings(arguments: Sequence[str]) -> list[str]:
 
 
 def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
-    """Create the folder of a run. The default name contains the method and the time.
-
-    Raises:
-        InputError: If `name` is invalid, or the folder already exists.
-    """
+    """Create the folder of a run. The default name contains the method and the time."""
     check_name("run" if name is None else name, "name")
     stem = name or os.environ.get("WANDB_RUN_ID") or f"{method}-{datetime.now():%Y%m%d-%H%M%S}"
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
@@ -167,7 +163,7 @@ def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Ite
         for name in ("logs", "wandb"):
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / "config.yaml").unlink(missing_ok=True)
-        with suppress(OSError):  # not empty, for example if it contains a store
+        with suppress(OSError):  # not empty
             folder.rmdir()
         raise
 
@@ -195,7 +191,7 @@ def git_commit() -> str | None:
 
 def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
     """Make W&B log offline if there is no API key, and print a notice."""
-    for logger in loggers:  # Lightning always passes `anonymous`, which makes W&B print a warning
+    for logger in loggers:  # Lightning passes `anonymous`, and W&B then prints a warning
         logger._wandb_init.pop("anonymous", None)
     if not loggers or "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
         return
@@ -206,10 +202,7 @@ def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
 
 
 def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers: Sequence[WandbLogger]) -> None:
-    """Log a report's metrics, predictions, plots and saved probe to W&B.
-
-    The artifact with the probe is named after the probe's method and base model. Each run adds a version.
-    """
+    """Log a report to W&B. The artifact with the probe is named after its method and base model."""
     table, config = report.predictions(), report.probe().config
     rows = [list(row.values()) for row in table.to_pylist()]
     base, features = config["model"], what_is_read(config["layers"], config["position"], config.get("pooled"))
@@ -240,7 +233,7 @@ def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers:
 
 @contextmanager
 def closing_wandb() -> Iterator[None]:
-    """Finish the W&B run. Mark it as failed if the `with` block raises an error."""
+    """Finish the W&B run, as failed if the `with` block raises an error."""
     try:
         yield
     except BaseException:
@@ -278,9 +271,9 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     prepare_wandb(loggers)
     with discarding(cli.run_folder):
         for signal in cli.datamodule.feature_spec.signals:
-            load_signal(signal, cli.datamodule.scope)  # a saved probe can read only signals computed by its model
+            load_signal(signal, cli.datamodule.scope)  # a saved probe reads only signals computed by its model
         cli.datamodule.needs |= set(cli.model.needs)
-        cli.datamodule.prepare_data()  # not in `fit`, where the trainer would catch Ctrl-C while a store is created
+        cli.datamodule.prepare_data()  # in `fit`, the trainer would catch Ctrl-C
     with discarding(cli.run_folder, InputError), closing_wandb():
         cli.trainer.fit(cli.model, cli.datamodule)
         if cli.model.choice is None:

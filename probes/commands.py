@@ -53,9 +53,6 @@ def compare(
         seed: Seed for the folds, training and resampling.
         n_resamples: Number of bootstrap resamples for each interval.
 
-    Returns:
-        Path to the new folder.
-
     Raises:
         InputError: If an option is invalid, or if data are missing or too few.
     """
@@ -94,9 +91,6 @@ def transfer(
         folds: Number of folds for testing a probe on its own training set.
         seed: Seed for the folds, training and resampling.
         n_resamples: Number of bootstrap resamples for each interval.
-
-    Returns:
-        Path to the new folder.
 
     Raises:
         InputError: If an option is invalid, if models differ, or if fewer than two sets have at least 20 questions.
@@ -143,9 +137,6 @@ def curve(
         seed: Seed for the folds, subsets and resampling.
         n_resamples: Number of bootstrap resamples for each interval.
 
-    Returns:
-        Path to the new folder.
-
     Raises:
         InputError: If an option is invalid, if data are missing or too few, or if the probe cannot be fitted.
     """
@@ -178,9 +169,6 @@ def signals(
         test_fraction: Fraction of the questions to use for testing.
         seed: Seed for the split, permutations and resampling.
         n_resamples: Number of bootstrap resamples for each interval.
-
-    Returns:
-        Path to the new folder.
 
     Raises:
         InputError: If an option is invalid, or if data are missing or too few.
@@ -216,9 +204,6 @@ def audit(
         seed: Seed for the folds, permutations and resampling.
         n_resamples: Number of bootstrap resamples for each interval, and of permutations for each p-value.
 
-    Returns:
-        Path to the new folder.
-
     Raises:
         InputError: If an option is invalid, if grades are missing or too few, or if all questions have the same
             accuracy.
@@ -253,9 +238,6 @@ def pictures(
         folds: Number of folds.
         seed: Seed for the folds and resampling.
         n_resamples: Number of bootstrap resamples for each interval.
-
-    Returns:
-        Path to the new folder.
 
     Raises:
         InputError: If an option is invalid, if the grades or both signals are missing, or if the questions are too few.

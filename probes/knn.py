@@ -37,11 +37,11 @@ class KNN(AtOnce):
         self.numbers = numbers
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create empty buffers for the standardised training features [feature, row, d_model] and labels [row]."""
+        """Create empty buffers for the training features [feature, row, d_model] and labels [row]."""
         self.points, self.labels = zeros(n_features, 0, d_model), zeros(0)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Create buffers for the training rows that the checkpoint contains."""
+        """Create buffers for the training rows in the checkpoint."""
         super().on_load_checkpoint(checkpoint)
         self.points, self.labels = (zeros(*checkpoint["state_dict"][name].shape) for name in ("points", "labels"))
 
@@ -59,7 +59,7 @@ class KNN(AtOnce):
         self.points, self.labels = nn.Buffer(features.transpose(0, 1).contiguous()), nn.Buffer(target.clone())
 
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Return scores [penalty, row, feature]. The first axis has one entry for each value of `n_neighbors`."""
+        """Return scores [number of neighbours, row, feature]."""
         means = [
             neighbour_means(rows, points, self.labels, self.numbers)
             for rows, points in zip(features.unbind(1), self.points, strict=True)

@@ -29,17 +29,11 @@ LEAST_QUESTIONS, LEAST_PER_FOLD = 20, 4
 def audit_record(
     store: Store, table: QuestionTable, n_folds: int = 5, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Measure how well each source of information in `SOURCES` predicts the accuracies of the questions.
-
-    Args:
-        n_resamples: Number of bootstrap resamples for each interval, and of permutations for each p-value.
+    """Measure how well each of the `SOURCES` predicts the accuracies of the questions.
 
     Returns:
         The content of audit.json. For `sources` and `masked`, see `audit_sources`. `leaks` lists the potential leaks
         whose corrected p-value is below 0.05.
-
-    Raises:
-        InputError: If there are too few folds or questions, or if all questions have the same accuracy.
     """
     right, known = torch.from_numpy(table.right), torch.from_numpy(table.known)
     questions = (known >= 2).nonzero()[:, 0]
@@ -75,8 +69,8 @@ def audit_sources(
     """Audit each source, with Holm-corrected p-values, separately for potential leaks and for all other sources.
 
     Args:
-        features: Dict from each source to its features [question, feature]. Missing features are NaN.
-        grades: Answer counts and folds of all questions. Excluded questions have fold −1.
+        features: Dict from each source to its features [question, feature]; NaN if missing.
+        grades: Answer counts and folds of all questions; fold −1 for excluded questions.
 
     Returns:
         - A dict from each audited source to the result of `audit_source`, with the additional keys `leak` and `p_holm`.
@@ -152,13 +146,13 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
 
 
 def audit_page(record: dict[str, Any], plots: Collection[str]) -> str:
-    """Render the Markdown page of an audit. `plots` are the names of the pictures on the page."""
+    """Render the record as a Markdown page. `plots` are the names of the pictures."""
     context = {"labels": SOURCES, "verdict": audit_verdict(record), "level": LEVEL, "plots": plots}
     return render("audit/audit.md.j2", record=record, **context)
 
 
 def audit_verdict(record: dict[str, Any]) -> str:
-    """Describe the leaks and the best predictor of the accuracy."""
+    """Render a short summary of the audit."""
     sources = record["sources"]
     best = max(sources, key=lambda name: float(sources[name]["auroc"]["value"]))
     return render("audit/verdict.md.j2", record=record, labels=SOURCES, best=best)

@@ -47,9 +47,8 @@ def read_sources(store: Store) -> tuple[dict[str, Features], dict[str, str]]:
     """Compute the features of each source for all questions of a store.
 
     Returns:
-        - A dict from each source to its features [question, feature], in the order of `SOURCES`. Missing features are
-          NaN.
-        - A dict from each missing source to the reason why it is missing.
+        - A dict from each source to its features [question, feature], in the order of `SOURCES`; NaN if missing.
+        - A dict from each missing source to the reason.
     """
     found, masked = question_sources(store.questions)
     if "text_embedding" not in store.signals.names() or store.signals.missing("text_embedding"):
@@ -94,10 +93,7 @@ def _option_features(questions: Sequence[Question]) -> dict[str, Features]:
 def ngrams(texts: Sequence[str]) -> Features:
     """Return the first 128 singular components of the TF-IDF weights of words and word pairs.
 
-    Numbers and punctuation marks are treated as words. The vocabulary and the components are computed from all texts.
-
-    Returns:
-        [text, feature] float64. If all texts are identical, there is a single feature, which is 0.
+    Numbers and punctuation marks are treated as words. The result [text, feature] is a single 0 if all texts are equal.
     """
     from sklearn.decomposition import TruncatedSVD  # takes a second to import
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -114,11 +110,7 @@ def cosines(values: NDArray[np.float64]) -> Features:
     The relative rank of a value is (midrank − ½) / n, where n is the number of questions. High-frequency features are
     small, so a ridge regression favours smooth functions of the values.
 
-    Args:
-        values: [question, column] numbers.
-
-    Returns:
-        [question, 8 × column] float64.
+    `values` has shape [question, column], and the result [question, 8 × column].
     """
     u = (rankdata(values, axis=0) - 0.5) / len(values)
     frequencies = np.arange(1, _N_COSINES + 1)
@@ -137,6 +129,6 @@ def _is_constant(features: Features) -> bool:
 
 
 def _joined(*blocks: Features) -> Features:
-    """Centre each block, scale it to a total variance of 1, and concatenate all blocks. Constant blocks become 0."""
+    """Centre blocks, scale them to a total variance of 1 (constant ones to 0), and concatenate them."""
     centred = [block - block.mean(0) for block in blocks]
     return np.hstack([block / (np.sqrt(np.square(block).sum() / len(block)) or 1.0) for block in centred])

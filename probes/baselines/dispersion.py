@@ -1,7 +1,7 @@
 """Dispersion of the answers to a question. Higher values mean less agreement.
 
-Most functions take a symmetric matrix S [sample, sample] of similarities between n answers. The similarities are
-between 0 and 1, and the diagonal is 1. All functions need at least two answers.
+Most functions take a symmetric matrix S [sample, sample] of similarities in [0, 1] between n ≥ 2 answers. The diagonal
+is 1.
 """
 
 import numpy as np
@@ -51,8 +51,8 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
     """Compute the normalised kernel language entropy with a heat kernel (Nikitin et al., arXiv 2405.20003).
 
     The graph Laplacian is L = D − W, with the weights W = 2 S as in the paper. D is the diagonal matrix of the row sums
-    of W. The heat kernel exp(−t L) is scaled so that all its diagonal entries are 1/n. The result is the entropy of
-    the eigenvalues of the scaled kernel, divided by ln n.
+    of W. The heat kernel exp(−t L) is scaled to diagonal entries of 1/n. The result is the entropy of its eigenvalues,
+    divided by ln n.
     """
     n, weights = len(similarity), 2 * similarity
     values, vectors = np.linalg.eigh(np.diag(weights.sum(1)) - weights)

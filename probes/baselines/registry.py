@@ -31,7 +31,7 @@ class Baseline(NamedTuple):
         scores: Dict from each scope to a `Score` function, which must not use the grades of the test split.
         supervised: Whether the scores depend on the rows and grades outside the test split.
         calibrator: Calibrator, fitted on the training and validation splits; None if the scores are probabilities.
-        half: Whether questions are scored with half of their answers and evaluated on the other half.
+        half: Whether questions are scored with half of their answers and evaluated on the rest.
         needs: Model-based baselines and answer signals that the store must contain.
         prompt_needs: Signals of the prompt that the store must contain.
     """
@@ -178,7 +178,7 @@ def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") ->
 
 
 def _calibrated(name: str, data: FeatureDataModule, score: Tensor, rows: Rows, scope: Scope) -> Tensor:
-    """Calibrate the scores of a baseline on the training and validation splits. See `confidence`."""
+    """Calibrate the scores of a baseline. See `confidence`."""
     baseline = BASELINES[name]
     if baseline.calibrator is None:
         return score

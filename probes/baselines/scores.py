@@ -27,7 +27,7 @@ from probes.fitting.calibration import fit_platt
 Rows = dict[str, Tensor]
 #: Function that maps the data and the rows of each split to scores [row]. Higher means more likely right.
 Score = Callable[[FeatureDataModule, Rows], Tensor]
-#: Function that maps the data to the uncertainties [answer] of all answers; NaN if missing.
+#: Function that maps the data to the uncertainties [answer]; NaN if missing.
 AnswerUncertainty = Callable[[FeatureDataModule], NDArray[np.float64]]
 #: Function that maps rows of the answer table to the joint uncertainty of these answers.
 JointUncertainty = Callable[[NDArray[np.int64]], float]
@@ -101,7 +101,7 @@ def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapp
 
 
 def token_entropy(pooling: str) -> AnswerUncertainty:
-    """Return a function that pools the next-token entropy in nats over the tokens of each answer."""
+    """Return a function that pools the next-token entropy (nats) over the tokens of each answer."""
 
     def uncertainty(data: FeatureDataModule) -> NDArray[np.float64]:
         (key,) = choose_keys(data.store, "tokens", "sample", ["entropy"], layers=None)
@@ -111,7 +111,7 @@ def token_entropy(pooling: str) -> AnswerUncertainty:
 
 
 def first_token(data: FeatureDataModule, value: str) -> Tensor:
-    """Read a statistic of the next-token distribution after the prompt, with one value per question."""
+    """Read a statistic [question] of the next-token distribution after the prompt."""
     (key,) = choose_keys(data.store, "tokens", "question", [value], layers=None)
     return data.store.signals.read("tokens", key)
 
@@ -147,7 +147,7 @@ def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
 
 
 def _embeddings(data: FeatureDataModule) -> NDArray[np.float32]:
-    """Read the sentence embeddings [answer, d] of the answers. They have norm 1; those of empty answers are NaN."""
+    """Read the normalised sentence embeddings [answer, d] of the answers; NaN for empty answers."""
     return data.store.signals.read("text_embedding", "0/answer", "sample").numpy()
 
 
@@ -189,7 +189,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    The states come from the stored layer whose index is closest to half of the highest stored index.
+    The layer is the stored one closest to half of the highest stored layer.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

@@ -39,9 +39,6 @@ def folds(
     Args:
         questions: [question] int64 rows of the question table that are split into folds.
         least_val: Minimum number of validation questions in each fold.
-
-    Raises:
-        InputError: If `n_folds` is less than 2 or there are too few questions.
     """
     if n_folds < 2:
         raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. The default is 5.")
@@ -66,11 +63,7 @@ def fold_of_questions(tests: Iterable[Tensor], n_questions: int) -> Tensor:
 
 
 def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, seed: int) -> ProbeModule:
-    """Fit a probe on the training split. Choose its options and calibrate it on the validation split.
-
-    Raises:
-        InputError: If the probe or its calibrator cannot be fitted.
-    """
+    """Fit a probe on the training split. Choose its options and calibrate it on the validation split."""
     with warnings.catch_warnings():
         quiet_lightning()
         L.seed_everything(seed, verbose=False)

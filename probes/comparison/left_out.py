@@ -22,7 +22,7 @@ class LeftOut(NamedTuple):
 
     Attributes:
         raw: [question] float64 confidences without back-off.
-        found: Novelties, and confidences with back-off. Each tensor has shape [question].
+        found: Novelties, and confidences with back-off.
         right, known: [question] numbers of right answers and of graded answers.
         training_mean: [question] float64 mean accuracy of the probe's training questions.
         own: [question] int64 index of the set that contains the question.

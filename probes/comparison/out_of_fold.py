@@ -31,8 +31,8 @@ class OutOfFold:
         fold: [question] int64 test fold of each row of the question table; −1 if the row is not tested.
         confidence: Dict from each method to its confidences [question] for the question table; NaN if missing.
         of_answers: Dict from each method to its confidences [answer] for the answer table; NaN if missing.
-        chosen: The probe chosen in each fold, with its layers, position, option and validation loss.
-        masked: Dict from each missing method to the reason why it is missing.
+        chosen: The probe chosen in each fold, with its options and validation loss.
+        masked: Dict from each missing method to the reason.
         notes: Warnings from fitting, with the method and the fold.
     """
 
@@ -46,7 +46,7 @@ class OutOfFold:
     notes: list[str] = field(default_factory=list)
 
     def add(self, scope: Scope, name: str, rows: Tensor, values: Tensor) -> None:
-        """Save a method's confidences for the given rows of the question table or the answer table."""
+        """Save a method's confidences for rows of the question table or the answer table."""
         n_rows = len(self.fold) if scope == "question" else len(self.data.table.answers.question)
         empty = torch.full((n_rows,), torch.nan, dtype=torch.float64)
         self.of_scope(scope).setdefault(name, empty)[rows] = values.double()
@@ -60,7 +60,7 @@ class Fit(NamedTuple):
     """Result of fitting a probe in a fold.
 
     Attributes:
-        chosen: Name of the probe, its chosen options, its validation loss in nats, and its warning, if any.
+        chosen: Name of the probe, its options, its validation loss in nats, and any warning.
         losses: [question] float64 validation losses in nats; NaN for questions outside the validation split.
     """
 
@@ -118,16 +118,12 @@ class Comparison:
         key = method.target, method.signal, method.positions, method.join
         if key not in self._data:
             data = data_of(method, self.store, self.grader)
-            data.load(self.data.table if self._data else None)  # all datamodules share one table
+            data.load(self.data.table if self._data else None)
             self._data[key] = data
         return self._data[key]
 
     def run(self) -> OutOfFold:
-        """Fit every method in every fold and apply it to the test questions.
-
-        Raises:
-            InputError: If no probe can be fitted.
-        """
+        """Fit every method in every fold and apply it to the test questions."""
         methods = self._methods | {name: method for name, method in METHODS.items() if not method.compared}
         methods = {name: method for name, method in methods.items() if not self._is_missing(name, method)}
         baselines: list[tuple[Scope, str, str]] = [("question", name, name) for name in baselines_of("question")]

@@ -52,10 +52,6 @@ def transfer_record(
         `n_questions`, `auroc` and `brier_skill` (relative to the mean accuracy on the test questions). `left_out`
         contains the result of `left_out_record` for each set and for all sets together. `masked` contains the reasons
         why sets are missing.
-
-    Raises:
-        InputError: If the probe is unknown, the stores are incompatible, fewer than two sets are large enough, or the
-            probe cannot be trained on any set.
     """
     every = _question_sets(stores, grader, PROBES[probe])
     sets = [group for group in every if len(group.questions) >= LEAST_QUESTIONS]

@@ -75,15 +75,14 @@ def random_ranks(answers: AnswerTable, rng: np.random.Generator) -> NDArray[np.i
 class LearningCurve:
     """Train a probe on random subsets of the data outside each test fold, and score the test fold.
 
-    A subset consists of n questions with up to k graded answers each. Larger subsets contain the smaller ones.
+    A subset consists of n questions with up to k graded answers each. Larger subsets contain smaller ones.
 
     Args:
         n: Numbers of training questions. The default is `halvings` of the number of questions outside a test fold.
         k: Numbers of graded answers per training question. The default is `round_numbers` up to the maximum.
 
     Attributes:
-        data: Datamodule of the store.
-        table: Question table with all grades.
+        data, table: Datamodule of the store, and its question table with all grades.
         questions: [question] int64 rows of the question table that are tested.
         folds: Test rows of each fold.
         cells: Dict from each pair (n, k) for which all fits succeeded to its `Cell`.
@@ -121,11 +120,7 @@ class LearningCurve:
         return fold_of_questions(self.folds, len(self.table.ids))
 
     def run(self) -> "LearningCurve":
-        """Fit the probe for every combination of `n` and `k`, and fill `cells` and `masked`.
-
-        Raises:
-            InputError: If every cell is masked.
-        """
+        """Fit the probe for every pair of `n` and `k`, and fill `cells` and `masked`."""
         grid = [(n, k) for n in self.n or () for k in self.k or ()]
         n_fits = len(self.folds) * sum(self._n_subsets(n, k) for n, k in grid)
         with tqdm(total=n_fits, desc="curve", unit=" fits") as progress:
@@ -140,7 +135,7 @@ class LearningCurve:
         return self
 
     def subsets(self, n: int, k: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """For each subset, return a random order of the questions, and the `random_ranks` of the answers."""
+        """Return a random order of the questions and the `random_ranks` of the answers for each subset."""
         generators = [np.random.default_rng([self.seed, subset]) for subset in range(self._n_subsets(n, k))]
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
 

@@ -33,8 +33,7 @@ def over_subsets(
     where h is a half-width of the bootstrap interval over test questions, s is the standard deviation of the metric
     over S subsets, and t is a quantile of Student's t distribution. With one subset, the half-width is h.
 
-    Args:
-        metrics: The metric of each subset, as a function of the resampling weights.
+    `metrics` contains the metric of each subset.
 
     Returns:
         A dict with `value`, `low`, `high` and `spread` (s, or None for one subset), or None if the metric is undefined.
@@ -86,7 +85,7 @@ class _Measured:
         return self._over_subsets(self.metrics(split, name))
 
     def difference(self, a: Split, b: Split, name: str = "auroc") -> dict[str, Any] | None:
-        """Compute the paired difference a − b between two cells. Subset s of `a` is paired with subset s of `b`."""
+        """Compute the difference a − b between two cells, with paired subsets."""
         of_a, of_b = self.metrics(a, name), self.metrics(b, name)
         n_subsets = max(len(of_a), len(of_b))
         pairs = [(of_a[s % len(of_a)], of_b[s % len(of_b)]) for s in range(n_subsets)]
@@ -123,12 +122,11 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
     """Compute the metrics of all cells and the best split of each labelling budget.
 
     Returns:
-        The content of curve.json. `cells` contains a dict for each combination of `n` training questions and `k`
-        answers per question, with `auroc`, `brier_skill` (see `over_subsets`), `n_subsets`, `n_fits` and `n_base_rate`.
-        `budgets` contains a dict for each budget: `best` and `runner_up` are the splits [n, k] with the highest and
-        second-highest AUROC, `difference` is the difference between these AUROCs, and `many_minus_few` the difference
-        between the splits with the most and the fewest questions. `contrasts` compares the largest cell with two
-        smaller cells. `masked` contains the reasons why cells are missing.
+        The content of curve.json. `cells` contains a dict for each pair of `n` and `k`. For `auroc` and `brier_skill`,
+        see `over_subsets`. `budgets` contains a dict for each budget: `best` and `runner_up` are the splits [n, k] with
+        the highest and second-highest AUROC, `difference` is the difference between them, and `many_minus_few` that
+        between the splits with the most and the fewest questions. `contrasts` compares the largest cell with smaller
+        ones. `masked` contains the reasons for missing cells.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))
@@ -186,13 +184,13 @@ def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, A
 
 
 def curve_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page of learning curves. `plots` are the names of the pictures on the page."""
+    """Render the record as a Markdown page. `plots` are the names of the pictures."""
     cells = {(cell["n"], cell["k"]): cell for cell in record["cells"]}
     return render("learning_curve/curve.md.j2", record=record, cells=cells, plots=plots, verdict=curve_verdict(record))
 
 
 def curve_verdict(record: dict[str, Any]) -> str:
-    """Describe the largest cell, the effect of fewer questions or answers, and the best splits of the budgets."""
+    """Render a short summary of the learning curves."""
     tests = [budget["many_minus_few"] for budget in record["budgets"] if budget["many_minus_few"]]
     n_many, n_few = sum(test["low"] > 0 for test in tests), sum(test["high"] < 0 for test in tests)
     largest = max(record["cells"], key=lambda cell: (cell["n"], cell["k"]))

@@ -17,11 +17,7 @@ from probes.report.plots import BLUE, GREY, INK, RED, band, new_figure, styled
 
 
 def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """Compute the `entropy_profile` of a store's answers from the mean entropies over their tokens.
-
-    Raises:
-        InputError: If the store lacks the signal `entropy_profile`, or if no right or no wrong answer has entropies.
-    """
+    """Compute the `entropy_profile` of a store's answers from the mean entropies over their tokens."""
     keys = [key for key in store.signals.keys("entropy_profile", "sample") if key.endswith("/entropy")]
     means = torch.stack([pool(store.signals.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
     return entropy_profile([int(key.split("/")[0]) for key in keys], means, table.answers, n_resamples, seed)
@@ -39,9 +35,6 @@ def entropy_profile(
         A dict. `right` and `wrong` contain the mean entropy in nats at each layer, with a pointwise 95 % interval.
         `difference` contains wrong − right. `n_answers` and `n_questions` contain the numbers of right and of wrong
         answers, and of the questions that have them. `n_missing` is the number of graded answers without entropies.
-
-    Raises:
-        InputError: If no right or no wrong answer has entropies.
     """
     right, known, question = map(torch.from_numpy, (answers.right, answers.known, answers.question))
     used = (known > 0) & means.isfinite().all(0)

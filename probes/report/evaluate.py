@@ -37,7 +37,7 @@ _OF_QUESTIONS = ("auroc_hard", "brier_skill", "rmsce", "spearman")
 _OF_ANSWERS = {name: metric for name, metric in CAPABILITY.items() if name not in _OF_QUESTIONS}
 #: Metrics for each target. The Brier score on individual answers needs no debiasing.
 METRICS = {"capability": CAPABILITY, "response": _OF_ANSWERS | {"brier": functional.response_brier}}
-#: Metrics without a valid interval, because resampling biases calibration errors upwards.
+#: Metrics without a valid interval: resampling biases calibration errors upwards.
 WITHOUT_INTERVAL = ("ece_width", "ece_mass", "rmsce")
 _STRATIFIED = ("auroc", "auroc_hard")
 
@@ -139,9 +139,8 @@ def evaluate(
         reference: Reference confidence for the Brier skill: a number, or a tensor [row].
 
     Returns:
-        A dict with the result of `estimate` for each metric, the `ceiling` of the AUROC as `auroc_ceiling` (only for
-        questions), and the counts `n_questions`, `n_samples` (graded answers), `n_unknown`, and `n_masked` (rows that
-        are not usable).
+        A dict with the result of `estimate` for each metric, the `ceiling` of the AUROC (only for questions), and the
+        counts `n_questions`, `n_samples` (graded answers), `n_unknown`, and `n_masked` (rows that are not usable).
     """
     usable = scored.usable
     method, figures = scored.take(usable), dict[str, Any]()

@@ -63,9 +63,6 @@ def layer_map(
         with the highest AUROC among `of` cells; its 95 % interval is not corrected for this choice. `n_questions` and
         `n_rows` are the numbers of tested questions and of tested rows (questions or answers). `n_missing` is the
         number of graded rows without a hidden state, which are left out.
-
-    Raises:
-        InputError: If the probe is unknown, hidden states are missing, or there are too few questions.
     """
     solver, scope = SOLVERS[probe], TARGETS[target]
     stored = {key.split("/")[1] for key in store.signals.keys("hidden", scope)}
@@ -116,7 +113,7 @@ def layer_map(
 
 
 def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver = SOLVERS["ridge"]) -> Tensor:
-    """Compute out-of-fold scores [row] of a closed-form probe. Rows that are unused or lack features get NaN.
+    """Compute out-of-fold scores [row] of a closed-form probe; NaN for rows that are unused or lack features.
 
     Args:
         features: [row, d_model] float32 features; NaN if missing.
@@ -153,7 +150,7 @@ def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
         values = np.full((len(positions), len(layers)), np.nan)
         values[:, [layers.index(layer) for layer in map_["layers"]]] = auroc
         image = axis.imshow(values, cmap=_RAMP, aspect="auto", interpolation="nearest", **scale)
-        if (width - 2.2) / len(layers) > 0.27:  # cells are wide enough for numbers
+        if (width - 2.2) / len(layers) > 0.27:  # wide enough for numbers
             annotate_cells(axis, image, values, 7.5)
         place = positions.index(best["position"]), layers.index(best["layer"])
         frame_cell(axis, *place, RED)
@@ -163,7 +160,7 @@ def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
         axis.set_xticks(np.arange(1, len(layers)) - 0.5, minor=True)
         axis.set_yticks(np.arange(1, len(positions)) - 0.5, minor=True)
         axis.tick_params(which="both", length=0, labelbottom=True)
-        axis.grid(which="minor", color="white", lw=1)  # lines between the cells
+        axis.grid(which="minor", color="white", lw=1)
         axis.spines[:].set_visible(False)
         axis.set_facecolor("#ececec")  # missing cells
         axis.set_title(_caption(target, map_, values[place]), fontsize=9, loc="left")
@@ -178,7 +175,7 @@ def layer_heat_map(maps: Mapping[Any, dict[str, Any]], model: str) -> Figure:
 
 
 def _caption(target: str, map_: dict[str, Any], highest: float) -> str:
-    """Return the title of a panel: the target, the numbers of answers and questions, and the best cell."""
+    """Return the title of a panel."""
     rows = f"{map_['n_rows']:,} answers to " if target == "response" else ""
     missing = f" ({map_['n_missing']:,} without hidden states are left out)" if map_["n_missing"] else ""
     best = map_["best"]

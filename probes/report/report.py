@@ -46,7 +46,7 @@ class Report:
         novelty: The fitted `Novelty` of the probe.
         novelties: [row] float64 novelties of all rows of the store; NaN outside the splits.
         methods: Maps each method to its confidences and grades on the test split.
-        masked: Maps each missing baseline to the reason why it is missing.
+        masked: Maps each missing baseline to the reason.
         record: Content of report.json.
     """
 
@@ -132,7 +132,7 @@ class Report:
         }
 
     def _of_novelty(self) -> dict[str, Any]:
-        """Summarise the back-off and the novelties of the test split for the record."""
+        """Summarise the back-off and the novelties of the test split."""
         test = self.novelties[self.data.split_rows["test"]]
         return {
             "base_rate_weight": float(self.novelty.weight),
@@ -186,7 +186,7 @@ class Report:
         return plots.by_layer(self.module.name, names, intervals, self.choice.layers, own, references, self.target)
 
     def predictions(self) -> pa.Table:
-        """Return a table of questions or answers with their splits, grades and confidences (null if missing)."""
+        """Return a table of all rows with their splits, grades and confidences (null if missing)."""
         table, split_of = self.table, {int(row): split for split, rows in self.data.split_rows.items() for row in rows}
         rows = np.array(sorted(split_of))
         questions = self.data.question_of[rows].tolist()
@@ -253,7 +253,7 @@ class Report:
         return dict(zip(Prior._fields[1:], fitted, strict=True))
 
     def write(self, folder: Path) -> dict[str, Path]:
-        """Write the report, predictions, pictures and probe to a folder. Return the path of each picture, by name."""
+        """Write the report, predictions, pictures and probe to a folder. Return the paths of the pictures, by name."""
         pictures, probe = self.figures(), self.probe()
         page = report_page(self.record, list(pictures))
         files = {"report.json": self.record, "report.md": page, "predictions.parquet": self.predictions()}

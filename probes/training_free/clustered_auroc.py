@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from probes.metrics.functional.inputs import by_group
 
-#: A standard error needs at least this many questions with right answers, and as many with wrong answers.
+#: A standard error needs this many questions with right answers, and as many with wrong answers.
 LEAST_OF_A_CLASS = 5
 #: Maximum number of elements (draws × scores) in memory at once.
 _CHUNK = 2**24
@@ -28,9 +28,9 @@ class ClusteredAuroc(NamedTuple):
         auroc: [score] float64, AUROC of each score; NaN if no right answer or no wrong answer has the score.
         influence: [score, question] float64, derivatives of the AUROC with respect to the question weights.
         n_answers: [score] int64, number of answers that have the score.
-        has_answer: [score, question] bool, whether at least one answer to the question has the score.
+        has_answer: [score, question] bool, whether any answer to the question has the score.
         varies: [score] bool, whether the score differs between answers.
-        enough: [score] bool, whether at least 5 questions have right answers and at least 5 have wrong answers.
+        enough: [score] bool, whether enough questions for a standard error have right and wrong answers.
     """
 
     auroc: Tensor
@@ -42,18 +42,18 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def n_questions(self) -> Tensor:
-        """[score] int64, number of questions with at least one answer that has the score."""
+        """[score] int64, number of questions with an answer that has the score."""
         return self.has_answer.sum(1)
 
     @property
     def standard_error(self) -> Tensor:
-        """[score] float64, standard error of the AUROC; NaN if there are too few questions or all influences are 0."""
+        """[score] float64, standard error of the AUROC; NaN if not `enough` or if all influences are 0."""
         n = self.n_questions
         variance = self.influence.square().sum(1) * n / (n - 1).clamp_min(1)
         return torch.where(self.enough & (variance > 1e-20), variance.sqrt(), torch.nan)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper bounds [score] of intervals that are symmetric on the log-odds scale."""
+        """Return the lower and upper bounds [score] of the `logit_interval`."""
         return logit_interval(self.auroc, self.standard_error, self.n_questions, level)
 
 
@@ -61,7 +61,7 @@ def logit_interval(auroc: Tensor, error: Tensor, n_questions: Tensor, level: flo
     """Return the lower and upper bounds [score] of the confidence intervals of AUROCs.
 
     The intervals are symmetric on the log-odds scale and use Student's t distribution with `n_questions` − 1 degrees of
-    freedom. `error` [score] contains the standard errors.
+    freedom.
     """
     centre = torch.logit(auroc)
     quantile = torch.from_numpy(stdtrit((n_questions - 1).clamp_min(1).numpy(), (1 + level) / 2))
@@ -75,14 +75,14 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
     Args:
         scores: [score, answer] scores; higher means more likely right, and NaN means missing.
         right: [answer] whether each answer is right.
-        question: [answer] int64 index of each answer's question, starting at 0.
+        question: [answer] int64 index of each answer's question.
     """
     right = right.bool()
     present = scores.isfinite()
     n_right, n_wrong = present[:, right].sum(1), present[:, ~right].sum(1)
     of_right = placements(scores[:, right], scores[:, ~right])
     of_wrong = placements(-scores[:, ~right], -scores[:, right])
-    auroc = of_right.nansum(1) / n_right  # NaN if there are no right answers
+    auroc = of_right.nansum(1) / n_right
     auroc = torch.where((n_right > 0) & (n_wrong > 0), auroc, torch.nan)
     share = torch.zeros(scores.shape, dtype=torch.float64)
     share[:, right] = (of_right - auroc[:, None]) / n_right[:, None]
@@ -120,16 +120,13 @@ def max_t(
 ) -> Tensor:
     r"""Compute two-sided p-values against an AUROC of ½, corrected for multiple tests by the max-T method.
 
-    Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
-    answers to a question get the grades of the answers to another question, matched by sample number. The statistic of
-    a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of
-    draws in which the largest statistic of all scores is at least as large as the observed statistic. The familywise
-    error rate is controlled if all questions have the same number of answers.
+    Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993),
+    matched by sample number. The statistic of a score is |AUROC − ½|, divided by its root mean square over a separate
+    set of draws. The p-value is the fraction of draws in which the largest statistic of all scores is at least as large
+    as the observed statistic. The familywise error rate is controlled if all questions have the same number of answers.
 
     Args:
-        scores: [score, answer] scores; NaN means missing.
-        right: [answer] whether each answer is right.
-        question: [answer] int64 index of each answer's question, starting at 0.
+        scores, right, question: See `clustered_auroc`.
         sample: [answer] int64 sample number of each answer.
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
 
@@ -165,7 +162,7 @@ class _Exchange:
     def __init__(self, scores: Tensor, right: Tensor, question: Tensor, sample: Tensor) -> None:
         shape = int(question.max()) + 1, int(sample.max()) + 1
         place = question * shape[1] + sample
-        self._grades = torch.zeros(2, *shape)  # right, wrong; both 0 if not graded
+        self._grades = torch.zeros(2, *shape)  # right, wrong
         self._grades.view(2, -1)[:, place] = torch.stack([right.bool(), ~right.bool()]).float()
         ranks, present = torch.zeros(2, len(scores), shape[0] * shape[1])
         # with centred ranks, AUROC − ½ is the mean rank of right answers minus the mean rank of wrong answers

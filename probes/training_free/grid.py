@@ -24,10 +24,10 @@ class Part(NamedTuple):
     """Graded answers to the validation questions or to the test questions.
 
     Attributes:
-        row: [answer] int64, row of each answer in the answer table.
-        right: [answer] bool, whether each answer is right.
-        question: [answer] int64, index of each answer's question among the questions of the part.
-        sample: [answer] int64, sample number of each answer.
+        row: [answer] int64, row in the answer table.
+        right: [answer] bool, whether the answer is right.
+        question: [answer] int64, index of the question within the part.
+        sample: [answer] int64, sample number.
         n_questions: Number of questions.
         n_unknown: Number of answers without a grade, which are left out.
     """
@@ -42,19 +42,18 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """All scores of a store's answers, and the AUROC of each score on the validation and test questions.
+    """All scores of a store's answers, and their AUROCs.
 
     Attributes:
-        store: Store that contains the answers.
-        table: Question table of the store, with the grades.
-        parts: Dict with the validation answers (`val`) and the test answers (`test`).
+        store, table: The store and its question table.
+        parts: Dict with the parts `val` and `test`.
         names: Names of the scores.
         aurocs: AUROCs of the scores on each part.
-        p: [score] float64, p-values on the test answers, corrected for multiple tests (`max_t`); NaN if undefined.
+        p: [score] float64, p-values on the test answers from `max_t`; NaN if undefined.
         scores: [score, answer] float32, scores of the test answers; higher means more likely right.
         n_tokens: [answer] int64, number of content tokens of each answer in the answer table.
-        reference: Index of the mean token entropy among the scores; None if the store has no token entropies.
-        masked: Dict from the name of each missing signal to the reason why it is missing.
+        reference: Index of the mean token entropy among the scores, or None.
+        masked: Dict from each missing signal to the reason.
     """
 
     store: Store
@@ -83,11 +82,7 @@ class Grid:
 
     @cached_property
     def chosen(self) -> int:
-        """Row of the score with the highest validation AUROC, without scores that need several answers to a question.
-
-        Raises:
-            InputError: If no score qualifies.
-        """
+        """Row of the score with the highest validation AUROC, without scores that need several answers to a question."""
         best = self.choose([row for row, name in enumerate(self.names) if not name.half])
         if best is None:
             raise InputError(
@@ -121,7 +116,7 @@ class Grid:
         return {name: row for row, name in enumerate(self.names)}
 
     def as_table(self) -> pa.Table:
-        """Return a table with one row per score, in which missing numbers are null."""
+        """Return a table with one row per score."""
         val, test = self.aurocs["val"], self.aurocs["test"]
         low, high = test.interval()
         columns = {
@@ -147,10 +142,6 @@ def make_grid(
     Args:
         test_fraction: Fraction of the questions to use for testing.
         n_draws: Number of draws for the corrected p-values.
-
-    Raises:
-        InputError: If token signals are missing, or if the validation or test split lacks questions, right answers or
-            wrong answers.
     """
     scores = Scores(store, table.answers)
     parts = split(table, test_fraction, seed)
@@ -182,9 +173,6 @@ def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Pa
 
     The test questions are those of `train.py` with the same fraction and seed. All other questions are validation
     questions. Questions with fewer than two graded answers are left out.
-
-    Raises:
-        InputError: If there are too few questions, or if the answers of a part are all right or all wrong.
     """
     if not 0 < test_fraction < 1:
         raise InputError(

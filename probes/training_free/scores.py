@@ -17,7 +17,7 @@ from probes.metrics.functional.inputs import by_group
 
 #: Value of `Score.weighting` for unweighted scores.
 UNWEIGHTED = "none"
-#: Signal that is pooled both with and without weights. It also contains the log-probabilities.
+#: Signal that is pooled both with and without weights.
 TOKENS = "tokens"
 #: Signal name for the mean negative log-likelihood of other answers to the question.
 PREDICTIVE = "mc_predictive_entropy"
@@ -42,12 +42,12 @@ class Score(NamedTuple):
 
     @property
     def position(self) -> str:
-        """Position of the signal, which is the part of the key after the layer."""
+        """Part of the key after the layer."""
         return self.key.split("/")[1]
 
     @property
     def family(self) -> str:
-        """Family of the score: the name of its signal, followed by the source of its weights if it is weighted."""
+        """Name of the signal, followed by the source of the weights if the score is weighted."""
         return self.signal if self.weighting == UNWEIGHTED else f"{self.signal} × {self.weighting.split('/')[0]}"
 
     @property
@@ -73,12 +73,9 @@ class Scores:
     """Compute all scores of a store's answers.
 
     Attributes:
-        masked: Dict from the name of each missing signal to the reason why it is missing.
+        masked: Dict from each missing signal to the reason.
         names: Names of the scores.
         n_tokens: [answer] int64, number of content tokens of each answer.
-
-    Raises:
-        InputError: If no token signal covers all answers, or if a file is damaged.
     """
 
     def __init__(self, store: Store, answers: AnswerTable) -> None:
@@ -116,7 +113,7 @@ class Scores:
         return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == position), None)
 
     def batches(self) -> Iterator[Tensor]:
-        """Yield scores [score, answer] float32 in batches, in the order of `names`. NaN means missing."""
+        """Yield scores [score, answer] float32 in batches, in the order of `names`; NaN if missing."""
         for names, compute in self._batches():
             yield torch.tensor([name.sign for name in names])[:, None] * compute()
 

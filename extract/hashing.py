@@ -57,7 +57,7 @@ def hash_order(ids: list[str], seed: int) -> list[int]:
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the differences between two nested dicts, as texts such as ``a.b: found 1, expected 2``."""
+    """Yield the differences between nested dicts, as texts such as ``a.b: found 1, expected 2``."""
     for key in sorted(found.keys() | wanted.keys()):
         left, right = found.get(key), wanted.get(key)
         if isinstance(left, dict) and isinstance(right, dict):

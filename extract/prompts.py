@@ -95,7 +95,8 @@ class PromptTemplate:
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
         r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        They are separated by blank lines, or by line breaks if the template and each example have only one line.
+        They are separated by blank lines, or by line breaks if the template and each example have only one line. Raises
+        an `InputError` if the prompt is a chat.
 
             >>> PromptTemplate("cloze", chat=False, examples=(("1 + 1 =", "2"),)).text("1 + 2 =")
             '1 + 1 = 2\n1 + 2 ='

@@ -10,7 +10,7 @@ from extract.store.store import Store
 
 
 def reword(store: str, out: str, n: int = 6, seed: int = 0) -> None:
-    """Reword the questions of a store, and write the new questions to a file.
+    """Write reworded questions of a store to a file.
 
     Sample answers to the questions in this file, and pass the new store to `train.py --data.broader`.
 

@@ -15,10 +15,7 @@ from extract.store.signals import Signals
 
 
 def mean_pooled(states: Tensor, mask: Tensor) -> Tensor:
-    """Average hidden states [row, token, d_model] where `mask` is not 0, and scale to unit length.
-
-    Returns embeddings [row, d_model] float32.
-    """
+    """Average hidden states [row, token, d_model] under a mask, and scale the results [row, d_model] to unit length."""
     weights = mask[:, :, None].float()
     return torch.nn.functional.normalize((states.float() * weights).sum(1) / weights.sum(1), dim=1)
 
@@ -50,8 +47,7 @@ class Encoder(TextReader):
 class TextEmbedding(AskedBaseline):
     """Embeds each question alone, and also together with the first line of each of its answers.
 
-    Further lines are left out, because long solutions have similar embeddings even if their results differ. The
-    embedding of an empty answer is NaN.
+    Further lines are left out, because long solutions have similar embeddings. Empty answers have the embedding NaN.
     """
 
     @property
@@ -64,7 +60,7 @@ class TextEmbedding(AskedBaseline):
         return Encoder(self.context.embedding_model, self.context.device)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the encoder's settings, the pooling, and a description of the embedded text."""
+        """See `AskedBaseline.settings`."""
         text = "the question" if scope == "question" else "the question and the first line of the answer"
         return {**self._encoder.settings, "pooling": "mean", "text": text}
 
@@ -74,7 +70,7 @@ class TextEmbedding(AskedBaseline):
         return self.store.signals
 
     def check_file(self, shard: Shard) -> None:
-        """Check the layout of a finished signal file."""
+        """See `AskedBaseline.check_file`."""
         self.values.shard_layout(self.name, shard)
 
     def fill(self, shard: Shard, progress: Done) -> int:

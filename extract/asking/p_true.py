@@ -29,11 +29,7 @@ _BATCH_TOKENS = 2048
 
 
 def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
-    """Return the token ids of all forms of Yes and of No, such as `` Yes`` and ``YES``.
-
-    Raises:
-        InputError: If the tokenizer has no token for one of them.
-    """
+    """Return the token ids of all forms of Yes and of No, such as `` Yes`` and ``YES``."""
     texts = tokenizer.batch_decode([[i] for i in range(min(n_vocab, len(tokenizer)))])
     yes, no = ([i for i, text in enumerate(texts) if text.strip().casefold() == word] for word in ("yes", "no"))
     if not (yes and no):
@@ -47,7 +43,7 @@ def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
 def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
     """Compute the ratio P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no), both float32 [...].
 
-    P(yes) and P(no) are the total probabilities of all `forms` of Yes and of No, from logits [..., vocab].
+    P(yes) and P(no) are sums over all `forms` of Yes and of No, from logits [..., vocab].
     """
     logprobs = logits.float().log_softmax(-1)
     yes, no = (logprobs[..., tokens].logsumexp(-1) for tokens in forms)
@@ -100,7 +96,7 @@ class PTrue(AskedTable):
         return asking_prompt({**self.store.identity["policy"], "model": self.model}, self.template)
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model, the prompt and `LEAST_MASS`."""
+        """See `AskedBaseline.settings`."""
         return {"model": self.model, "prompt": self.prompt.record(), "least_mass": LEAST_MASS}
 
     def prepare(self) -> None:

@@ -24,16 +24,11 @@ _BATCH_TOKENS = 4096
 class TextReader:
     """Text model and its tokenizer, loaded from safetensors in float32. Remote code is never run.
 
-    Args:
-        name: Name of the embedded encoder (`EMBEDDED_ENCODER`), or the Hub id or folder of another model.
-        device: auto, cpu, cuda or cuda:N.
-
     Attributes:
         option: Command-line option that selects the model, for messages.
         noun: Expected kind of model, for messages.
         auto_class: Name of the transformers class that loads the model.
-        batch_tokens: Maximum number of tokens per batch. It is halved when memory runs out, which can affect the last
-            bits of the results.
+        batch_tokens: Maximum number of tokens per batch, halved when memory runs out.
         settings: Model name without its path, hashes of weights and tokenizer, and maximum number of tokens per text.
     """
 
@@ -91,15 +86,9 @@ class TextReader:
         result: Callable[[Any, Tensor], Tensor],
         progress: Callable[[int, int], None] = lambda items, tokens: None,
     ) -> Tensor:
-        """Run the model on encoded texts, batched by length.
+        """Run the model on encoded texts, batched by length. Return results [text, …] on the CPU.
 
-        Args:
-            encoded: Output of `encode`, with at least one entry.
-            result: Function of the model's output and a mask [row, token] that returns a tensor [row, …].
-            progress: Callback that receives the numbers of texts and tokens in each finished batch.
-
-        Returns:
-            Results of shape [text, …] on the CPU.
+        `result` is a function of the model's output and a mask [row, token]. It returns a tensor [row, …].
         """
         lengths = [len(inputs["input_ids"]) for inputs in encoded]
         pad = {"input_ids": self._tokenizer.pad_token_id or 0}

@@ -15,9 +15,8 @@ class AskedEntry(NamedTuple):
         implementation: Import path ``module:class``.
         scopes: Scopes that the baseline supports: question, sample or both.
         summary: Description for the help text.
-        confidences: Dict from the names of baselines in `probes` that use the stored values as scores, to their
-            calibrators: ``"platt"``, ``"isotonic"``, or None for probabilities. If it is not empty, the model-based
-            baseline must have a single scope and one value per row.
+        confidences: Dict from the names of baselines in `probes` that use the values as scores, to their calibrators:
+            ``"platt"``, ``"isotonic"``, or None for probabilities. Requires a single scope and one value per row.
         options: Additional options that `ask` requires, as typed on the command line.
     """
 

@@ -27,7 +27,7 @@ class Likelihood(AskedTable):
     _batch_tokens = BATCH_TOKENS
 
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the model and the form of the continuations."""
+        """See `AskedBaseline.settings`."""
         return {"model": self.model, "continuations": self.context.continuations}
 
     def prepare(self) -> None:
@@ -35,7 +35,7 @@ class Likelihood(AskedTable):
         self._model, self._tokenizer = self.context.load()
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per question. `mass` is the total probability of the question's continuations."""
+        """Return one row per question. `mass` is the total probability of its continuations."""
         questions, prompt = self.store.questions.block(shard), prompt_of(self.store)
         options = [continuations_of(question, self.context.continuations) for question in questions]
         for question, (texts, _) in zip(questions, options, strict=True):

@@ -1,4 +1,4 @@
-"""Continuations of questions, their scores, and whether the one with the largest score is right."""
+"""Continuations of questions, and their scores."""
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase
@@ -49,11 +49,8 @@ NORMALISATIONS = {
 def continuations_of(question: Question, form: Continuations) -> tuple[list[str], int | None]:
     """Return the continuations of a question, and the index of the right continuation (None if unknown).
 
-    The continuations are the question's `choices`. For kind `choice`, `form` selects their letters or their texts.
-    Without `choices`, the only continuation is the first reference.
-
-    Raises:
-        InputError: If the question has neither `choices` nor references.
+    These are the question's `choices`, or else its first reference. For kind `choice`, `form` selects the letters or
+    the texts of the choices. Raises an `InputError` if the question has neither.
 
     >>> question = Question("1", "mine", "Which is odd?", references=("B", "3"), kind="choice", choices=("2", "3"))
     >>> continuations_of(question, "letters"), continuations_of(question, "texts")
@@ -74,9 +71,7 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
 
 
 def probability(logprobs: Sequence[float]) -> float | None:
-    """Return the probability of the most likely continuation, relative to the total of all continuations.
-
-    None for a single continuation.
+    """Return the probability of the most likely continuation, relative to the total. None for a single continuation.
 
     >>> round(probability([-1.0, -2.0]), 4), probability([-1.0])
     (0.7311, None)
@@ -85,9 +80,9 @@ def probability(logprobs: Sequence[float]) -> float | None:
 
 
 def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
-    """Return whether each question's continuation with the largest score is right (1 or 0), [question] float64.
+    """Return whether the continuation with the largest score is right, [question] float64: 1, 0 or NaN (unknown).
 
-    NaN if the right continuation is unknown, or if there is only one continuation.
+    It is also NaN if there is only one continuation.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

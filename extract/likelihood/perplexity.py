@@ -63,7 +63,7 @@ def read_texts(path: str) -> list[str]:
 def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield the start and end of each window, and the index of the first token to score in it.
 
-    Every token except the first is scored once, after at least ``window - stride`` earlier tokens if there are as many.
+    Every token except the first is scored once, given at least ``window - stride`` earlier tokens, or all of them.
 
     >>> list(windows(10, window=6, stride=3))
     [(0, 6, 1), (3, 9, 6), (6, 10, 9)]
@@ -102,9 +102,6 @@ def measure_texts(
 
     Returns:
         Table with one row per text: `nll` (float64, nats), `n_tokens`, `n_bytes` and `n_words` (int64).
-
-    Raises:
-        InputError: If `window` is not between 2 and the context length, or `stride` is not between 1 and `window` − 1.
     """
     context = context_of(model)
     window = context if window is None else window
@@ -137,14 +134,12 @@ def measure_texts(
 
 
 def perplexity(nll: NDArray[np.float64], lengths: NDArray[np.int64]) -> Estimate:
-    """Compute exp(Σ nll / Σ length) over texts, with a 95 % interval. Too large values become infinite.
+    """Compute exp(Σ nll / Σ length) over texts, with a 95 % interval. Large values become infinite.
 
     The interval is exp(r ± t s / Σ length), where r is the ratio of the sums and s² = n/(n − 1) Σ (nll − r length)²
     (delta method for a ratio). t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom.
 
-    Args:
-        nll: Negative log-likelihoods in nats, of shape [text].
-        lengths: Lengths in tokens, bytes or words, of shape [text].
+    `nll` [text] is in nats. `lengths` [text] are in tokens, bytes or words.
     """
     n, ratio = len(nll), nll.sum() / lengths.sum()
     if n == 1:

@@ -56,7 +56,7 @@ class OneLineErrors:
         self.allow_abbrev = False
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print a one-line error and exit with status 2. A nested parser raises the error instead."""
+        """Print a one-line error and exit with status 2, except in a nested parser."""
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(message, ex)  # type: ignore[misc]
         print(f"error: {explain(message, known_options(self))}", file=sys.stderr)
@@ -75,10 +75,7 @@ def known_options(parser: Any) -> list[str]:
 
 
 def explain(message: str, known: list[str], prefix: str = "--") -> str:
-    """Convert a parser's error message to one line. For an unknown option, suggest the closest known one.
-
-    `prefix` is the prefix of the option names, for example ``--model.`` for the options of a model class.
-    """
+    """Convert a parser's error message to one line. For an unknown option, suggest the closest known one."""
     line = " ".join(message.split())
     if nested := re.search(r"Parser key \"([\w.]+)\":.*?given class_path '([\w.]+)': (.*)", line):
         key, given = prefix + nested[1], locate(nested[2])

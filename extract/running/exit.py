@@ -92,10 +92,10 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine to completion. If an event loop is already running, as in a notebook, use a new thread.
+    """Run a coroutine to completion, in a new thread if an event loop is already running, as in a notebook.
 
-    The first Ctrl-C or SIGTERM cancels the coroutine and then raises `KeyboardInterrupt` or `Terminated`. Later signals
-    are ignored.
+    Ctrl-C or SIGTERM cancels the coroutine and then raises `KeyboardInterrupt` or `Terminated`. Later signals are
+    ignored.
     """
     try:
         asyncio.get_running_loop()

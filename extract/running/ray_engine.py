@@ -30,11 +30,8 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[str, object] = _NONE) -> Worker:
     """Create the worker of a command: this process, or the driver of a Ray job.
 
-    Args:
-        engine: ``"local"`` or ``"ray"``.
-        actors: Number of Ray actors. By default, one per GPU, or one per CPU without GPUs.
-        per_process: Dict from option to value, for options that must be None with the Ray engine, because its actors do
-            not see each other's answers.
+    `per_process` contains the values of options that must be None with the Ray engine, because its actors do not see
+    each other's answers.
     """
     worker = Worker.from_environment()
     if engine == "ray":
@@ -110,7 +107,7 @@ class RayWorker(Worker):
     ) -> Iterator[Result]:
         """Process the items in actors, one block at a time. See `Worker.run`.
 
-        The function that `start` yields must skip existing files, because Ray repeats the block of an actor that dies.
+        The function that `start` yields must skip existing files, because blocks are repeated if an actor dies.
         """
         blocks: dict[int, list[Item]] = defaultdict(list)
         for item in items:
@@ -118,7 +115,7 @@ class RayWorker(Worker):
         todo, (n_actors, resources) = deque(blocks.values()), self._resources
         actor_class = self._ray.remote(max_restarts=-1, max_task_retries=RETRIES, **resources)(_Actor)
         actors = [actor_class.remote(start, os.getcwd()) for _ in range(min(n_actors, len(blocks)))]
-        # an actor may have to wait for its CPU or GPU, and gets its first block when it has started
+        # an actor gets its first block when it has started, because it may have to wait for its CPU or GPU
         running: dict[Any, tuple[Any, list[Item]]] = {actor.__ray_ready__.remote(): (actor, []) for actor in actors}
         n_left = len(blocks)
         try:
@@ -227,7 +224,7 @@ class _Tokens:
         self.n += tokens
 
     def note(self, text: str) -> None:
-        """Ignore the text: an actor has no progress bar."""
+        """Do nothing: an actor has no progress bar."""
 
 
 class _Actor:

@@ -1,4 +1,4 @@
-"""Parallel workers that write to the same store: assignment of blocks, and locks."""
+"""Parallel workers that write to the same store."""
 
 import os
 import re
@@ -31,18 +31,14 @@ Start = Callable[[], AbstractContextManager[Callable[[Sequence[Item], Progress],
 
 @dataclass(frozen=True)
 class Worker:
-    """Worker number `rank` of `count`. It processes every `count`-th block, and never waits for workers of its run."""
+    """Worker number `rank` of `count`, which processes every `count`-th block independently of the others."""
 
     rank: int = 0
     count: int = 1
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Create the worker from RANK and WORLD_SIZE, which `torchrun` sets. Without them, there is only one worker.
-
-        Raises:
-            InputError: If they are not whole numbers, or RANK is not below WORLD_SIZE.
-        """
+        """Create the worker from RANK and WORLD_SIZE, which `torchrun` sets. By default, there is only one worker."""
         rank, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         if not rank and not count:
             return cls()
@@ -69,30 +65,24 @@ class Worker:
         n_rows: Callable[[Item], int],
         bar: Callable[[], Progress],
     ) -> Iterator[Result]:
-        """Process all items in this process, with a single call of the function that `start` yields.
+        """Process all items in this process, with a single call of the function that `start` yields. Yield its result.
 
-        Args:
-            start: See `Start`. The Ray engine sends it to its actors, and processes the items of each block separately.
-            items: Items in this worker's blocks.
-            n_rows: Function that returns the number of rows in an item, for the progress bar.
-            bar: Function that returns the progress bar, called after `start`.
-
-        Yields:
-            The result of that call. The Ray engine yields one result per block.
+        The Ray engine instead processes each block in an actor and yields one result per block. `n_rows` returns the
+        number of rows in an item. `bar` returns the progress bar and is called after `start`.
         """
         with start() as process, bar() as progress:
             yield process(items, progress)
 
     @property
     def label(self) -> str:
-        """Suffix with the worker's number, such as `` 1/4``. Empty for a single worker."""
+        """Suffix with the worker's number, such as `` 1/4``, unless it is the only one."""
         return f" {self.rank + 1}/{self.count}" if self.count > 1 else ""
 
     @contextmanager
     def writing(self, store: Path) -> Iterator[None]:
         """Lock this worker's blocks in a store, and delete the unfinished files of killed runs.
 
-        If another run has locked some of these blocks, wait for it. A lock is released when its process ends.
+        Wait for other runs that have locked some of these blocks. A lock is released when its process ends.
         """
         store.mkdir(parents=True, exist_ok=True)
         with self._lock(store):
@@ -101,7 +91,7 @@ class Worker:
             yield
 
     def _delete_unfinished(self, store: Path) -> None:
-        """Delete the temporary files that killed processes left in this worker's blocks."""
+        """Delete the temporary files of killed processes in this worker's blocks."""
         for path in store.rglob(".*.tmp"):
             block = re.match(r"\.([0-9]{5,9})\.", path.name)
             if self.has(int(block[1])) if block else self.rank == 0:
@@ -110,7 +100,7 @@ class Worker:
     def _lock(self, store: Path) -> AcquireReturnProxy:
         waits = False
         while True:
-            with alone(store):  # no other run starts between the check and the lock
+            with alone(store):
                 rival = next((path for path in sorted(store.glob(".writer-*.lock")) if self._waits_for(path)), None)
                 if rival is None:
                     return FileLock(store / f".writer-{self.rank}-of-{self.count}.lock").acquire()

@@ -18,7 +18,7 @@ class Stopping:
     """Settings of early stopping, checked by `load_stopping`.
 
     Attributes:
-        grader: Name of the grader that parses the answers, so that they can be compared.
+        grader: Name of the grader that parses the answers.
         priors: Dict from question id to prior. Empty if the rule needs none.
         per_round: Number of answers that a round adds to each question, at each temperature.
     """
@@ -30,10 +30,7 @@ class Stopping:
     per_round: int
 
     def record(self, temperatures: Iterable[float], budget: int) -> dict[str, Any]:
-        """Return the settings that affect the decisions, as recorded in the store.
-
-        `budget` is the maximum number of answers to each question at each temperature.
-        """
+        """Return the settings that affect the decisions. `budget` is the maximum number of answers per temperature."""
         priors = sha256_json({id_: list(prior) for id_, prior in self.priors.items()}) if self.priors else None
         settings = {"rule": self.rule, "threshold": self.threshold, "grader": self.grader, "priors": priors}
         return {**settings, "temperatures": sorted(temperatures), "budget": budget}
@@ -48,12 +45,7 @@ def load_stopping(
     questions: Sequence[Question],
     decoding: Decoding,
 ) -> Stopping:
-    """Check the options of early stopping (see `sample_family`), and read the priors.
-
-    Raises:
-        InputError: If an option is invalid, the grader is a judge or can't grade the questions, or the temperatures or
-            `priors` do not suit the rule.
-    """
+    """Check the options of early stopping (see `sample_family`), and read the priors."""
     entry, needs_priors = STOPPING_RULES[rule], STOPPING_RULES[rule].needs == "prior"
     at_least_one("per_round", per_round, default=2)
     low, high = entry.bounds
@@ -89,7 +81,7 @@ def load_stopping(
 def turns(temperatures: Collection[float], k: int) -> list[tuple[int, float]]:
     """List the sample index and the temperature of each answer to a question, in the order in which they are used.
 
-    With several temperatures, only one answer is used at temperature 0.
+    Only one answer is used at temperature 0 if there are others.
 
     >>> turns([0.0, 0.5], 3)
     [(0, 0.0), (0, 0.5), (1, 0.5), (2, 0.5)]

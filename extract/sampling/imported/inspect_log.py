@@ -39,12 +39,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 def read_inspect(path: Path, kind: Kind | None) -> Log:
-    """Read a log. In Inspect, a sample is a question, and each of its epochs is an answer.
-
-    Raises:
-        InputError: If the file is damaged or has an unsupported version, an epoch occurs twice, the epochs of a sample
-            have different prompts, or a prompt is not a chat of text messages.
-    """
+    """Read a log. In Inspect, a sample is a question, and each of its epochs is an answer."""
     with readable(path, f"an Inspect log in format version {VERSION}"):
         header, samples = _read(path)
         if header["version"] != VERSION:

@@ -24,13 +24,9 @@ from extract.store.verify import write_manifest
 
 
 def write_log(log: Log, folder: Path) -> Store:
-    """Create or complete the store of a log.
+    """Create or complete the store of a log. A killed import leaves a hidden folder, which the next one completes.
 
-    A new store is written to a hidden folder, which is then renamed. If a run is killed, the next import of the same
-    log completes this folder.
-
-    Raises:
-        InputError: If the folder contains other files, or the store of another log.
+    Raises an `InputError` if the folder contains other files, or the store of another log.
     """
     assert all(sample in range(log.k) for _, sample in log.answers), "a reader found an answer outside range(k)"
     check_folder(folder)

@@ -1,4 +1,4 @@
-"""Key/value caches of a batch of answers. Rows (answers) can join and leave between forward passes."""
+"""Key/value caches of a batch of answers, which can join and leave between forward passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,10 +61,10 @@ class _RowLayer(DynamicLayer):
 
 
 class RowCache(DynamicCache):
-    """Cache of rows that join and leave between passes. They end at the same column and may differ in length.
+    """Cache of rows (answers) that join and leave between passes. They end at the same column and differ in length.
 
-    Sliding windows are applied by the attention mask, so every layer keeps all tokens. `can_merge` must be true for the
-    model. `lengths` contains the number of cached tokens in each row.
+    Sliding windows are applied by the attention mask, so every layer keeps all tokens. `lengths` contains the number of
+    cached tokens in each row.
     """
 
     layers: list[Any]
@@ -88,9 +88,9 @@ class RowCache(DynamicCache):
         return cache
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Append rows from a cache that contains all tokens of its prompts, padded on the right.
+        """Append the given rows of a cache that contains all tokens of its prompts, padded on the right.
 
-        `lengths` are the numbers of tokens in all rows of `read`, and `rows` the indices of those to append.
+        `lengths` are the numbers of tokens in all rows of `read`.
         """
         n_before, added = len(self.lengths), [lengths[row] for row in rows]
         self._make_room(n_before + len(rows), max([*self.lengths, *added]), read)
@@ -176,7 +176,7 @@ class FixedCache:
         return positions.new_ones(len(self.lengths), self.lengths[0] + 1), positions
 
     def after_pass(self) -> None:
-        """Record that a pass has read one token per row."""
+        """See `RowCache.after_pass`."""
         self.lengths = [length + 1 for length in self.lengths]
 
     def drop(self, rows: Sequence[int]) -> list[int]:

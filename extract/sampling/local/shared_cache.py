@@ -16,7 +16,7 @@ from extract.sampling.local.cache import AnswerCache, AnswerLayer
 Pair = tuple[Tensor, Tensor]
 #: Maximum answer length in the first group, exclusive. It doubles with each further group.
 _FIRST_LENGTH = 16
-#: Free columns in a new buffer, as a number of tokens and as a fraction of the longest answer.
+#: Free columns in a new buffer, in tokens and as a fraction of the longest answer.
 _FREE_TOKENS, _FREE_SHARE = 32, 0.5
 
 
@@ -103,8 +103,8 @@ class SharedLayer(DynamicLayer):
 class SharedCache(DynamicCache):
     """Cache of the common prefix, one copy of each prompt, and all answers. Each row is an answer.
 
-    Rows join and leave between passes. They are divided by length into groups, longest first. Attention is computed for
-    one group at a time, which avoids padding short answers to the length of the longest one.
+    Rows join and leave between passes. Attention is computed for one group of rows with similar lengths at a time,
+    longest first, which avoids padding.
 
     Attributes:
         slots: [question, slot] row indices of each question's answers, padded with arbitrary rows.
@@ -122,7 +122,7 @@ class SharedCache(DynamicCache):
         self._questions = torch.empty(0, dtype=torch.int64, device=self._mask.device)
 
     def join(self, read: AnswerCache, questions: Tensor) -> None:
-        """Append empty answers. `questions` [row] contains the index of each prompt in `read`."""
+        """Append empty answers. `questions` [row] is the index of each prompt in `read`."""
         kept, old = self._questions.unique(return_inverse=True)
         added, new = questions.unique(return_inverse=True)
         for layer, source in zip(self.layers, read.layers, strict=True):
@@ -141,7 +141,7 @@ class SharedCache(DynamicCache):
         self._regroup(rows.tolist(), 0)
 
     def before_pass(self) -> None:
-        """Prepare a pass that reads one token per row, without an attention mask."""
+        """Prepare a pass over one token per row, without an attention mask."""
         if any(group.width == group.capacity for group in self.groups):
             self._regroup(range(len(self._lengths)), 0)
         for group in self.groups:
@@ -177,7 +177,7 @@ class SharedCache(DynamicCache):
         return len(move.rows) == n_rows == group.rows.stop - group.rows.start and group.width < group.capacity
 
     def _group(self, rows: slice, lengths: Sequence[int]) -> Group:
-        """Create a group for answers with the given lengths, in descending order."""
+        """Create a group for answers with the given descending lengths."""
         longest = lengths[0]
         capacity, bias = longest + max(_FREE_TOKENS, int(longest * _FREE_SHARE)), None
         if lengths[-1] < longest:
@@ -187,7 +187,6 @@ class SharedCache(DynamicCache):
         return Group(rows, longest, capacity, bias)
 
     def _arrange(self) -> None:
-        """Compute `slots`, `places` and `prompt_bias`."""
         counts, order = self._questions.bincount(minlength=len(self._mask)), self._questions.argsort(stable=True)
         starts, n_slots = counts.cumsum(0) - counts, int(counts.max())
         steps = torch.arange(n_slots, device=order.device)

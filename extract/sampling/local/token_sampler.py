@@ -30,7 +30,7 @@ class Sample:
         sample: Index of the answer, from 0.
         token_ids: Generated tokens, including the end token if there is one.
         text: Decoded answer without special tokens, cut before the first stop string.
-        logprobs: Log-probability of each token in nats under the model's raw distribution (temperature 1).
+        logprobs: Log-probability of each token in nats at temperature 1.
         finish_reason: "stop" (end token or stop string) or "length" (max_new_tokens reached).
         prompt_tokens: Length of the prompt in tokens.
     """
@@ -76,7 +76,7 @@ class TokenSampler:
         """Draw answers to each question at every temperature, reading each prompt only once.
 
         Answers that have ended are replaced by answers to the next questions, shortest prompts first. If answers can't
-        share one copy of their prompt, new answers start only when the whole batch has ended.
+        share a prompt, new ones start only when the whole batch has ended.
 
         Args:
             question_ids: Question ids. Random numbers depend on them, but not on the temperature.
@@ -84,14 +84,12 @@ class TokenSampler:
             samples: Indices of the answers to draw.
             temperatures: Distinct temperatures, which override those in `decoding`.
             progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
-            block: All prompts of a block, if several calls draw answers to its prompts. If the block fits into one
-                batch, its prompts are read only in the first call. Otherwise, only their common prefix is kept.
+            block: All prompts of a block, if several calls draw answers to its prompts. If they fit into one batch,
+                they are read only in the first call.
 
         Returns:
             Dict from temperature to answers, ordered by question, then by sample.
 
-        Raises:
-            InputError: If the model can't read a prompt, or if a logit is NaN.
         """
         check_prompts(self.model, prompts, self.decoding.max_new_tokens)
         rows = rows_of(temperatures, samples)
@@ -117,9 +115,9 @@ class TokenSampler:
         block: Sequence[Sequence[int]] | None,
         progress: Callable[[int, int], None],
     ) -> Iterator[Rows]:
-        """For each question, draw one answer per entry of `rows`. Yields answers as they end.
+        """Draw one answer to each question per entry of `rows`, with the id question · len(rows) + row.
 
-        The id of the answer for row j of question i is i · len(rows) + j.
+        Answers are yielded as they end.
         """
         temperature = rows[0].temperature if len({row.temperature for row in rows}) == 1 else None
         batch = AnswerBatch(self.model, self.tokenizer, self.decoding, temperature, self._end)
@@ -167,7 +165,6 @@ class TokenSampler:
     def _new_rows(
         self, answers: Tensor, question_ids: Sequence[str], prompts: Sequence[Sequence[int]], rows: Sequence[Row]
     ) -> Rows:
-        """Return the state of answers without tokens."""
         pairs = [(i // len(rows), rows[i % len(rows)]) for i in answers.tolist()]
         keys = np.array([question_key(self.decoding.seed, question_ids[i]) for i, _ in pairs], dtype=np.uint64)
         samples = np.array([row.sample for _, row in pairs], dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""One address of a server, with its connections, error handling and rest periods."""
+"""One address of a server: connections, error handling and rest periods."""
 
 import asyncio
 import email.utils
@@ -22,7 +22,7 @@ from extract.text import one_line
 _MOST_FAILURES, _LONGEST_REST = 3, 30.0
 #: Connections per pool. httpcore scans all connections of a pool twice per request, so a large pool would be slow.
 _POOL = 8
-#: Connection timeout in seconds. A busy server can take a long time to accept a connection.
+#: Connection timeout in seconds, long enough for a busy server.
 _CONNECT = 30.0
 #: Maximum time in seconds to find out whether a server still replies.
 _LONGEST_CHECK = 10.0
@@ -31,7 +31,7 @@ _TRANSIENT, _ABOUT_REQUEST = (408, 409, 425, 429), (400, 413, 422)
 
 
 class RejectedRequest(InputError):
-    """Raised if the server rejects the content of one request, for example a prompt that is too long."""
+    """Raised if the server rejects the content of one request, for example a long prompt."""
 
 
 class Failure(Exception):
@@ -41,7 +41,7 @@ class Failure(Exception):
         reason: Why the attempt failed.
         reached: Whether the server was reached.
         wait: Number of seconds to wait, as requested by the server.
-        brief: Reason without the server's text, which may quote a question. By default, `reason`.
+        brief: Reason without the server's text, which may quote a question.
         crashed: Whether the server may have crashed.
     """
 
@@ -60,10 +60,8 @@ class Failure(Exception):
 class Endpoint:
     """One server address with several connection pools.
 
-    After repeated failures, an endpoint rests. The rest period doubles with each further failure, up to a limit.
-
-    Attributes:
-        rests_until: End of the rest period, on the clock `time.monotonic`.
+    After repeated failures, an endpoint rests until `rests_until` (on the clock `time.monotonic`), each time for twice
+    as long.
     """
 
     def __init__(self, server: Server, url: str) -> None:
@@ -95,7 +93,7 @@ class Endpoint:
         return reply
 
     async def model_names(self) -> set[str]:
-        """Names of the models that the server lists. Empty if it provides no list."""
+        """Names of the models that the server lists, if any."""
         try:
             async with asyncio.timeout(self.server.timeout):
                 content = await next(iter(self._in_flight)).get("/models", cast_to=bytes)
@@ -145,7 +143,7 @@ class Endpoint:
             raise Failure(f"{self.url} sent an unreadable reply ({type(error).__name__})") from None
 
     def _failure_of_status(self, status: int, headers: Mapping[str, str], text: str) -> Exception:
-        """Return a `Failure` for a transient status, and a `RejectedRequest` or `InputError` otherwise."""
+        """Return a `Failure` for a transient status, and an `InputError` otherwise."""
         try:
             words = server_words(json.loads(text)) or text
         except (ValueError, RecursionError):
@@ -172,7 +170,7 @@ class Endpoint:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the wait in seconds from the Retry-After header. None if it is missing or invalid."""
+    """Return the wait in seconds from the Retry-After header, or None."""
     given = headers.get("retry-after", "")
     with suppress(ValueError):
         return max(0.0, float(given))
@@ -182,7 +180,6 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _api_key(server: Server) -> str | None:
-    """Read the API key from the environment. None if it is not set."""
     key = os.environ.get(server.api_key_env, "").strip()
     if key and not (key.isascii() and key.isprintable()):
         raise InputError(
@@ -204,7 +201,7 @@ def import_package(name: str) -> ModuleType:
 
 
 def _clients(server: Server, url: str, key: str) -> list[Any]:
-    """Create the clients for one address. Each has its own connection pool."""
+    """Create the clients for one address, each with its own connection pool."""
     openai = import_package("openai")
     # httpx or httpx2, depending on the version of openai
     http = import_module(type(openai.DEFAULT_CONNECTION_LIMITS).__module__.partition(".")[0])

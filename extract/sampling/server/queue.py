@@ -12,14 +12,9 @@ from extract.store.store import Store
 
 
 def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
-    """List the ranges of samples that a worker still has to request, in the order of the requests.
+    """List the ranges of samples that a worker still has to request, first samples first.
 
-    The first samples of all questions come first, so that all questions have similar numbers of answers whenever a run
-    ends. New ranges have at most `n` samples, with indices below `k`. Damaged and unfinished ranges keep all their
-    samples.
-
-    Raises:
-        InputError: If an answer log shares samples with a finished range or with another log.
+    New ranges have at most `n` samples, with indices below `k`. Damaged and unfinished ranges keep all their samples.
     """
     ranges = unfinished_ranges(store, k, damaged, worker)
     begun = {*damaged, *logged_ranges(store)}
@@ -42,9 +37,8 @@ class Ask(NamedTuple):
 class OpenRange:
     """Unfinished range of samples, with an open log of its answers.
 
-    Args:
-        n: Number of answers per request.
-        wanted: Samples to request, by question id. By default, all samples of the range.
+    `wanted` contains the samples to request, by question id. By default, all samples of the range are requested, `n` at
+    a time.
 
     Attributes:
         asks: Requests for the missing answers.
@@ -64,11 +58,8 @@ class OpenRange:
     def close(self, rejected: Collection[str] = ()) -> bool:
         """Close the log. If the range is complete, write its table and delete the log. Any thread can call this.
 
-        If `wanted` was passed, the log is always kept. Missing answers to questions in `rejected` are recorded as
-        rejected.
-
-        Returns:
-            Whether all requested samples have been answered or rejected.
+        If `wanted` was passed, the log is kept. Missing answers to questions in `rejected` are recorded as rejected.
+        Returns whether all requested samples have been answered or rejected.
         """
         self.log.close()
         if self._wanted is None:

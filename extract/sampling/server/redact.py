@@ -4,7 +4,7 @@ import re
 
 from extract.questions.question import Question
 
-#: A message repeats a question if they share at least this many consecutive characters.
+#: Minimum number of consecutive characters that a message shares with a question that it repeats.
 _SHARED = 20
 #: Number of characters at the beginning of a key that identify it.
 _HEAD = 8
@@ -51,6 +51,6 @@ def public(error: Exception, question: Question) -> str:
 
 
 def _words(text: str) -> str:
-    """Lower-case words of a text, without punctuation or escape sequences."""
+    """Return the lower-case words of a text."""
     text = _ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), text)
     return _BETWEEN_WORDS.sub(" ", text.casefold()).strip()

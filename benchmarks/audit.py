@@ -1,10 +1,8 @@
 """Audit simulated multiple-choice sets of 300 questions × 10 answers with and without a leak.
 
-In sets with a leak, the log-odds of a question's accuracy depend on noise and on one property of the question, which
-has an AUROC of 0.65. The figure is the number of sets in which the audit finds the source of the leak.
-
-In sets without a leak, the accuracies are independent of all properties. The figures are the number of sets in which
-the audit finds any leak, and the fraction of intervals that contain ½.
+With a leak, the log-odds of a question's accuracy depend on noise and on one property of the question, which has an
+AUROC of 0.65. The figure is the number of sets in which the audit finds the source of the leak. Without a leak, the
+figures are the number of sets in which the audit finds one, and the fraction of intervals that contain ½.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Compare the closed-form solvers, which fit all layers and penalties at once, with a loop over scikit-learn.
 
 Both sides use the standardised training split of the default store in float32, five penalties per layer, and soft
-labels. For `LogisticRegression`, each soft label becomes two rows with weights p̂ and 1 − p̂. It uses one BLAS thread,
-because a second one slows down torch's threads.
+labels. For `LogisticRegression`, each soft label becomes two rows with weights p̂ and 1 − p̂.
 
-Times are measured with scikit-learn's default tolerance, which stops earlier than the solvers here and changes the
-AUROC by up to 0.002. The AUROCs are compared on held-out questions after convergence. The ridge penalties are those of
-the logistic regression divided by m(1 − m), where m is the mean target, so that the two losses have the same curvature.
+Times are measured with one BLAS thread and scikit-learn's default tolerance, which stops earlier than the solvers here
+and changes the AUROC by up to 0.002. The AUROCs are compared on held-out questions after convergence. The ridge
+penalties are those of the logistic regression divided by m(1 − m), where m is the mean target.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Make the pages in docs/comparison/, which compare all methods out of fold on the six evaluation sets.
 
-Missing data are added to the stores: for `facts`, hidden states of answers and all model-based baselines, and for the
-other sets only baselines without generated text. Sets whose data do not exist are skipped.
+Missing data are added to the stores. Sets whose data do not exist are skipped.
 """
 
 from __future__ import annotations

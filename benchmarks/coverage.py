@@ -1,19 +1,17 @@
 """Measure how often the report's 95 % intervals contain the true value, on simulated questions.
 
 A regime is a distribution of questions. Each question has a true accuracy p, a confidence f, a weaker confidence g, and
-k answers, of which c ~ Binomial(k, p) are right. Each simulation draws a new test split of N questions and a new
-training split, which is used only to compute the reference r of the skill. The true values of the figures refer to the
-distribution of the questions. They are computed from `TRUTH_SIZE` questions with known p:
+k answers, of which c ~ Binomial(k, p) are right. Each simulation draws a new test split of N questions, and a training
+split for the reference r of the skill. The true values are computed from `TRUTH_SIZE` questions with known p:
 
 - auroc: P(f of the right answer is higher) + ½ P(equal), for a right and a wrong answer to two different questions.
 - brier: E (f − p)².
 - brier_skill: 1 − E (f − p)² / E (r − p)², given r.
 - auroc_difference, brier_difference: the value for f minus the value for g.
-- auroc_hard, spearman: computed against p̂ = c/k, as in the report.
+- auroc_hard, spearman, e_aurc, prr, prr_50: computed against p̂ = c/k, as in the report.
 - ece_width: the calibration error of f against p, in the same ten bins as in the report.
 - rmsce: the squared calibration error (before the root), in ten bins of equal mass.
 - aurc: the mean fraction of wrong answers to the most confident questions.
-- e_aurc, prr, prr_50: computed against p̂, like spearman.
 - auprc, recall_at_fpr_1, recall_at_fpr_5: the detection of wrong answers by f, computed against p.
 
 Only the figures up to brier_difference have a target.

@@ -1,8 +1,7 @@
 """Compare the default probe with other methods on the six evaluation sets, and measure how stable it is.
 
-The figures are out-of-fold differences in AUROC with 95 % intervals and Holm-corrected p-values, and the standard
-deviation of the AUROC over 10 divisions into inner folds. For sets with few right answers, they include the Brier skill
-over 20 divisions into outer folds.
+The stability is the standard deviation of the AUROC over 10 divisions into inner folds and, for sets with few right
+answers, the Brier skill over 20 divisions into outer folds.
 """
 
 from __future__ import annotations

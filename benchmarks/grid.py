@@ -1,7 +1,6 @@
 """Compare sampling at 5 temperatures in one run with 5 separate runs, for few-shot prompts of at least 300 tokens.
 
-In the first setting, all prompts begin with the same examples. In the second, each question has different examples.
-The time to load the model is left out.
+The examples are the same for all prompts, or different for each question. The time to load the model is left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Compare `python -m extract likelihood` with lm-evaluation-harness on 200 MMLU and 200 cloze questions.
 
-The continuations are the option letters for MMLU and the option texts for the cloze questions. The benchmark needs
-../shared/data and the environment that `make peers` creates.
+It needs ../shared/data and the environment that `make peers` creates.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A question has eight traits, and its hidden state is a noisy linear map of them. The embeddings of its answers scatter
 around a direction on the unit sphere, and their spread is a nonlinear function of two traits. In the regime `told`, the
 direction is also a function of the traits. In `untold`, the directions are independent of the traits and far apart, as
-in a real store. The encoder is trained on sampled embeddings alone, with early stopping by the rank correlation of its
-score with SEU. The score is compared with the planted spread of unseen questions.
+in a real store. The score is compared with the planted spread of unseen questions.
 """
 
 from __future__ import annotations

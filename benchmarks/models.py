@@ -1,13 +1,12 @@
 """Measure the error rates of the tests and the coverage of the intervals of `python -m applications models`.
 
 On the logit scale, the true accuracy of a system on a question is the sum of two random terms: the easiness of the
-question, and an effect of the system on this question. In designs with clusters, the questions of a cluster share half
-of the variance of both terms. The confidence of a system is its true accuracy with noise.
+question, and an effect of the system on this question. With clusters, the questions of a cluster share half of the
+variance of both terms. The confidence of a system is its true accuracy with noise.
 
 - Error rate: fraction of draws in which p ≤ 0.05 although both systems have the same distribution. `holm` is the
   fraction of draws in which any of the three differences between three such systems has a corrected p ≤ 0.05.
-- Coverage: fraction of 95 % intervals that contain the true value, computed from a million questions. Here, system B is
-  less accurate and its confidence has more noise.
+- Coverage: fraction of 95 % intervals that contain the true value. Here, system B is less accurate than A.
 """
 
 from __future__ import annotations

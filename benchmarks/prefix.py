@@ -1,8 +1,6 @@
-"""Compare reading few-shot questions after a shared prefix with reading whole prompts.
+"""Compare reading few-shot questions after a shared prefix of at least 300 tokens with reading whole prompts.
 
-The questions are from `facts`, with a prefix of at least 300 tokens, which is read once. The benchmark times
-`read_questions`, and the method `score` of an attached probe with all questions or one question per call. It compares
-the confidences, and the hidden states relative to the largest state of their layer.
+The benchmark times `read_questions` and `score`, and compares the confidences and the hidden states.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Compare the prompts of configs/default.yaml and configs/brief.yaml on the same questions.
 
-The figures are the accuracy and its spread over questions, the fraction of truncated answers, the out-of-fold AUROC of
-the linear probe, the sampling time, and the agreement of the grader with manual labels of 100 random answers per
-prompt.
+The figures include the agreement of the grader with manual labels of 100 random answers per prompt.
 """
 
 from __future__ import annotations

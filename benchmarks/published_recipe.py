@@ -1,7 +1,7 @@
 """The published probe that is most similar to the default probe, from capability calibration (arXiv 2602.13540).
 
 It is a linear layer with a sigmoid on the mean of the hidden states over all layers, trained on the expected accuracy
-with SGD. The learning rate, the epoch and z-scoring are chosen by the squared error on the validation split.
+with SGD. The hyperparameters are chosen by the squared error on the validation split.
 """
 
 import torch

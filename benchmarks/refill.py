@@ -1,9 +1,8 @@
 """Measure the speed of sampling answers of different lengths, and the speed in bfloat16.
 
-The length of each answer is 8 plus a geometric number with mean 32, and at most 256, on all sides. The sampler replaces
-ended answers by answers to the next questions. It is compared with sampling one batch of questions after the other,
-with `generate`, `generate_batch` (continuous batching) and vLLM. The limit is the time of the products of all linear
-layers alone, for the same numbers of rows.
+The length of each answer is 8 plus a geometric number with mean 32, and at most 256, on all sides. The sampler, which
+replaces ended answers, is compared with one batch after the other, `generate`, `generate_batch` (continuous batching),
+vLLM, and the time of the products of all linear layers alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compare probes over all tokens of an answer with probes of its last token and of the mean over its tokens.
 
-The questions are those of `facts`, with a prompt that asks for a sentence. All probes read the same three layers, and
-are tested on the same folds. `best_sequence` is the sequence probe with the lowest validation loss in each fold.
+All probes read the same answers at the same three layers, and are tested on the same folds. `best_sequence` is the
+sequence probe with the lowest validation loss in each fold.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ IN_FLIGHT, K = 500, 4
 async def bare_loop(url: str, prompts: list[str]) -> list[str | None]:
     """Request K answers to each prompt with only the openai client and a semaphore."""
     free = asyncio.Semaphore(IN_FLIGHT)
-    # on a busy machine, 500 concurrent connections take longer than the client's default limit of 5 seconds
+    # 500 concurrent connections can take longer than the default limit of 5 seconds
     async with AsyncOpenAI(base_url=url, api_key="none", timeout=600) as api:
 
         async def ask(prompt: str, seed: int) -> str | None:

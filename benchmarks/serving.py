@@ -1,9 +1,8 @@
 """Measure the server of `python -m probes serve`: its confidences, its latency and its throughput.
 
-The `openai` client sends 1,000 questions with 32 concurrent requests, and the confidences are compared with those of
-`score`. Then the latency of `/v1/score` for one client is compared with a forward pass in this process, and the
-requests per second with 32 clients with those of one client. The forward pass reads the whole prompt, and the server
-reads the worked examples only once, so its latency can be shorter.
+The confidences of 1,000 questions (32 concurrent requests) are compared with those of `score`, the latency of
+`/v1/score` for one client with a forward pass in this process, and the requests per second with 32 clients with those
+of one client. The server reads the worked examples only once, so its latency can be shorter than the pass.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Compare streamed fits with fits in memory, and measure the peak memory and the time of a streamed fit of 20 GB.
 
-The large store has random hidden states in which one coordinate determines the accuracy. The peak is the resident
-memory of `train.py`, including libraries and mapped pages of the store's files.
+The peak is the resident memory of `train.py`, including libraries and mapped pages of the store's files.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from tests.helpers.synthetic import make_store
 
 PROBES = ("ridge", "logistic", "difference_of_means", "linear")
 CLASSES = {"ridge": "Ridge", "logistic": "Logistic", "difference_of_means": "DifferenceOfMeans", "linear": "Linear"}
-#: Passes over all features: to verify the checksums, to find rows that are not finite, to fit (twice), and to plot the
-#: layers. The chosen layers are read a few more times.
+#: Passes over all features: for checksums, finite rows, the fit (twice) and the plot of the layers.
 PASSES = 5
 
 

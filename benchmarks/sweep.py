@@ -1,8 +1,7 @@
 """Compare the time to fit all layers together with the time to fit one layer after another, with Lightning's trainer.
 
-The linear probe is fitted with five penalties in batches of 64. A layer that is identical for all questions, such as
-the embedding of the last token, is included only in the joint fit. On a GPU, the joint fit is also compared with the
-fit of a single layer, because the kernel launches of a step take longer than its arithmetic.
+The linear probe is fitted with five penalties in batches of 64. A layer that is identical for all questions is included
+only in the joint fit. On a GPU, the joint fit is also compared with the fit of a single layer.
 """
 
 from __future__ import annotations

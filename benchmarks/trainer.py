@@ -1,7 +1,6 @@
 """Measure the overhead of Lightning by comparing `Trainer.fit` with a plain loop, for the linear probe of all layers.
 
-Both sides process the same batches of at least 128 in the same order, validate every ten epochs, and select a candidate
-at the end. Their weights must be equal.
+Both sides process the same batches in the same order, and their weights must be equal.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def budget(
         store: Folder of the store. It must contain samples and grades.
         confidences: Sources of confidences: folders of saved probes, or FILE:COLUMN, for example
             runs/compare-facts/predictions.parquet:layer_average.
-        budgets: Mean numbers of answers per question. The default is 1, 2, 4, …, 64, up to the number of
-            graded answers.
+        budgets: Mean numbers of answers per question. The default is 1, 2, 4, …, 64, up to the number of graded
+            answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, allocations and pictures. The default is runs/budget-STORE.
         seed: Seed for the folds and resampling.
@@ -41,8 +41,7 @@ def budget(
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, if required data are missing, if there are too few questions, or if no
-            answer is right.
+        InputError: If an option is invalid, required data are missing, or no answer is right.
     """
     with result_folder("budget", [store], out, seed, n_resamples) as (folder, final):
         opened = Store.open(store)

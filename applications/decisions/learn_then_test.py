@@ -18,8 +18,8 @@ Array = NDArray[np.float64]
 #: Candidate thresholds from strict to loose: log-odds from 7 to −7, and the threshold 0.
 THRESHOLDS: Array = np.append(expit(np.arange(140, -141, -1) / 20), 0.0)
 #: Sequences of tested thresholds: the fraction of questions that the first threshold keeps, and the fraction of the
-#: error probability 1 − level that the sequence may spend. Sequences that start at looser thresholds help if the
-#: most confident questions are not the most accurate ones.
+#: error probability 1 − level that the sequence may spend. Looser starts help if the most confident questions are not
+#: the most accurate ones.
 STARTS = ((0.05, 0.55), (0.25, 0.15), (0.5, 0.15), (1.0, 0.15))
 #: P-values [threshold] as functions of losses [question, 1], kept questions [question, threshold], risk and levels.
 TESTS: dict[str, Callable[[Array, NDArray[np.bool_], float, Array], Array]] = {

@@ -19,8 +19,6 @@ def domains(
 ) -> Path:
     """Cluster the questions by their text embeddings, and find clusters with a low accuracy or a calibration gap.
 
-    The clusters are computed without the grades.
-
     Args:
         store: Folder of the store. It must contain graded samples, and embeddings of the questions from
             `python -m extract ask --baselines '[text_embedding]'`.
@@ -36,7 +34,7 @@ def domains(
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, grades or embeddings are missing, or there are too few distinct questions.
+        InputError: If an option is invalid, required data are missing, or there are too few distinct questions.
     """
     with result_folder("domains", [store], out, seed) as (folder, final):
         found = load_domains(Store.open(store), confidences, clusters, grader, seed)

@@ -1,8 +1,6 @@
-"""DeLong's test of AUROCs, and Obuchowski's extension of the test to several answers per question.
+"""Tests of AUROCs by DeLong (Biometrics 44, 1988) and by Obuchowski (Biometrics 53, 1997).
 
-DeLong, DeLong and Clarke-Pearson, Comparing the Areas under Two or More Correlated Receiver Operating Characteristic
-Curves, Biometrics 44, 1988; Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997. With
-one answer per question, the two tests are identical.
+Obuchowski's test extends DeLong's to several answers per question. With one answer per question, the two are identical.
 """
 
 from typing import Any, NamedTuple

@@ -20,8 +20,8 @@ def passk(
 ) -> Path:
     """Estimate Pass@K, the probability that at least one of K answers is right.
 
-    The command also scores predictions of Pass@K from confidences, and extrapolates Pass@K beyond the number of sampled
-    answers. For a temperature grid, it compares answers from all temperatures with the same number of answers from one.
+    The command also scores predictions of Pass@K from confidences, extrapolates Pass@K beyond the number of sampled
+    answers, and compares temperatures.
 
     Args:
         store: Folder of a store, or of a temperature grid. It must contain samples and grades.
@@ -38,8 +38,7 @@ def passk(
         Path to the new folder.
 
     Raises:
-        InputError: If an option is invalid, samples, grades or confidences are missing, the stores of a grid differ in
-            more than the temperature, or a question has fewer than K graded answers.
+        InputError: If an option is invalid or required data are missing.
     """
     with result_folder("passk", [store], out, seed, n_resamples) as (folder, final):
         graded = load_graded(open_stores(store), grader)

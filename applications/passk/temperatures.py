@@ -1,7 +1,4 @@
-"""Pass rates for the same number of answers, split over temperatures or all at one temperature.
-
-The pass rate is the probability that at least one of these answers is right, averaged over questions.
-"""
+"""Pass rates (mean Pass@K) of the same number of answers, split over temperatures or all at one temperature."""
 
 from collections.abc import Sequence
 from typing import Any

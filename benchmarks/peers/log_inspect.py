@@ -1,7 +1,7 @@
 """Write a log with Inspect in both formats. Runs in .peers/inspect, to make test data for `python -m extract import`.
 
 Arguments: a JSON Lines file of questions (id, text, references, group), the folder of a model, the folder for the log,
-and the number of epochs. Events are left out, because they take most of the space.
+and the number of epochs.
 """
 
 import json

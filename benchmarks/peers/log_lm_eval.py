@@ -1,7 +1,7 @@
 """Write a log with lm-evaluation-harness. Runs in .peers/lm-eval, to make test data for `python -m extract import`.
 
 Arguments: a JSON Lines file of questions (id, text, references, group), the folder of a model, the folder for the log,
-and the number of answers to each question. Paths and the description of the machine are removed from the results.
+and the number of answers to each question.
 """
 
 import json

@@ -66,7 +66,7 @@ def audit_record(
 def audit_sources(
     features: Mapping[str, NDArray[np.float64]], grades: Scored, n_resamples: int, seed: int
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Audit each source, with Holm-corrected p-values, separately for potential leaks and for all other sources.
+    """Audit each source. The Holm correction is applied separately to potential leaks and to all other sources.
 
     Args:
         features: Dict from each source to its features [question, feature]; NaN if missing.
@@ -74,8 +74,7 @@ def audit_sources(
 
     Returns:
         - A dict from each audited source to the result of `audit_source`, with the additional keys `leak` and `p_holm`.
-        - A dict from each excluded source to the reason: too few questions have its features, or all of these have the
-          same accuracy.
+        - A dict from each excluded source to the reason.
     """
     assert grades.fold is not None
     sources, masked = dict[str, Any](), dict[str, str]()
@@ -122,9 +121,7 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
 
     where s is the standard deviation of the AUROC over the permutations.
 
-    Args:
-        features: [question, feature] float64.
-        grades: Answer counts and folds of these questions.
+    The features have shape [question, feature].
 
     Returns:
         A dict with `auroc` (`value`, `low`, `high`), `p`, `n_questions` and `n_features`. `low` and `high` are None if

@@ -13,12 +13,12 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
     r"""Predict the accuracies of each fold with a ridge regression that is fitted to the other folds.
 
     The penalty λ minimises the generalised cross-validation score ‖y − ŷ‖² / (n − 1 − tr H)² (Golub, Heath and Wahba,
-    Technometrics 21, 1979). Here, y contains the n training accuracies, X contains the centred features, and the fit is
-    ŷ = ȳ + H (y − ȳ) with H = X (XᵀX + λI)⁻¹ Xᵀ.
+    Technometrics 21, 1979), with n training accuracies y, centred features X and the fit ŷ = ȳ + H (y − ȳ), where
+    H = X (XᵀX + λI)⁻¹ Xᵀ.
 
     Args:
         features: [question, feature] float64.
-        accuracy: [draw, question] float64 accuracies, for example a different permutation in each draw.
+        accuracy: [draw, question] float64 accuracies.
         fold: [question] int64 fold of each question.
 
     Returns:

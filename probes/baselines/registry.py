@@ -146,7 +146,7 @@ def needed_commands(name: str) -> str:
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the numbers of prompt tokens and of generated tokens that a baseline needs. Both have shape [question].
 
-    Baselines need the prompt and half of the answers, the prompt, or (model-based) their own prompts and replies.
+    They are those of the prompt and half of the answers, of the prompt alone, or of a model-based baseline's queries.
     Text encoders and entailment classifiers are not counted. Counts that a server did not report are NaN.
     """
     table, baseline = data.table, BASELINES[name]
@@ -197,6 +197,6 @@ def _calibrated(name: str, data: FeatureDataModule, score: Tensor, rows: Rows, s
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Return the numbers of right and of graded answers to each question, or (`half`) those with odd indices."""
+    """Count the right and the graded answers to each question. If `half`, only odd indices are counted."""
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

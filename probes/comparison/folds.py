@@ -15,7 +15,7 @@ from probes.fitting.module import ProbeModule
 from probes.fitting.quiet import quiet_lightning
 from probes.registry import ProbeMethod
 
-#: Fraction of the questions outside the test fold that are used for validation.
+#: Fraction of the questions outside the test fold for validation.
 VAL_SHARE = 0.25
 
 
@@ -36,9 +36,7 @@ def folds(
 ) -> Iterator[dict[str, Tensor]]:
     """Yield the `train`, `val` and `test` rows of each fold, stratified by question group.
 
-    Args:
-        questions: [question] int64 rows of the question table that are split into folds.
-        least_val: Minimum number of validation questions in each fold.
+    `questions` are rows of the question table. Each fold needs at least `least_val` validation questions.
     """
     if n_folds < 2:
         raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. The default is 5.")
@@ -55,7 +53,7 @@ def folds(
 
 
 def fold_of_questions(tests: Iterable[Tensor], n_questions: int) -> Tensor:
-    """Return the test fold [question] of each row of the question table from the test rows of each fold; −1 if none."""
+    """Return the test fold [question] of each row of the question table; −1 for rows that are in no test fold."""
     fold = torch.full((n_questions,), -1)
     for number, test in enumerate(tests):
         fold[test] = number

@@ -57,12 +57,7 @@ class OutOfFold:
 
 
 class Fit(NamedTuple):
-    """Result of fitting a probe in a fold.
-
-    Attributes:
-        chosen: Name of the probe, its options, its validation loss in nats, and any warning.
-        losses: [question] float64 validation losses in nats; NaN for questions outside the validation split.
-    """
+    """Chosen options of a probe in a fold, and its validation losses [question] in nats; NaN outside the split."""
 
     chosen: dict[str, Any]
     losses: Tensor
@@ -101,7 +96,7 @@ class Comparison:
         self._begin()
 
     def use_table(self, table: QuestionTable) -> None:
-        """Use the grades of another table with the same questions and answers, for example in a simulation."""
+        """Use the grades of another table with the same questions and answers."""
         for data in self._data.values():
             data.load(table)
         self._begin()
@@ -114,7 +109,7 @@ class Comparison:
         self.out = OutOfFold(self.data, questions, fold)
 
     def _data_of(self, method: ProbeMethod) -> FeatureDataModule:
-        """Return the datamodule for a probe, which probes with the same target and features share."""
+        """Return the datamodule for a probe. Probes with the same target and features share it."""
         key = method.target, method.signal, method.positions, method.join
         if key not in self._data:
             data = data_of(method, self.store, self.grader)

@@ -102,7 +102,7 @@ def predictions(out: OutOfFold) -> pa.Table:
 
 
 def scored(out: OutOfFold, name: str, half: bool) -> Scored:
-    """Return a method's confidences and the grades (of answers with odd indices if `half`) for the tested questions."""
+    """Return confidences and grades of the tested questions. If `half`, only answers with odd indices are counted."""
     right, known = counts(out.data.table, half)
     rows = out.questions
     return Scored(out.confidence[name][rows], right[rows], known[rows], fold=out.fold[rows])
@@ -125,7 +125,7 @@ def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) 
 
 
 def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute a method's metrics on individual answers, with the confidences of their questions if it has no others."""
+    """Compute a method's metrics on individual answers, which may share the confidence of their question."""
     answers = out.data.table.answers
     question, right, known = (torch.from_numpy(column) for column in (answers.question, answers.right, answers.known))
     tested = out.fold[question] >= 0
@@ -145,9 +145,8 @@ def paired_tests(
         n_resamples: Number of resamples or sign flips for each p-value; see `difference`.
 
     Returns:
-        A list with one dict for each pair and metric, without undefined differences. The keys are `a`, `b`, `metric`,
-        `half` (whether only answers with odd indices are included), `n_questions`, `value` (the difference a − b),
-        `low`, `high`, `p` and `p_holm` (the corrected p-value).
+        A dict for each pair and metric, without undefined differences. `value` is the difference a − b, `p_holm` the
+        corrected p-value, and `half` whether only answers with odd indices are included.
     """
     tests: list[dict[str, Any]] = []
     for a, b in pairs:

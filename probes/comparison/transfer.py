@@ -32,7 +32,7 @@ OTHERS = "all others"
 
 
 class QuestionSet(NamedTuple):
-    """A named set of questions in a store. `questions` contains their rows in the question table."""
+    """A named set of questions in a store, with their rows in the question table."""
 
     name: str
     data: FeatureDataModule
@@ -50,8 +50,7 @@ def transfer_record(
     Returns:
         The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set, with
         `n_questions`, `auroc` and `brier_skill` (relative to the mean accuracy on the test questions). `left_out`
-        contains the result of `left_out_record` for each set and for all sets together. `masked` contains the reasons
-        why sets are missing.
+        contains the result of `left_out_record` for each set and for all sets together.
     """
     every = _question_sets(stores, grader, PROBES[probe])
     sets = [group for group in every if len(group.questions) >= LEAST_QUESTIONS]
@@ -155,7 +154,7 @@ def _check_grades(group: QuestionSet) -> None:
 
 
 def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> None:
-    """Raise an InputError if two stores differ in model or features, or have a question in common."""
+    """Raise an InputError if two stores differ in model or features, or share a question."""
     check_features(first, other, "stores")
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if shared := set(other.table.ids) & set(first.table.ids):

@@ -1,4 +1,4 @@
-"""Compute a probe's out-of-fold confidences for different numbers of training questions and answers per question."""
+"""Out-of-fold confidences of a probe for different numbers of training questions and answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

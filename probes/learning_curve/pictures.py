@@ -1,4 +1,4 @@
-"""Pictures of learning curves: AUROC and Brier skill by number of training questions and by labelling budget."""
+"""Pictures of learning curves."""
 
 from typing import Any
 

@@ -26,7 +26,7 @@ def over_subsets(
 ) -> dict[str, Any] | None:
     r"""Compute the mean of a metric over random training subsets, with a 95 % interval.
 
-    The interval accounts for the random choice of test questions and subsets. Its half-widths are
+    The interval accounts for the choice of test questions and subsets. Its half-widths are
 
     .. math:: \sqrt{h^2 + t_{S-1, 0.975}^2\, s^2 / S}
 
@@ -63,7 +63,7 @@ def widened(interval: Interval, margin: float) -> Interval:
 
 
 class _Measured:
-    """Compute metrics of the cells of a learning curve, and paired differences between cells."""
+    """Metrics of the cells of a learning curve, and differences between cells."""
 
     def __init__(self, curve: LearningCurve, n_resamples: int, seed: int) -> None:
         self._curve, self._n_resamples, self._seed = curve, n_resamples, seed

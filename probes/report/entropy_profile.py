@@ -26,10 +26,7 @@ def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, se
 def entropy_profile(
     layers: list[int], means: Tensor, answers: AnswerTable, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Compute the mean entropy of right and of wrong answers at every layer.
-
-    Args:
-        means: [layer, answer] mean entropy of each answer, in nats; NaN if missing.
+    """Compute the entropy profile from the mean entropies `means` [layer, answer] in nats; NaN if missing.
 
     Returns:
         A dict. `right` and `wrong` contain the mean entropy in nats at each layer, with a pointwise 95 % interval.

@@ -135,12 +135,12 @@ def evaluate(
     """Compute all metrics of a method.
 
     Args:
-        n_unknown: Number of answers that the caller left out because their grades are unknown.
+        n_unknown: Number of answers left out by the caller, because their grades are unknown.
         reference: Reference confidence for the Brier skill: a number, or a tensor [row].
 
     Returns:
-        A dict with the result of `estimate` for each metric, the `ceiling` of the AUROC (only for questions), and the
-        counts `n_questions`, `n_samples` (graded answers), `n_unknown`, and `n_masked` (rows that are not usable).
+        A dict with the result of `estimate` for each metric, `auroc_ceiling` (only for questions; see `ceiling`), and
+        the counts `n_questions`, `n_samples` (graded answers), `n_unknown`, and `n_masked` (rows that are not usable).
     """
     usable = scored.usable
     method, figures = scored.take(usable), dict[str, Any]()

@@ -1,8 +1,4 @@
-"""Compute and plot layer maps: the out-of-fold AUROC of a probe at every layer and position of the hidden states.
-
-The AUROC of the best cell is biased upwards. `train.py` and `compare` avoid this bias by choosing the layer on
-validation questions.
-"""
+"""Compute and plot layer maps: the out-of-fold AUROC of a probe at every layer and position of the hidden states."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -53,7 +49,7 @@ def layer_map(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> dict[str, Any]:
-    """Compute the out-of-fold AUROC of a probe at every layer and position of the hidden states.
+    """Compute a layer map.
 
     The probe is `difference_of_means`, or `ridge` with λ = 1. It reads hidden states of questions for the target
     `capability`, and of answers for `response`.

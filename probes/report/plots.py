@@ -42,7 +42,7 @@ def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
 def annotate_cells(
     axes: Axes, image: AxesImage, values: NDArray[np.float64], fontsize: float, bold: NDArray[np.bool_] | None = None
 ) -> None:
-    """Write the values [row, column] of a heat map into its cells, in bold where `bold` is true. NaN is not written."""
+    """Write the values [row, column] of a heat map into its cells, except NaN."""
     rgb = image.to_rgba(values)[..., :3]
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213  # luminance at which white text has more contrast (WCAG 2)
@@ -75,7 +75,7 @@ def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float],
 def reliability(
     method: str, scored: Scored, ece: dict[str, Any] | None, n_bins: int = 10, rows: str = "questions"
 ) -> Figure:
-    """Plot a reliability diagram: the mean accuracy in each confidence bin, with standard errors and row counts."""
+    """Plot the mean accuracy in each confidence bin, with standard errors and row counts."""
     figure, (top, bottom) = new_figure(4.2, 4.8, nrows=2, sharex=True, height_ratios=[3.2, 1])
     top.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
     x, y, error, counts = calibration_bins(scored, n_bins, "width")

@@ -26,9 +26,9 @@ _PACKAGES = "confidence-probes lightning torch transformers torchmetrics numpy s
 def result_folder(
     command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int = 2000
 ) -> Iterator[tuple[Path, Path]]:
-    """Context manager that creates a result folder atomically. The default of `out` is runs/COMMAND-STORE.
+    """Yield a temporary folder, which is renamed on success and removed on failure, and its final path.
 
-    It yields a temporary folder, which is renamed on success and removed on failure, and the final path.
+    The default of `out` is runs/COMMAND-STORE.
 
     Raises:
         InputError: If `seed` or `n_resamples` is out of range, or if the folder already exists or cannot be created.

@@ -82,7 +82,7 @@ class Grid:
 
     @cached_property
     def chosen(self) -> int:
-        """Row of the score with the highest validation AUROC, without scores that need several answers to a question."""
+        """Row of the score with the highest validation AUROC, except for scores that use other answers."""
         best = self.choose([row for row, name in enumerate(self.names) if not name.half])
         if best is None:
             raise InputError(
@@ -137,12 +137,7 @@ class Grid:
 def make_grid(
     store: Store, table: QuestionTable, test_fraction: float = 0.2, seed: int = 0, n_draws: int = 10_000
 ) -> Grid:
-    """Compute all scores of a store's answers and their AUROCs.
-
-    Args:
-        test_fraction: Fraction of the questions to use for testing.
-        n_draws: Number of draws for the corrected p-values.
-    """
+    """Compute all scores of a store's answers and their AUROCs, with p-values from `n_draws` permutations."""
     scores = Scores(store, table.answers)
     parts = split(table, test_fraction, seed)
     aurocs: dict[str, list[ClusteredAuroc]] = {part: [] for part in PARTS}
@@ -169,10 +164,9 @@ def make_grid(
 
 
 def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Part]:
-    """Split the answers by question into a validation part and a test part.
+    """Split the answers into a test part, with the test questions of `train.py`, and a validation part.
 
-    The test questions are those of `train.py` with the same fraction and seed. All other questions are validation
-    questions. Questions with fewer than two graded answers are left out.
+    Questions with fewer than two graded answers are left out.
     """
     if not 0 < test_fraction < 1:
         raise InputError(

@@ -176,7 +176,7 @@ class _Tested:
 
 
 def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
-    """Return the fraction of right–wrong pairs whose answers are in the same stratum, or None if there are no pairs."""
+    """Return the fraction of right–wrong pairs within a stratum, or None without pairs."""
     members = (stratum[scored.usable & (scored.right == grade)] for grade in (0, 1))
     wrong, right = (torch.bincount(strata, minlength=int(stratum.max()) + 1) for strata in members)
     n_pairs = int(wrong.sum()) * int(right.sum())
@@ -184,7 +184,7 @@ def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
 
 
 def signals_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the record of a grid as a Markdown page. `plots` contains the names of its pictures."""
+    """Render the record as a Markdown page. `plots` are the names of the pictures."""
     roles = ("best", "reference", "control")
     rows = sorted(record["rows"], key=lambda row: (row["name"] != record["chosen"], roles.index(row["role"])))
     verdict, template = signals_verdict(record), "training_free/signals.md.j2"
@@ -192,6 +192,6 @@ def signals_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def signals_verdict(record: dict[str, Any]) -> str:
-    """Render a short summary of the chosen score's result on the test answers."""
+    """Render a short summary of the chosen score's test result."""
     chosen = next(row for row in record["rows"] if row["name"] == record["chosen"])
     return render("training_free/verdict.md.j2", record=record, chosen=chosen, length=LENGTH, level=LEVEL)

@@ -26,7 +26,7 @@ _COLUMNS = 64
 
 
 class Score(NamedTuple):
-    """Name of a score. It consists of a signal, a key, a pooling and a weighting.
+    """Name of a score.
 
     Attributes:
         signal: Name of the signal.

@@ -146,7 +146,7 @@ def needed_commands(name: str) -> str:
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the numbers of prompt tokens and of generated tokens that a baseline needs. Both have shape [question].
 
-    They are those of the prompt and half of the answers, of the prompt alone, or of a model-based baseline's queries.
+    A baseline needs the prompt and half of the answers, the prompt alone, or (model-based) its own prompts and replies.
     Text encoders and entailment classifiers are not counted. Counts that a server did not report are NaN.
     """
     table, baseline = data.table, BASELINES[name]

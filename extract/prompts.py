@@ -123,7 +123,7 @@ class PromptTemplate:
 
         Raises:
             InputError: If the prompt is empty, or a chat template is required but missing or without the option
-            `thinking`.
+                `thinking`.
         """
         given: Any = prompt
         if not (given.strip() if isinstance(given, str) else len(given)):

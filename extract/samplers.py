@@ -17,8 +17,7 @@ class Declaration:
         version: Name and version number, for example ``local-2``. Part of a store's identity. Increase the number if a
             change affects the samples.
         implementation: The class, or its import path ``module:attribute``.
-        weights: Whether the model's weights are available. If not, a store records only the model's name, and reading
-            signals requires a local copy.
+        weights: Whether the model's weights are available. If not, a store records only the model's name.
         end_token: Whether the tokens of an answer include the end token, or the token that completed a stop string.
         nullable: Columns of the samples table that can be null. If there are none, `reasoning` and `n_tokens` are not
             stored.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 #: A decimal or negative number, or a run of letters and digits.
 _WORD = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)|(?<!\w)-\d+(?!\w)|[^\W_]+")
-#: Words allowed between a negation and the denied value: "I don't think that the answer is 5".
+#: Words between a negation and the denied value: "I don't think that the answer is 5".
 FILLERS = (
     r"(?:\s+(?:be|(?:think|believe|say)(?=\s+(?:that|it|this|the)\b|\s*$)|that|it|it's|this|is|was|the|(?-i:an?)"
     r"|equal|to|\w+ly|(?:correct|right|best)(?!\s*:|\s+(?:is|are)\b)|answers?|results?|options?|choices?|letter))*"

@@ -47,7 +47,7 @@ class Encoder(TextReader):
 class TextEmbedding(AskedBaseline):
     """Embeds each question alone, and also together with the first line of each of its answers.
 
-    Further lines are left out, because long solutions have similar embeddings. Empty answers have the embedding NaN.
+    The embeddings of whole solutions would hardly depend on their results. Empty answers have the embedding NaN.
     """
 
     @property

@@ -31,11 +31,7 @@ class Estimate(NamedTuple):
 
 
 def read_texts(path: str) -> list[str]:
-    """Read the texts of a .txt file (one text) or of a .jsonl, .json, .csv or .parquet file (column ``text``).
-
-    Raises:
-        InputError: If the file can't be read, or a row has no valid text.
-    """
+    """Read the texts of a .txt file (one text) or of a .jsonl, .json, .csv or .parquet file (column ``text``)."""
     file, suffixes = Path(path), (".txt", *LOADERS)
     suffix = file.suffix.lower()
     if not file.is_file() or suffix not in suffixes:

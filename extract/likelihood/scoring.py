@@ -80,8 +80,6 @@ def score(
     If the model supports tree masks, each prompt is read once for all its continuations.
 
     Args:
-        model: Causal language model in evaluation mode.
-        items: Prompts and continuations.
         batch_tokens: Maximum number of tokens in a batch, including padding.
         progress: Callback that receives the numbers of items and tokens in each finished batch.
 

@@ -92,7 +92,7 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine to completion, in a new thread if an event loop is already running, as in a notebook.
+    """Run a coroutine to completion, in a new thread if an event loop is already running.
 
     Ctrl-C or SIGTERM cancels the coroutine and then raises `KeyboardInterrupt` or `Terminated`. Later signals are
     ignored.

@@ -18,17 +18,9 @@ def retry_with_smaller_batch(
 ) -> tuple[Result, int]:
     """Run `work`. Whenever memory runs out, halve the batch size and start again.
 
-    Args:
-        work: Function of the batch size and a progress callback. Each call starts from the beginning.
-        size: Batch size of the first attempt.
-        what: What a batch contains, for example ``"answers"``.
-        progress: Progress callback. The counts of failed attempts are subtracted.
-
-    Returns:
-        The result, and the batch size of the successful attempt.
-
-    Raises:
-        InputError: If there is not enough memory for a batch size of 1.
+    `what` names the content of a batch in messages, for example ``"answers"``. The counts of failed attempts are
+    subtracted from `progress`. Returns the result and the last batch size. Raises an `InputError` if even batches of 1
+    are too large.
     """
     done = [0, 0]
 

@@ -188,7 +188,6 @@ def prior_evidence(answers: Answers, prior: Prior | None) -> NDArray[np.float64]
     return expected_gain(prior, answers.counts, len(answers.temperatures))
 
 
-#: Rules by name.
 STOPPING_RULES = Registry(
     "rule",
     {

@@ -15,7 +15,6 @@ from extract.sampling.imported.log import Log
 from extract.sampling.imported.store import write_log
 from extract.store.store import Store
 
-#: Log readers by log format.
 SOURCES: Registry[Callable[[Path, Kind | None], Log]] = Registry(
     "source", {"lm-eval": read_lm_eval, "inspect": read_inspect, "jsonl": read_json_lines}
 )

@@ -12,7 +12,6 @@ from transformers.cache_utils import DynamicLayer
 
 from extract.sampling.local.cache import AnswerCache, AnswerLayer
 
-#: Keys and values.
 Pair = tuple[Tensor, Tensor]
 #: Maximum answer length in the first group, exclusive. It doubles with each further group.
 _FIRST_LENGTH = 16

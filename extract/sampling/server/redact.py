@@ -4,7 +4,7 @@ import re
 
 from extract.questions.question import Question
 
-#: Minimum number of consecutive characters that a message shares with a question that it repeats.
+#: A message repeats a question if they share this many consecutive characters.
 _SHARED = 20
 #: Number of characters at the beginning of a key that identify it.
 _HEAD = 8

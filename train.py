@@ -15,11 +15,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import wandb
+import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import WandbLogger
@@ -59,11 +60,11 @@ class KeepConfig(SaveConfigCallback):
 
     def save_config(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Write and log the config."""
-        dump = partial(self.parser.dump, self.config, skip_none=False)
-        Path(trainer.default_root_dir, "config.yaml").write_text(dump(), encoding="utf-8")
+        options = self.parser.dump(self.config, skip_none=False)
+        Path(trainer.default_root_dir, "config.yaml").write_text(options, encoding="utf-8")
         store = trainer.datamodule.store
         config = {
-            **without_paths(json.loads(dump(format="json"))),
+            **without_paths(yaml.safe_load(options)),
             "policy": store.identity["policy"],
             "store_identity": store.sha256,
             "git_commit": git_commit(),

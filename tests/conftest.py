@@ -18,6 +18,7 @@ from tests.helpers.tiny import byte_tokenizer, save_model, tiny_model, write_que
 settings.register_profile("the same in every run", derandomize=True, deadline=None)
 settings.load_profile("the same in every run")
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["LANGUAGE"] = "C"  # otherwise, argparse searches for translations of every message
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 os.environ["WANDB_X_SAVE_REQUIREMENTS"] = "false"  # reading the metadata of every installed package takes time
@@ -29,7 +30,8 @@ MODELS = {"model", "tiny_folder", "make_small_store", "small_store"}
 
 @pytest.hookimpl(tryfirst=True)  # before pytest applies -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that run a model as slow."""
+    """Mark tests that run a model as slow. Those of the embedded model come first, because they take longest."""
+    items.sort(key=lambda item: item.get_closest_marker("real_model") is None)
     for item in items:
         fixtures = getattr(item, "fixturenames", [])  # docstring examples have none
         if item.get_closest_marker("real_model") or not MODELS.isdisjoint(fixtures):

@@ -95,15 +95,15 @@ def accept(command: str) -> None:
         case ("python", "train.py", *options):
             assert status(train.run, [*options, "--print_config"]) == 0
         case ("python", "-m", "extract", *options):
-            assert status(partial(run, PARSED_ONLY, "extract"), options) == 0
+            assert parse(PARSED_ONLY, "extract", options) == 0
         case ("python", "-m", "probes", *options):
-            assert status(partial(run, PARSED_ONLY_PROBES, "probes"), options) == 0
+            assert parse(PARSED_ONLY_PROBES, "probes", options) == 0
         case ("python", "-m", "applications", *options):
-            assert status(partial(run, PARSED_ONLY_APPLICATIONS, "applications"), options) == 0
+            assert parse(PARSED_ONLY_APPLICATIONS, "applications", options) == 0
         case ("torchrun", *options):
             given = torchrun_parser().parse_args(options)
             assert (given.module, given.training_script) == (True, "extract")
-            assert status(partial(run, PARSED_ONLY, "extract"), given.training_script_args) == 0
+            assert parse(PARSED_ONLY, "extract", given.training_script_args) == 0
         case ("srun", *_, "bash", "-c", script):
             accept(script)
         case ("python", "-c", code):
@@ -124,6 +124,12 @@ def is_accepted(command: str) -> bool:
     with suppress(AssertionError, KeyError):
         return accept(command) is None
     return False
+
+
+def parse(commands: dict[str, Callable[..., None]], program: str, options: list[str]) -> Any:
+    """Return the exit status of a command line. Only the parser of its own command is created."""
+    own = {name: command for name, command in commands.items() if name in options[:1]}
+    return status(partial(run, own or commands, program), options)
 
 
 def status(entry: Callable[[list[str]], Any], options: list[str]) -> Any:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import chain, pairwise
 from string import ascii_uppercase
 from typing import NamedTuple
@@ -230,6 +231,7 @@ def _places(words: str, form: str) -> list[tuple[int, int]]:
     return places
 
 
+@lru_cache(64)  # rules often read the same text, and the options belong to many answers
 def _form(text: str) -> str:
     """Reduce a text to words, numbers and signs, without case, accents, articles and punctuation."""
     text = _ARTICLE.sub("", _plain(text))

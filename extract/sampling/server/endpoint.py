@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -207,8 +208,7 @@ def _clients(server: Server, url: str, key: str) -> list[Any]:
     http = import_module(type(openai.DEFAULT_CONNECTION_LIMITS).__module__.partition(".")[0])
     limits = http.Limits(max_connections=_POOL, max_keepalive_connections=_POOL)
     timeout = http.Timeout(server.timeout, connect=min(_CONNECT, server.timeout))
-    ssl_context = http.create_ssl_context()  # once, because loading certificates is slow
-    clients = []
+    certificates, clients = _certificates(http), []
     for _ in range(math.ceil(server.max_concurrency / _POOL)):
         try:
             api = openai.AsyncOpenAI(
@@ -217,7 +217,7 @@ def _clients(server: Server, url: str, key: str) -> list[Any]:
                 max_retries=0,
                 timeout=timeout,
                 default_headers={"Authorization": f"Bearer {key}"},  # overrides OPENAI_CUSTOM_HEADERS
-                http_client=openai.DefaultAsyncHttpxClient(limits=limits, follow_redirects=False, verify=ssl_context),
+                http_client=openai.DefaultAsyncHttpxClient(verify=certificates, limits=limits, follow_redirects=False),
             )
         except (ImportError, ValueError, http.InvalidURL) as error:  # the error's text can contain a proxy password
             raise InputError(
@@ -227,6 +227,12 @@ def _clients(server: Server, url: str, key: str) -> list[Any]:
         api.organization = api.project = api.admin_api_key = None
         clients.append(api)
     return clients
+
+
+@cache  # loading certificates is slow
+def _certificates(http: ModuleType) -> Any:
+    """SSL context that is shared by all clients."""
+    return http.create_ssl_context()
 
 
 def allow_open_files(n: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from matplotlib.figure import Figure
 
 from tests.helpers.planted import plant_grades
 from tests.helpers.tiny import byte_tokenizer, save_model, tiny_model, write_questions
@@ -83,6 +84,18 @@ def make_small_store(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
 def small_store(make_small_store: Callable[..., Path]) -> Path:
     """Make a store of 120 questions with 6 answers each. Tests must not change it."""
     return make_small_store()
+
+
+@pytest.fixture(autouse=True)
+def drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save pictures with few pixels and without a layout, which takes most of the time. Tests of pictures override this."""
+    savefig = Figure.savefig
+
+    def save_draft(figure: Figure, target: Any, **options: Any) -> None:
+        figure.set_layout_engine("none")
+        savefig(figure, target, **options | {"dpi": 20})
+
+    monkeypatch.setattr(Figure, "savefig", save_draft)
 
 
 @pytest.fixture

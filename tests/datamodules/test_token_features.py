@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -380,9 +381,9 @@ def test_a_layer_that_the_model_lacks_is_named(read_store: Path, tiny_folder: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("version", "options"), [(2, []), (3, []), (3, PROFILE)], ids=["2", "3", "3-tokens"])
+@pytest.mark.parametrize(("versions", "options"), [((2, 3), []), ((3,), PROFILE)], ids=["states", "tokens"])
 def test_a_probe_of_an_earlier_format_gives_the_same_confidences(
-    made_store: Path, tmp_path: Path, version: int, options: list[str]
+    made_store: Path, tmp_path: Path, versions: Sequence[int], options: list[str]
 ) -> None:
     target = ["--data.target=response"] if options else []
     folder = run(made_store, tmp_path, "--model=Logistic", *target, *options) / "probe"
@@ -390,11 +391,13 @@ def test_a_probe_of_an_earlier_format_gives_the_same_confidences(
     assert config["format_version"] == 6
     assert ("pooled" in config) == bool(options)
     layers = config.pop("layers")
-    earlier = {**config, "format_version": version, "layer": layers[0] if layers else None}
-    (folder / "config.json").write_text(json.dumps(earlier))
-    same, features = load_probe(folder), torch.randn(5, config["d_model"])
-    assert same.layers == probe.layers == layers
-    assert torch.equal(same.confidences(features).confidence, probe.confidences(features).confidence)
+    features = torch.randn(5, config["d_model"])
+    for version in versions:
+        earlier = {**config, "format_version": version, "layer": layers[0] if layers else None}
+        (folder / "config.json").write_text(json.dumps(earlier))
+        same = load_probe(folder)
+        assert same.layers == probe.layers == layers
+        assert torch.equal(same.confidences(features).confidence, probe.confidences(features).confidence)
 
 
 @pytest.mark.slow

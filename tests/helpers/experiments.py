@@ -9,7 +9,7 @@ import train
 ROOT = Path(__file__).parents[2]
 
 
-QUICK = ["--data.recipe=null", "--data.grader=planted", "--trainer.max_epochs=10", "--n_resamples=100"]
+QUICK = ["--data.recipe=null", "--data.grader=planted", "--trainer.max_epochs=10", "--n_resamples=20"]
 
 
 def experiment(store: Path, tmp_path: Path, *more: str) -> Path:

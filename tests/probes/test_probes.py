@@ -23,6 +23,11 @@ from probes.report.report import Report
 from tests.helpers.fitting import fit
 
 
+@pytest.fixture
+def drafts() -> None:
+    """Save pictures at full quality."""
+
+
 @pytest.fixture(scope="module")
 def data(small_store: Path) -> FeatureDataModule:
     module = FeatureDataModule(str(small_store))
@@ -36,7 +41,7 @@ def fitted(data: FeatureDataModule) -> Linear:
 
 
 def test_the_linear_probe_equals_a_penalised_logistic_regression(data: FeatureDataModule) -> None:
-    module = fit(data, epochs=1500, l2=0.1, lr=0.02)
+    module = fit(data, epochs=400, l2=0.1, lr=0.05)
     train = data.batch("train")
     mean, scale = standardiser(train.features)
     x = ((train.features - mean) / scale)[:, 2].double().numpy()

@@ -39,14 +39,14 @@ def test_greedy_answers_equal_those_of_generate(
     family: str, changes: dict[str, Any], before: str, tokenizer: Any
 ) -> None:
     model = tiny_model(family, **changes)
-    sampler = TokenSampler(model, tokenizer, Decoding(temperature=0, max_new_tokens=30))
+    sampler = TokenSampler(model, tokenizer, Decoding(temperature=0, max_new_tokens=16))
     prompts = encoded(tokenizer, before)
     answers = sampler.sample([str(i) for i in range(len(PROMPTS))], prompts, range(2))
     for i, ids in enumerate(prompts):
         expected = model.generate(
             torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-            max_new_tokens=30,
+            max_new_tokens=16,
             do_sample=False,
         )
         for answer in answers[2 * i : 2 * i + 2]:

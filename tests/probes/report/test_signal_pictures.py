@@ -44,6 +44,11 @@ TOKENIZER = byte_tokenizer()
 TEXTS = ("It is 4.", '<script>alert("x")</script> & </p> $x^2$\n\nno', "Vielleicht 四 oder 🙂", "")
 
 
+@pytest.fixture
+def drafts() -> None:
+    """Save pictures at full quality."""
+
+
 def ids_of(text: str) -> list[int]:
     return list(TOKENIZER(text)["input_ids"]) if text else []
 

@@ -52,7 +52,7 @@ def open_stores(path: str) -> dict[float, Store]:
             )
         if not store.samples.ranges():
             raise InputError(
-                f"Expected '{store.path}' to contain samples, but temperature {temperature:g} has none. Complete "
+                f"Expected '{store.path}' (temperature {temperature:g}) to contain samples, but it has none. Complete "
                 "the store with `python -m extract sample`, or move it out of the folder."
             )
         found[temperature] = store

@@ -40,7 +40,7 @@ def complete(name: str, store: str) -> None:
 
 
 def page(folder: Path, name: str, kind: str) -> None:
-    """Save a page and its pictures in docs/comparison/."""
+    """Save a page and its plots in docs/comparison/."""
     PAGES.mkdir(exist_ok=True)
     text = (folder / f"{kind}.md").read_text(encoding="utf-8")
     for picture in sorted((folder / "plots").glob("*.png")):

@@ -50,14 +50,14 @@ def read_anew(store: str) -> float:
 
 
 def keep_picture(picture: Path, name: str) -> None:
-    """Save a picture in docs/signals/ with 256 colours, a third of its size."""
+    """Save a plot in docs/signals/ with 256 colours, a third of its size."""
     with Image.open(picture) as image:
         few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(DOCS / "signals" / f"{name}-{picture.name}", optimize=True)
 
 
 def keep(folder: Path, name: str) -> None:
-    """Save a page and its pictures in docs/signals/."""
+    """Save a page and its plots in docs/signals/."""
     kept = DOCS / "signals"
     kept.mkdir(exist_ok=True)
     for page in folder.glob("*.md"):

@@ -50,7 +50,7 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """Iterable over slices of a batch, whose sizes differ by at most one.
+    """Iterable over slices of a batch. The sizes of the slices differ by at most one.
 
     Args:
         batch: All rows, on the training device.

@@ -18,7 +18,7 @@ from extract.store.shards import Scope
 from extract.store.store import Store
 
 TOKENS = "hidden_tokens"
-#: Positions of the signal `hidden` in an answer and its prefixes, the default first.
+#: Positions of the signal `hidden` in an answer and its prefixes. The first one is the default.
 OF_ANSWERS = ("last_answer", "mean_answer", "first_answer")
 
 
@@ -27,8 +27,8 @@ class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
     - A vector signal such as `hidden` gives one feature per layer and position.
-    - The values of all token signals form one vector, which is appended to each of these features, or is the only
-      feature.
+    - The values of all token signals form one vector, which is appended to each of these features. If there is no
+      vector signal, this vector is the only feature.
     - `hidden_tokens` gives one feature per layer, with one vector per token.
 
     Args:
@@ -70,8 +70,9 @@ class FeatureSpec:
             )
         if self.prefixes and (self.scope == "question" or self.signal not in ("hidden", TOKENS) or self.join):
             raise InputError(
-                "Expected `prefixes` to be false, but it is true. Prefixes require hidden states of answers, "
-                "and no joined signals. Pass --data.target=response --data.signal=hidden_tokens, or omit `prefixes`."
+                "Expected `prefixes` to be false, but it is true. Prefixes require hidden states of answers and "
+                "do not support `join`. Pass --data.target=response --data.signal=hidden_tokens without --data.join, "
+                "or omit `prefixes`."
             )
         if not self.in_memory and (self.prefixes or self._of_tokens or not self._of_vectors):
             features = "prefixes" if self.prefixes else f"the signal {signal!r}"
@@ -110,11 +111,11 @@ class FeatureSpec:
 
     @property
     def fractions(self) -> list[float]:
-        """Fractions of an answer that the features cover, in increasing order, up to 1."""
+        """Fractions of an answer that the features cover, in increasing order. The last one is 1."""
         return [*(PREFIXES.values() if self.prefixes else ()), 1.0]
 
     def _read_prefixes(self, store: Store) -> tuple[Tensor | TokenStates, list[str]]:
-        """Read the features of the prefixes of answers and their names."""
+        """Read the features of answer prefixes. Return the features and their names, as in `read`."""
         known = ("answer_tokens",) if self._of_tokens else OF_ANSWERS
         positions = self.positions or known[:1]
         if unknown := [position for position in positions if position not in known]:
@@ -139,8 +140,8 @@ class FeatureSpec:
         If `prefixes` is true, the result contains all rows once per fraction, in the order of `fractions`.
 
         Returns:
-            - Features [row, feature, width] float32 (NaN for missing values), `TokenStates` for `hidden_tokens`, or
-              `StreamedFeatures` if `in_memory` is false.
+            - Features [row, feature, width] float32, with NaN for missing values. For `hidden_tokens`, the features are
+              `TokenStates`. If `in_memory` is false, they are `StreamedFeatures`.
             - Names of the features: ``layer/position`` for a vector signal, or the name of the token signal.
             - Specification of the token features; None if there are none.
 

@@ -33,8 +33,8 @@ class FeatureDataModule(L.LightningDataModule):
         store: Folder of the store.
         recipe: Recipe of the store. A missing store is created from it, and an existing store must match it. If null,
             the store must exist.
-        grader: Grader whose grades define the target. If null, the store's only grader, or the default grader of a new
-            store's questions.
+        grader: Grader whose grades define the target. If null, the store's only grader. A new store is graded with the
+            default grader for its questions.
         target: Target of the probe. `capability`: how often the question is answered correctly. `semantic_entropy`:
             whether the semantic entropy of the question's answers is low. `seu`: the mean cosine similarity between the
             embeddings of the question's answers. `response`: whether an answer is right.
@@ -54,11 +54,11 @@ class FeatureDataModule(L.LightningDataModule):
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
         batch_size: Number of questions per batch. For the target `response`, number of answers and prefixes per batch.
-        broader: Stores of the same model with other kinds or wordings of questions, for a second probe. If a question
-            is unlike the training questions, its confidence is shifted towards that of the second probe, or towards the
-            base rate if `broader` is null.
-        in_memory: Whether the features are held in memory. If false, they are read from the store in chunks, except
-            those of `broader` stores.
+        broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
+            questions of all stores. If a question is unlike the training questions, its confidence is shifted towards
+            that of the second probe, or towards the base rate if `broader` is null.
+        in_memory: Whether the features are held in memory. If false, they are read from the store in chunks. The
+            features of `broader` stores are always held in memory.
         num_workers: Number of threads that read chunks if `in_memory` is false.
 
     Attributes:
@@ -127,8 +127,8 @@ class FeatureDataModule(L.LightningDataModule):
         """Read the features and split the questions.
 
         Raises:
-            InputError: If `load` fails, there are fewer than 10 validation questions, or all test answers or all other
-                answers have the same grade.
+            InputError: If `load` fails, if there are fewer than 10 validation questions, if all test answers have the
+                same grade, or if all other answers have the same grade.
         """
         if self._batches:
             return
@@ -196,7 +196,7 @@ class FeatureDataModule(L.LightningDataModule):
         return torch.from_numpy(counted.right), torch.from_numpy(counted.known)
 
     def _target(self) -> Tensor:
-        """Compute the target [row] float32, with a semantic entropy threshold from the training split."""
+        """Compute the target [row] float32. A threshold of semantic entropies is fitted to the training split."""
         if self.target == "semantic_entropy":
             answers = self.table.answers
             rows_of = answers.rows_by_question(len(self.table.ids))
@@ -211,7 +211,7 @@ class FeatureDataModule(L.LightningDataModule):
         return right / known
 
     def batch(self, *splits: str, prefixes: bool = False) -> Batch:
-        """Return all rows of one or more splits. `prefixes` includes the prefixes of answers."""
+        """Return all rows of one or more splits. If `prefixes` is true, prefixes of answers are included."""
         first, *more = (self._batches[split] for split in splits)
         batch = Batch.cat([first, *more]) if more else first
         return batch if prefixes or not self.feature_spec.prefixes else batch.take(batch.fraction == 1)
@@ -244,7 +244,10 @@ class FeatureDataModule(L.LightningDataModule):
         self.split_rows = {split: self.batch(split).row for split in self._batches}
 
     def use_grades(self, table: QuestionTable) -> None:
-        """Use the grades of another table with the same answers and at least one known grade per loaded row."""
+        """Use the grades of another table with the same answers.
+
+        Every loaded row must have at least one known grade in this table.
+        """
         self.table = table
         right, known = (count.float() for count in self._counts())
         target = self._target()

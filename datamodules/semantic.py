@@ -1,4 +1,4 @@
-"""Semantic uncertainty of the answers to a question, larger if they differ more in meaning."""
+"""Semantic uncertainty of the answers to a question. Larger values mean that the answers differ more in meaning."""
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
@@ -28,8 +28,8 @@ def likelihood_entropy(mean_logprobs: NDArray[np.float64], clusters: Sequence[Ha
     """Compute the entropy in nats of likelihood-weighted clusters (the "rao" estimator of Farquhar et al.).
 
     Args:
-        mean_logprobs: [sample] mean log-probability of each answer's tokens in nats, the logarithm of the answer's
-            weight. NaN (without tokens) is ignored.
+        mean_logprobs: [sample] mean log-probability of each answer's tokens in nats. Its exponential is the weight of
+            the answer. Answers without tokens (NaN) are ignored.
         clusters: [sample] cluster of each answer, as in `discrete_entropy`.
     """
     if np.isnan(mean_logprobs).all():
@@ -46,7 +46,8 @@ def seu(embeddings: NDArray[np.floating]) -> float:
 
     .. math:: 1 - \frac{\lVert \sum_m e_m \rVert^2 - M}{M (M-1)}
 
-    The value is 0 for identical answers, at most M/(M−1), and NaN for fewer than two answers.
+    M is the number of answers. The value is 0 for identical answers and at most M/(M−1). It is NaN for fewer than two
+    answers.
 
     Args:
         embeddings: [sample, d] embeddings e_m of norm 1. NaN rows (empty answers) are ignored.
@@ -65,8 +66,9 @@ def seu(embeddings: NDArray[np.floating]) -> float:
 def entropy_threshold(entropies: NDArray[np.float64]) -> float:
     """Fit the threshold between low and high semantic entropies (Kossen et al., arXiv 2406.15927).
 
-    The threshold g is one of 100 values from 1e-10 to the largest entropy. It minimises the sum of squared deviations
-    from the means of the entropies H < g and H ≥ g. Pass only training questions.
+    The threshold g is one of 100 values from 1e-10 to the largest entropy. It divides the entropies H
+    into two sides, H < g and H ≥ g, and minimises the sum of squared deviations from the mean of each side. Pass only
+    entropies of training questions.
 
     Args:
         entropies: [question] semantic entropies in nats. NaN values are ignored.

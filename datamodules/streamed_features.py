@@ -57,7 +57,7 @@ class FeatureFiles:
 
 @dataclass(frozen=True)
 class StreamedFeatures:
-    """Features of selected rows of a store. Selecting rows copies only indices; selecting features reads them.
+    """Features of selected rows of a store. Selecting rows copies only indices. Selecting features reads files.
 
     Attributes:
         rows: [row] int64 rows of the store.
@@ -89,7 +89,7 @@ class StreamedFeatures:
     @overload
     def __getitem__(self, index: tuple[slice, list[int]]) -> Tensor: ...
     def __getitem__(self, index: Tensor | tuple[slice, list[int]]) -> Self | Tensor:
-        """Select rows by index or mask, or read features, [row, feature, d_model] float32, with `[:, features]`."""
+        """Select rows by index or mask. With `[:, features]`, read these features, [row, feature, d_model] float32."""
         if isinstance(index, Tensor):
             return replace(self, rows=self.rows[index.to(self.rows.device)])
         return self.map(index[1], lambda _, rows: rows)
@@ -108,7 +108,10 @@ class StreamedFeatures:
         return finite
 
     def map(self, features: Sequence[int], function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Apply a function to features in chunks, as in `chunks`, and return the results [row, …] in row order."""
+        """Apply a function to features in chunks, and return the results [row, …] in the order of the rows.
+
+        The arguments are described in `chunks`.
+        """
         found = torch.empty(0)
         for places, values in self.chunks(features, function):
             if not len(found):
@@ -122,8 +125,9 @@ class StreamedFeatures:
         """Apply a function to features in chunks, and yield each chunk's places and result, in the order of the store.
 
         Args:
-            function: Function of places (indices into `rows`, [row] int64) and features [row, feature, d_model] float32
-                of a chunk. It is called in threads and without gradients.
+            function: Function of the places and the features of a chunk's rows. Places are indices into `rows`, [row]
+                int64. Features are [row, feature, d_model] float32. The function is called in threads and without
+                gradients.
         """
         rows, order = self.rows.sort()
         n_rows = max(1, CHUNK_BYTES // (4 * self.shape[2] * len(features)))

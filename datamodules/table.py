@@ -39,8 +39,8 @@ class AnswerTable:
         n_tokens: [row] number of generated tokens, including the end token; NaN if unknown.
         truncated: [row] whether the answer was truncated at the token limit.
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
-        max_nll: [row] largest negative log-probability of a token in nats, or NaN.
-        sequence_nll: [row] sum of the negative log-probabilities in nats, or NaN.
+        max_nll: [row] largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
+        sequence_nll: [row] sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
         rejected: [row] whether the answer is missing: a server rejected the question, or an imported log has no such
             answer.
         ranges: Ranges of samples in the table.
@@ -75,11 +75,17 @@ class AnswerTable:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether j is odd. Methods that use answers read those with even j, and are evaluated on odd j."""
+        """[row] whether the sample index j is odd.
+
+        Methods that use answers read the answers with even j, and are evaluated on the answers with odd j.
+        """
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
-        """Return the rows of each question's answers in the mask `included` [row], except rejected answers."""
+        """For each question, return the rows of its answers, without rejected answers.
+
+        If the mask `included` [row] is passed, all other rows are left out, too.
+        """
         rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
         return np.split(rows, np.searchsorted(self.question[rows], np.arange(1, n_questions)))
@@ -116,7 +122,7 @@ class QuestionTable:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Texts of the questions for display; a placeholder for private questions."""
+        """Texts of the questions for display. Private questions have a placeholder."""
         return [question.public_prompt for question in self.answers.store.questions]
 
     @property
@@ -127,7 +133,7 @@ class QuestionTable:
 
     @property
     def wrong_classes(self) -> NDArray[np.int64]:
-        """[question] number of distinct wrong answers. Unreadable answers are distinct."""
+        """[question] number of distinct wrong answers. Each unreadable answer is distinct."""
         answers = self.answers
         wrong = np.flatnonzero(answers.known > answers.right)
         classes = np.where(answers.answer_class > 0, answers.answer_class, ~np.arange(len(answers.question)))
@@ -145,8 +151,8 @@ def load_table(store: Store, grader: str | None = None) -> QuestionTable:
     """Read a store's questions and samples with the grades of one grader, by default the store's only grader.
 
     Raises:
-        InputError: If there are no grades or several graders, a sample has no grade, sampling stopped early, or a file
-            is damaged.
+        InputError: If there are no grades, if `grader` is None but there are several graders, if a sample has no grade,
+            if sampling stopped early, or if a file is damaged.
     """
     grader = store.grades.choose(grader)
     if store.grades.missing(grader):
@@ -267,7 +273,7 @@ def modal_share(answers: Sequence[str | int | None]) -> float:
 
 
 def split_rows(table: QuestionTable, questions: Tensor, fractions: Sequence[float], seed: int = 0) -> list[Tensor]:
-    """Split rows of the question table, `questions` [question] int64, into parts. See `split_questions`."""
+    """Split the rows `questions` ([question] int64) of the question table into parts. See `split_questions`."""
     ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
     part = torch.tensor(split_questions(ids, groups, fractions, seed))
     return [questions[part == number] for number in range(len(fractions))]

@@ -1,4 +1,4 @@
-"""Hidden states of all answer tokens, without padding and shared by all splits."""
+"""Hidden states of all answer tokens, without padding. All splits share one copy."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ class TokenStates:
 
     @classmethod
     def of(cls, features: Sequence[Ragged]) -> Self:
-        """Combine the states of several layers, ragged tensors [token, d_model] with identical row lengths."""
+        """Combine the states of several layers, given as ragged tensors [token, d_model] with identical row lengths."""
         offsets = features[0].offsets
         return cls(torch.stack([one.values for one in features]), offsets[:-1], offsets.diff())
 
@@ -57,13 +57,13 @@ class TokenStates:
     @overload
     def __getitem__(self, index: tuple[slice, int]) -> Ragged: ...
     def __getitem__(self, index: Tensor | tuple[slice, int]) -> Self | Ragged:
-        """Select rows by index or mask, or copy one feature's states [token, d_model] float32 with `[:, feature]`."""
+        """Select rows by index or mask. With `[:, feature]`, copy one feature's states [token, d_model] as float32."""
         if isinstance(index, Tensor):
             return replace(self, first=self.first[index], n_tokens=self.n_tokens[index])
         return Ragged(self.values[index[1]][self._places()].float(), self.offsets)
 
     def prefixes(self, fractions: Sequence[float]) -> Self:
-        """Return the prefixes of all rows, ordered by fraction, then by row. See `PREFIXES`. No states are copied."""
+        """Return the prefixes of all rows (see `PREFIXES`), ordered by fraction, then by row. No states are copied."""
         n_tokens = [(fraction * self.n_tokens.double()).ceil().long() for fraction in fractions]
         return replace(self, first=self.first.repeat(len(fractions)), n_tokens=torch.cat(n_tokens))
 

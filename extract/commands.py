@@ -103,7 +103,8 @@ def make_store(
 ) -> Store:
     """Complete a store: sample answers, grade them and read signals. The model is loaded only if needed.
 
-    By default, `grader` is the first grader with grades in the store, or else the default grader of `grade`.
+    By default, `grader` is the first grader with grades in the store. If there are no grades, it is the default grader
+    of the command `grade`.
     """
     for signal in signals:
         load_signal(signal, scope)
@@ -176,13 +177,14 @@ def read(
         signals: Signals to read. For questions and answers: {signals}. For answers only: {answer_signals}.
         scope: Whether to read signals from the questions (question) or from their answers (sample).
         layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers in the
-            store. For a new signal, the default is all layers, or three layers for hidden_tokens.
+            store. For a new signal, the default is all layers, or three layers for `hidden_tokens`.
         model: Hub id or folder of the store's model, or of a local copy of a served model. By default, the name
             recorded in the store. Required for a model in a folder.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         worker: See `sample_family`.
-        dtype: Data type of the stored hidden_tokens. bfloat16 halves the size and keeps about 3 significant digits.
+        dtype: Data type of the stored signal `hidden_tokens`. `bfloat16` halves the size and keeps about 3 significant
+            digits.
         engine: local (this process) or ray (Ray actors, see `sample`).
         actors: Number of Ray actors. By default, one per GPU, or one per CPU without GPUs.
 
@@ -219,10 +221,10 @@ def ask(
             recorded in the store. Required for a model in a folder.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
-        embedding_model: Sentence encoder for text_embedding: name of the embedded encoder, Hub id or folder.
-        nli_model: Classifier for entailment: a Hub id or a folder.
-        grader: Grader that normalises the answers for entailment. By default, the store's only grader.
-        max_new_tokens: Maximum length of a reply for verbalized, in tokens. Reasoning models need a higher value.
+        embedding_model: Sentence encoder for `text_embedding`: name of the embedded encoder, Hub id or folder.
+        nli_model: Classifier for `entailment`: a Hub id or a folder.
+        grader: Grader that normalises the answers for `entailment`. By default, the store's only grader.
+        max_new_tokens: Maximum length of a reply for `verbalized`, in tokens. Reasoning models need a higher value.
         worker: See `sample_family`.
         engine: local (this process) or ray (Ray actors, see `sample`).
         actors: Number of Ray actors. By default, one per GPU, or one per CPU without GPUs.

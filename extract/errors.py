@@ -27,7 +27,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def at_least_one(option: str, value: int, default: int) -> int:
-    """Return the value of an option, or raise an `InputError` with its default if it is less than 1."""
+    """Return the value of an option.
+
+    If it is less than 1, raise an `InputError` that states the default.
+    """
     if value < 1:
         raise InputError(f"Expected `{option}` to be at least 1, but got {value}. The default is {default}.")
     return value

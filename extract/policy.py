@@ -19,8 +19,8 @@ class Decoding:
     """Prompt template and options for sampling answers from a model.
 
     Attributes:
-        temperature: Divisor of the logits. 0 means greedy decoding. A grid START:STOP:STEP, such as 0:1.2:0.1, makes
-            one store per temperature, including STOP.
+        temperature: Divisor of the logits. 0 means greedy decoding. A grid START:STOP:STEP, such as 0:1.2:0.1, includes
+            STOP and makes one store per temperature.
         top_p: Sample from the smallest set of tokens with at least this total probability (1 keeps all tokens).
         top_k: Sample from the top_k most likely tokens (0 keeps all tokens).
         max_new_tokens: Maximum length of an answer in tokens.
@@ -91,7 +91,7 @@ def grid(text: str) -> tuple[float, ...]:
     """Parse a temperature, or a grid START:STOP:STEP, which includes STOP if a step reaches it.
 
     Raises:
-        InputError: If `text` is neither of them, or the grid has more than 1,000 temperatures.
+        InputError: If `text` is neither a number nor a grid, or if the grid has more than 1,000 temperatures.
 
     >>> grid("0:0.3:0.1"), grid("0.7")
     ((0.0, 0.1, 0.2, 0.3), (0.7,))
@@ -113,7 +113,8 @@ class ModelIdentity:
     """Identity of a model and its tokenizer. For a served model, only `id` is known.
 
     Attributes:
-        id: Name of the embedded model, a Hub id, the name of a folder (never its path), or the name on a server.
+        id: Name of the embedded model, a Hub id, the name of a folder (never its path), or the name of a model on a
+            server.
         revision: Commit of a Hub model, otherwise None.
         fingerprint: Checksum of the loaded weights (`extract.models.loading.weight_fingerprint`).
         dtype: Dtype of the loaded weights, for example "float32".

@@ -95,11 +95,11 @@ class PromptTemplate:
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
         r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        They are separated by blank lines, or by line breaks if the template and each example have only one line. Raises
-        an `InputError` if the prompt is a chat.
+        The examples and the question are separated by blank lines. If the template and each example have only one line,
+        they are separated by single line breaks instead. Raises an `InputError` if the prompt is a chat.
 
-            >>> PromptTemplate("cloze", chat=False, examples=(("1 + 1 =", "2"),)).text("1 + 2 =")
-            '1 + 1 = 2\n1 + 2 ='
+        >>> PromptTemplate("cloze", chat=False, examples=(("1 + 1 =", "2"),)).text("1 + 2 =")
+        '1 + 1 = 2\n1 + 2 ='
         """
         if not isinstance(prompt, str):
             raise InputError(
@@ -122,8 +122,8 @@ class PromptTemplate:
         """Return the token ids of the whole prompt, up to the start of the model's answer.
 
         Raises:
-            InputError: If the prompt is empty, or a chat template is required but missing or without the option
-                `thinking`.
+            InputError: If the prompt is empty, if a required chat template is missing, or if `thinking` is set but the
+                chat template has no such option.
         """
         given: Any = prompt
         if not (given.strip() if isinstance(given, str) else len(given)):

@@ -55,8 +55,8 @@ class StoreRecipe:
         server: Settings of the server sampler.
         max_rows: Maximum number of answers per batch. It is halved when GPU memory runs out. Not part of the store's
             identity.
-        block_size: Number of questions per block, which a single worker processes. Use 32 on a laptop, and 256 to 1024
-            for a large set or if the answers differ widely in length.
+        block_size: Number of questions per block. Each block is processed by a single worker. Use 32 on a laptop, and
+            256 to 1024 for a large set or if the answers differ widely in length.
     """
 
     questions: str = "facts"

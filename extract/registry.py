@@ -16,7 +16,7 @@ class Registry(dict[str, Entry]):
     Args:
         option: Option that selects an entry, for error messages.
         entries: Initial entries.
-        renamed: Dict from old to new names, which error messages suggest.
+        renamed: Dict from old to new names. An old name is rejected, and the error message suggests the new name.
 
     >>> Registry("grader", {"short": 1, "exact": 2})["shrt"]
     Traceback (most recent call last):

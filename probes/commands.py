@@ -270,6 +270,6 @@ def pictures(
         page = render("report/pictures.md.j2", record=record, plots=list(plots))
         write_files(folder, {"pictures.md": page, "pictures.json": record}, plots)
     for what, command in commands.items():
-        print(f"Missing signal: {what}. Its picture was not drawn. Run `{command}`, then try again.")
-    print(f"Pictures: {final / 'pictures.md'}")
+        print(f"Missing signal: {what}. Its plot was not drawn. Run `{command}`, then try again.")
+    print(f"Plots: {final / 'pictures.md'}")
     return final

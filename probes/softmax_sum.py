@@ -8,8 +8,8 @@ class SoftmaxSum(SequenceProbe):
     """Probe on a softmax-weighted sum over tokens (Constitutional Classifiers++, arXiv 2601.04603).
 
     Each token has the value z = w · x, where x is its standardised state. A larger z is evidence that the answer is
-    wrong. The values are weighted by their softmax over the tokens: for small w, the sum is close to the mean of z, for
-    large w to the maximum.
+    wrong. The values are weighted by their softmax over the tokens. If w is small, the sum is close to the mean of z.
+    If w is large, the sum is close to the maximum of z.
 
     Args:
         lr, l2, calibrator: See `Descent`.

@@ -65,8 +65,7 @@ class Estimate:
         references: Values [prompt] of the references, by name, temperature and metric.
         mismatch_rate: Result of `highest_mismatch_rate`. None if outputs for the same prompt differ.
         limits: `temperature_limit` of each reference. Empty if `mismatch_rate` is None.
-        recovery: Estimated temperatures [resample, temperature] of held-out outputs, by reference. Empty if a prompt
-            has fewer than four outputs.
+        recovery: Result of `recover` for each reference. Empty if a prompt has fewer than four outputs.
     """
 
     cells: dict[str, dict[str, Cell]]
@@ -134,7 +133,10 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Return the temperatures [resample, temperature] of half of a reference's outputs, from the other half."""
+    """Estimate the temperatures [resample, temperature] of half of a reference's outputs.
+
+    The other half of the outputs is the reference.
+    """
     temperatures = np.array([*grid])
     known, held_out = (
         [measure([one.every_second(start) for one in outputs], limit, n) for outputs in grid.values()]

@@ -55,7 +55,7 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 
     Each flat part of a curve is treated as one point at its mean temperature, and the points are joined by straight
     lines. This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). Values outside the
-    range of the curve get the temperature of the nearest point, and the value 0 the lowest temperature.
+    range of the curve get the temperature of the nearest point. The value 0 gets the lowest temperature.
 
     Args:
         curves: [resample, temperature] non-decreasing curves.

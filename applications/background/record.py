@@ -117,7 +117,8 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
     """Return the maximum of the references' limits, or None if any outputs for the same prompt differ.
 
-    If `inclusive` is false, the background temperature is below the limit, the lowest nonzero temperature of a grid.
+    If `inclusive` is false, the limit is the lowest nonzero temperature of a grid, and the background temperature is
+    below it.
     """
     if estimate.mismatch_rate is None:
         return None
@@ -162,7 +163,7 @@ def authors_csv(record: Mapping[str, Any]) -> str:
 
 
 def background_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page with the pictures `plots`."""
+    """Render the Markdown page with the given plots."""
     context = {"metrics": METRICS, "verdict": background_verdict(record), "plots": plots}
     return render("background/background.md.j2", record=record, **context)
 

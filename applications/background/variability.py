@@ -109,7 +109,7 @@ class Metric:
     """A variability metric.
 
     Attributes:
-        label: Name in tables and pictures.
+        label: Name in tables and plots.
         compute: Function of the outputs for a prompt, the token limit, and the argument `n` of `max_exact_match`.
         rises: Whether the metric increases with temperature.
         authors: Name in the table of Messina and Scotta, or None.

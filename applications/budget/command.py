@@ -33,7 +33,7 @@ def budget(
         budgets: Mean numbers of answers per question. The default is 1, 2, 4, …, 64, up to the number of graded
             answers.
         grader: Grader whose grades are used. Required if the store has several graders.
-        out: Folder to create for the page, record, allocations and pictures. The default is runs/budget-STORE.
+        out: Folder to create for the page, record, allocations and plots. The default is runs/budget-STORE.
         seed: Seed for the folds and resampling.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 

@@ -84,7 +84,11 @@ def _curves(
 
 
 def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the index of the point of `x` [row, point] above each value `at`, and the position below it."""
+    """Locate the values `at` between the points of `x` [row, point].
+
+    Returns the index of the point above each value, and the relative position of the value between the two points, from
+    0 at the lower point to 1 at the upper point.
+    """
     upper = torch.searchsorted(x, at).clamp(1, x.shape[1] - 1)
     low, high = x.gather(1, upper - 1), x.gather(1, upper)
     return upper, ((at - low) / (high - low)).nan_to_num(0).clamp(0, 1)

@@ -147,5 +147,5 @@ def budget_verdict(record: dict[str, Any]) -> str:
 
 
 def budget_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page with the pictures `plots`."""
+    """Render the Markdown page with the given plots."""
     return render("budget/budget.md.j2", record=record, verdict=budget_verdict(record), plots=plots)

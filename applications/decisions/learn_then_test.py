@@ -17,9 +17,9 @@ from applications.decisions.betting import betting_p_values, hoeffding_p_values
 Array = NDArray[np.float64]
 #: Candidate thresholds from strict to loose: log-odds from 7 to −7, and the threshold 0.
 THRESHOLDS: Array = np.append(expit(np.arange(140, -141, -1) / 20), 0.0)
-#: Sequences of tested thresholds: the fraction of questions that the first threshold keeps, and the fraction of the
-#: error probability 1 − level that the sequence may spend. Looser starts help if the most confident questions are not
-#: the most accurate ones.
+#: Sequences of tested thresholds. The first number is the fraction of questions that the first threshold keeps. The
+#: second number is the fraction of the error probability 1 − level that the sequence may spend. Sequences that start
+#: at a looser threshold help if the most confident questions are not the most accurate ones.
 STARTS = ((0.05, 0.55), (0.25, 0.15), (0.5, 0.15), (1.0, 0.15))
 #: P-values [threshold] as functions of losses [question, 1], kept questions [question, threshold], risk and levels.
 TESTS: dict[str, Callable[[Array, NDArray[np.bool_], float, Array], Array]] = {
@@ -83,8 +83,8 @@ def certify(
     """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
     The guarantee fails with a probability of at most 1 − `level`. Each sequence in `STARTS` tests thresholds in
-    descending order until a hypothesis is not rejected. It starts at the highest threshold that keeps at least its
-    fraction of the questions, and at least twice `n_needed` questions.
+    descending order until a hypothesis is not rejected. The first threshold of a sequence is the highest one that keeps
+    at least the fraction of the questions in `STARTS`, and at least twice `n_needed` questions.
 
     Args:
         confidence: [question] confidences f. A question with the confidence NaN is never answered.

@@ -1,4 +1,4 @@
-"""Pictures of certified thresholds, and of routing."""
+"""Plots of certified thresholds, and of routing."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -192,7 +192,7 @@ def decide_table(decided: Decided, record: Mapping[str, Any]) -> pa.Table:
 
 
 def decide_page(record: Mapping[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page with the pictures `plots`."""
+    """Render the Markdown page with the given plots."""
     context = {"label_of": method_label, "verdict": decide_verdict(record), "plots": plots}
     return render("decisions/decide.md.j2", record=record, **context)
 

@@ -53,8 +53,8 @@ class Pair(NamedTuple):
 def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
     """Read the accuracies and costs of the questions that are in both stores and have a confidence.
 
-    `rows` [question] are rows of the cheap store's question table. Returns the indices of the shared questions into
-    `rows`, and their accuracies and costs.
+    `rows` [question] are rows of the cheap store's question table. Returns the positions of the shared questions in
+    `rows`, and the accuracies and costs of these questions.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)
     of_stores = zip(panel.tables, (shared, panel.rows[1][of_panel]), strict=True)

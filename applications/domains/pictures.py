@@ -1,4 +1,4 @@
-"""Picture of the accuracy and calibration of each cluster."""
+"""Plot of the accuracy and calibration of each cluster."""
 
 from typing import Any
 

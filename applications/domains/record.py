@@ -169,7 +169,7 @@ def domains_table(domains: Domains) -> pa.Table:
 
 
 def domains_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page with the pictures `plots`."""
+    """Render the Markdown page with the given plots."""
     settings = {
         "least_size": LEAST_SIZE,
         "least_mean_size": LEAST_MEAN_SIZE,

@@ -164,7 +164,7 @@ def models_table(panel: Panel, confidences: Values, clusters: Labels | None) -> 
 
 
 def models_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page with the pictures `plots`."""
+    """Render the Markdown page with the given plots."""
     context = {"verdict": models_verdict(record), "few_clusters": FEW_CLUSTERS, "plots": plots}
     return render("models/models.md.j2", record=record, **context)
 

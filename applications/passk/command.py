@@ -30,7 +30,7 @@ def passk(
         k: Values of K, at most the smallest number of graded answers to a question. The default is 1, 4, 16 and 64, up
             to this limit.
         grader: Grader whose grades are used. Required if the store has several graders.
-        out: Folder to create for the page, record, table and pictures. The default is runs/passk-STORE.
+        out: Folder to create for the page, record, table and plots. The default is runs/passk-STORE.
         seed: Seed for resampling, folds and halves.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 

@@ -46,8 +46,9 @@ def error_records(
 
     Args:
         confidences: Confidences [question] by name.
-        counts: Numbers [question] of right answers and of graded answers: all answers (False), and the answers with odd
-            indices (True). Methods that use the answers with even indices are scored on those with odd indices.
+        counts: Numbers [question] of right answers and of graded answers. The key False stands for all answers, and
+            True for the answers with odd indices. Methods that use the answers with even indices are scored on the
+            answers with odd indices.
         k: Numbers of answers, in ascending order.
 
     Returns:

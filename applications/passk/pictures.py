@@ -1,4 +1,4 @@
-"""Pictures of Pass@K."""
+"""Plots of Pass@K."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _MODELS = {"beta_binomial": ("beta-binomial", RED), "zero_inflated": ("zero-infl
 
 
 def passk_pictures(record: dict[str, Any]) -> dict[str, Figure]:
-    """Return the pictures by name."""
+    """Return the plots by name."""
     stores = record["stores"]
     named = {"" if len(stores) == 1 else f"-t{store['temperature']:g}": store for store in stores}
     plots = {f"curve{ending}": curve_picture(store) for ending, store in named.items()}

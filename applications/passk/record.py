@@ -208,7 +208,7 @@ def _columns(
 
 
 def passk_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page with the pictures `plots`."""
+    """Render the Markdown page with the given plots."""
     decoding = record["policy"]["decoding"]
     temperatures = ", ".join(
         "unknown" if store["temperature"] is None else f"{store['temperature']:g}" for store in record["stores"]

@@ -85,7 +85,7 @@ def phrasing_table(cells: Cells) -> pa.Table:
 
 
 def phrasing_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page with the pictures `plots`."""
+    """Render the Markdown page with the given plots."""
     tests = {name: [test for test in record["tests"] if test["figure"] == name] for name in (ACCURACY, LIKELIHOOD)}
     context = {"verdict": phrasing_verdict(record), "tests": tests, "plots": plots}
     return render("phrasing/phrasing.md.j2", record=record, **context)

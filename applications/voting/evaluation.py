@@ -15,7 +15,7 @@ from extract.sampling.prior import Prior, fit_prior
 from extract.sampling.stopping import STOPPING_RULES, StoppingRule
 
 MAX_LOSS = 0.01
-#: Name of the rule `prior`, and its confidence that equals the base rate of the other half.
+#: Name of the rule `prior`, and name of the confidence that is the base rate of the other half of the questions.
 PRIOR, BASE_RATE = "prior", "base_rate"
 #: Votes that never stop early.
 MAJORITY, WEIGHTED, BEST_TEMPERATURE, SINGLE = "majority", "weighted", "best_temperature", "single"
@@ -130,7 +130,7 @@ def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: N
     """Return the index of the threshold with the fewest answers among those that lose at most `MAX_LOSS` in accuracy.
 
     If every threshold loses more, the most accurate threshold is chosen. `outcome` has shape [threshold, question],
-    `questions` [question] is a mask, and `accuracy` [question] is that of the vote over all answers.
+    `questions` [question] is a mask, and `accuracy` [question] is the accuracy of the vote over all answers.
     """
     reached = outcome.accuracy[:, questions].mean(1)
     enough = reached >= min(accuracy[questions].mean() - MAX_LOSS, reached.max())
@@ -142,7 +142,7 @@ def _cross_tuned(
 ) -> Evaluated:
     """Choose a setting on each half of the questions, and evaluate it on the other half.
 
-    The outcomes [setting, question] in `of_halves` have priors fitted on the respective half.
+    `of_halves` contains the outcomes [setting, question] for each half. Their priors were fitted on that half.
     """
     chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])
     other, row = 1 - half, np.arange(len(half))

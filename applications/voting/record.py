@@ -171,7 +171,7 @@ def vote_table(poll: Poll, half: NDArray[np.int64], evaluation: Evaluation) -> p
 
 
 def vote_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the Markdown page with the pictures `plots`."""
+    """Render the Markdown page with the given plots."""
     context = {"label_of": label_of, "rules": STOPPING_RULES, "verdict": vote_verdict(record), "plots": plots}
     return render("voting/vote.md.j2", record=record, **context)
 

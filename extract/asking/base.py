@@ -22,7 +22,7 @@ from extract.store.shards import SampleRange, Scope, Shard
 from extract.store.signals import Signals
 from extract.store.store import Store
 
-#: Progress callback, called with the numbers of newly finished questions or answers and their tokens.
+#: Progress callback. It receives the number of newly finished questions or answers, and the number of their tokens.
 Done = Callable[[int, int], None]
 
 
@@ -164,5 +164,5 @@ def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
 
 
 def answer_line(text: str) -> str:
-    """Return the first non-blank line of an answer without its reasoning, or ""."""
+    """Remove the reasoning from an answer, and return the first non-blank line of the rest ("" if there is none)."""
     return first_line(without_reasoning(text))

@@ -45,9 +45,10 @@ class Encoder(TextReader):
 
 
 class TextEmbedding(AskedBaseline):
-    """Embeds each question alone, and also together with the first line of each of its answers.
+    """Embeds each question alone, and together with the first line of each of its answers.
 
-    The embeddings of whole solutions would hardly depend on their results. Empty answers have the embedding NaN.
+    Only the first line is embedded, because the embedding of a long solution hardly depends on its result. The
+    embedding of an empty answer is NaN.
     """
 
     @property

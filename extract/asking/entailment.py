@@ -46,11 +46,11 @@ def cluster(
     questions: Sequence[tuple[Clusters, Iterable[Answer]]],
     entails: Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]],
 ) -> None:
-    """Add new answers, sorted by sample index, to the clusters of their questions in place.
+    """Add new answers to the clusters of their questions, which are extended in place.
 
-    Answers with the same normalised form are treated as one. The reverse direction of a pair is tested only if the
-    first answer entails the second. `entails` takes (premise, hypothesis) pairs, and returns a truth value and a token
-    count for each.
+    The new answers must be sorted by sample index. Answers with the same normalised form are treated as one. The
+    reverse direction of a pair is tested only if the first answer entails the second. For each (premise, hypothesis)
+    pair, `entails` returns whether the premise entails the hypothesis, and the number of tokens read.
     """
     pending: list[list[Answer]] = []  # per question: first answer of each new form
     for clusters, answers in questions:

@@ -43,7 +43,7 @@ def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
 def yes_against_no(logits: Tensor, forms: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
     """Compute the ratio P(yes) / (P(yes) + P(no)) and the mass P(yes) + P(no), both float32 [...].
 
-    P(yes) and P(no) are sums over all `forms` of Yes and of No, from logits [..., vocab].
+    P(yes) and P(no) are the total probabilities of all `forms` of Yes and of No. The logits are [..., vocab].
     """
     logprobs = logits.float().log_softmax(-1)
     yes, no = (logprobs[..., tokens].logsumexp(-1) for tokens in forms)

@@ -63,7 +63,10 @@ class Verbalized(AskedTable):
 
     @cached_property
     def decoding(self) -> Decoding:
-        """Decoding options: the store's where known, without stop strings."""
+        """Decoding options, with the store's temperature, top-p, top-k and seed.
+
+        Options that the store does not record have their default values. There are no stop strings.
+        """
         policy = {**self.store.identity["policy"], "model": self.model}
         known = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}
         same = {key: value for key, value in known.items() if value is not None}
@@ -71,7 +74,7 @@ class Verbalized(AskedTable):
 
     @property
     def attempts(self) -> int:
-        """Maximum number of attempts per question. At temperature 0, all replies are identical."""
+        """Maximum number of attempts per question. It is 1 at temperature 0, where all replies are identical."""
         return ATTEMPTS if self.decoding.temperature else 1
 
     def settings(self, scope: Scope) -> dict[str, Any]:

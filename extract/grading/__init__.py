@@ -13,7 +13,7 @@ from extract.questions.question import Kind
 from extract.registry import Registry
 
 _RULES = (SHORT, EXACT, CONTAINS, F1, NUMBER, NUMBER_STRICT, BOXED_INTEGER, MATH, CHOICE)
-#: Graders by name, or functions that build them from options.
+#: Graders by name. For a grader with options, the value is a function that builds the grader from its options.
 GRADERS: Registry[Grader | Callable[[Judge], Grader]] = Registry(
     "grader", {rule.name: rule for rule in _RULES} | {"judge": judge_grader}
 )

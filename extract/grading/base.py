@@ -30,11 +30,11 @@ class Case(NamedTuple):
 
 #: Known grades by question id and parsed answer. Graders add their decisions.
 Known = dict[tuple[str, str], Grade]
-#: Callback with the numbers of newly graded answers and of tokens used.
+#: Callback that receives the number of newly graded answers and the number of tokens used.
 Counts = Callable[[int, int], object]
 #: Function that returns the grade of each answer.
 GradeAll = Callable[[Sequence[tuple[Question, str]], Known, Counts], list[Grade]]
-#: Function that returns the grade of each case. Cases differ in the question or the parsed answer.
+#: Function that returns the grade of each case. No two cases have the same question and the same parsed answer.
 Decide = Callable[[Sequence[Case], Counts], list[Grade]]
 
 
@@ -89,7 +89,7 @@ def from_decisions(
     rule: str,
     kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """Build a grader whose decisions are expensive, so that it grades each distinct answer to a question only once.
+    """Build a grader whose decisions are expensive. It grades each distinct answer to a question only once.
 
     Args:
         parse: Function of a question and an answer without its reasoning, which returns the parsed answer or None.

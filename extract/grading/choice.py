@@ -42,7 +42,7 @@ _BETWEEN = re.compile(
 #: A lowercase letter that must be an option.
 _SMALL = re.compile(r"(\W{0,6}(?:(?:option|choice)\W{1,3})?)([a-z])(?=[)\].:*\"'”]|\W*$)")
 _SURELY_SMALL = re.compile(r"(?<!\w)\([a-z]\)|(?<!\w)[a-z](?=\s+is (?:the|my) (?:\w+ )?(?:answer|option|choice)\b)")
-#: Words after which "A" is an article and "I" a pronoun, that is, all words except the listed ones.
+#: Before most words, "A" is an article and "I" is a pronoun. Before the words excluded here, they can be options.
 _AFTER_LETTER = re.compile(
     r"[ \t]+(?!(?:is|are|was|seems|looks|must|would|because|since|as|and|or|not|maybe|possibly|which|for|due|unlike"
     r"|rather)\b)[A-Za-z]{2}"
@@ -154,7 +154,7 @@ def _plain(text: str) -> str:
 
 
 def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: int | None = None) -> list[_Letters]:
-    """Find the option letters in `text[start:end]`, the output of `_plain`, except denied ones ("not B")."""
+    """Find the option letters in `text[start:end]`, except denied ones ("not B"). `text` is the output of `_plain`."""
     end = len(text) if end is None else end
     if small := _SMALL.match(text, start, end):
         text = f"{text[: small.start(2)]}{small[2].upper()}{text[small.end(2) :]}"

@@ -1,4 +1,7 @@
-"""Classes of equal answers. Answers are equal if they were parsed to the same text, or by math-verify for `math`."""
+"""Classes of equal answers. Answers are equal if the grader parsed the same text from them.
+
+For the grader `math`, answers are also equal if math-verify finds them equal.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +17,8 @@ class AnswerClasses:
     """Groups the answers to a question into classes, numbered by first occurrence.
 
     Args:
-        equal: Function that compares a class's first answer with another one. By default, they must be identical.
+        equal: Function that compares the first answer of a class with another answer. If None, only identical answers
+            are equal.
 
     Attributes:
         first: First answer of each class, or None if the grader could not parse it.

@@ -29,7 +29,7 @@ _USER = (
     "Does the proposed answer mean the same as the expected answer? One word: yes, no or unclear."
 )
 _MOST_REFERENCES = 20
-#: Number of rejected requests after which a judge that has answered none is unusable.
+#: A judge is unusable if it has rejected this many requests and answered none.
 _MOST_REJECTED = 10
 _HALF = 2000  # characters kept from each end of a long answer
 _VERDICTS = {"yes": True, "no": False, "unclear": None}

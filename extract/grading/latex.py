@@ -99,8 +99,9 @@ def stated_answer(text: str) -> str | None:
     r"""Extract the final answer from a text and normalise it with `spelled`, or return None.
 
     In order of preference, the answer is the content of the last \boxed{}, the text after the last "answer is", the
-    last formula, or the last line. In prose, the answer is the only number, or all words if there is none. Denied ("not
-    20") and incomplete ("10 or 20", "20 times x") answers are ignored.
+    last formula, or the last line. If this text is prose with a single number, the answer is the number. If it is prose
+    without numbers, the answer is all of its words. Denied ("not 20") and incomplete ("10 or 20", "20 times x") answers
+    are ignored.
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')

@@ -19,7 +19,11 @@ _INTEGER = re.compile(r"\s*(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\$?\s*(\d{1,
 
 
 def _stated_number(text: str) -> Fraction | None:
-    r"""Return the number after the first ####, or else the last number in the last \boxed{}, or else in the text."""
+    r"""Return the number that a text gives as its answer.
+
+    In order of preference, this is the number after the first ####, the last number in the last \boxed{}, or the last
+    number in the text.
+    """
     _, _, after = text.partition("####")
     line = after.lstrip(" ").split("\n", 1)[0]
     if re.search(r"\d", line):  # the answer, even if it can't be parsed

@@ -18,7 +18,7 @@ from extract.text import contains_answer, normalize
 #: Minimum token F1 of a right answer, as in the code of Farquhar et al. 2024 (Nature 630; metric "squad").
 THRESHOLD = 0.5
 
-#: Words such as "I" that begin a sentence ("I think") rather than being symbols.
+#: Words such as "I" that begin a sentence ("I think"). Elsewhere, these words can be symbols.
 _SENTENCE_WORD = re.compile(
     r"(?<![\w'’])(?:A|Am|As|At|Be|He|I|In|No)(?=\s+(?!(?:is|stands|represents|means|for|because|and|or)\b)[a-z])"
 )
@@ -42,7 +42,7 @@ def _grade_short(question: Question, text: str) -> Grade:
 
 
 def _squad_words(text: str) -> str:
-    """Reduce a text to words, without articles unless there are no other words."""
+    """Reduce a text to words. Articles are removed unless there are no other words."""
     punctuation = ("P", "Cf")  # Cf: invisible characters
     kept = (c for c in text.lower() if not (c in string.punctuation or unicodedata.category(c).startswith(punctuation)))
     words = "".join(kept)

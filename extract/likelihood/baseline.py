@@ -13,14 +13,14 @@ from extract.models.store_model import prompt_of
 from extract.running.memory import retry_with_smaller_batch
 from extract.store.shards import Scope, Shard
 
-#: Maximum number of continuations without a prompt per sequence.
+#: Maximum number of continuations per sequence if they are scored without a prompt.
 _AT_ONCE = 32
 
 
 class Likelihood(AskedTable):
-    """Scores the options of each question, or its reference answer if it has none.
+    """Scores the options of each question. A question without options has a single continuation, its reference answer.
 
-    Each continuation is scored after the policy's prompt and without a prompt. The value of a question is the
+    Each continuation is scored twice: after the policy's prompt, and without a prompt. The value of a question is the
     probability of its most likely continuation, divided by the total probability of its continuations.
     """
 

@@ -49,8 +49,9 @@ NORMALISATIONS = {
 def continuations_of(question: Question, form: Continuations) -> tuple[list[str], int | None]:
     """Return the continuations of a question, and the index of the right continuation (None if unknown).
 
-    These are the question's `choices`, or else its first reference. For kind `choice`, `form` selects the letters or
-    the texts of the choices. Raises an `InputError` if the question has neither.
+    The continuations are the question's `choices`. A question without `choices` has a single continuation, its first
+    reference. For kind `choice`, `form` selects the letters or the texts of the choices. Raises an `InputError` if the
+    question has neither choices nor references.
 
     >>> question = Question("1", "mine", "Which is odd?", references=("B", "3"), kind="choice", choices=("2", "3"))
     >>> continuations_of(question, "letters"), continuations_of(question, "texts")

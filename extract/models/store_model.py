@@ -77,7 +77,10 @@ def model_source(store: Store, model: str | None) -> str:
 def encode_prompts(
     store: Store, tokenizer: Any, shard: Shard, samples: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, list[int]]:
-    """Return the prompt token ids of a shard's questions by id. Their numbers must agree with those in `samples`."""
+    """Return the prompt token ids of each question in a shard's block, by question id.
+
+    Raises an `InputError` if the length of a prompt differs from the length recorded in `samples`.
+    """
     encoded = encode_questions(tokenizer, prompt_of(store), store.questions.block(shard))
     prompts = dict(zip(store.questions.ids(shard), encoded, strict=True))
     for sample in samples:

@@ -13,7 +13,7 @@ from extract.errors import InputError, nearest
 from extract.questions.numbers import gold_number
 from extract.questions.question import Kind
 
-#: Fields of a question in the package's own format, and those that `by_fields` can set.
+#: Fields of a question in the package's own format. `by_fields` can set the same fields.
 FIELDS = ("id", "text", "messages", "references", "kind", "choices", "group", "meta")
 MAPPED = tuple(name for name in FIELDS if name != "messages")
 _COLUMN = re.compile(r"\{([^{}]+)\}")
@@ -164,7 +164,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
 
 
 def own_form(row: Row, seed: int = 0) -> Draft:
-    """Read question fields from a row in the package's own format. Null fields are missing.
+    """Read question fields from a row in the package's own format. Null fields count as missing.
 
     For kind `choice`, see `right_option`.
 

@@ -25,9 +25,9 @@ class Question:
         kind: Type of the expected answer, which determines the default grader.
         choices: Options of a `choice` question, in display order; empty if `messages` contain the options.
         group: Group of the question, such as "capital", for stratified splits and base rates.
-        meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals``, wrong answers. If a rival
-            precedes all references, the answer is wrong. ``worked`` is a solution for worked examples that ends with
-            the answer. If ``private`` is true, the texts are never displayed.
+        meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An answer
+            is graded as wrong if it states a rival before it states a reference. ``worked`` is a solution for worked
+            examples that ends with the answer. If ``private`` is true, the texts are never displayed.
         row: 0-based position in the source, or None. Not part of a store's identity.
     """
 
@@ -73,7 +73,7 @@ class Question:
 
     @property
     def public_prompt(self) -> str:
-        """Last message, or text and options, for display; a placeholder for a private question."""
+        """Prompt for display: the last message, or the text with its options. Private questions have a placeholder."""
         return self.public(str(self.messages[-1]["content"] if self.messages else self.prompt))
 
     def record(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Question:
 
 
 def questions_hash(questions: Iterable[Question]) -> str:
-    """SHA-256 of the question records in order, a part of a store's identity.
+    """SHA-256 of the question records in order. It is part of a store's identity.
 
     >>> first, second = Question("1", "mine", "1 + 1?"), Question("2", "mine", "1 + 2?")
     >>> questions_hash([first, second]) == questions_hash([second, first])

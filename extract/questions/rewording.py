@@ -54,7 +54,7 @@ REWORDINGS: dict[str, Callable[[str], str]] = {
 def reworded(questions: Iterable[Question], n: int = 6, seed: int = 0) -> list[Question]:
     """Return `n` different rewordings of each question, chosen at random from `REWORDINGS`.
 
-    The group is the name of the rewording, and ``meta["reworded"]`` the id of the original question.
+    The group is the name of the rewording, and ``meta["reworded"]`` is the id of the original question.
 
     Args:
         questions: Plain-text questions.

@@ -44,14 +44,14 @@ class QuestionSet:
 
 
 def gsm8k(row: Row, seed: int) -> Draft:
-    """Read a GSM8K row: the number after ``####``, and the solution without calculator annotations."""
+    """Read a GSM8K row. The answer is the number after ``####``. The solution has no calculator annotations."""
     worked = re.sub(r"<<.*?>>", "", row.text("answer"))
     gold = gold_number(worked, row.where)
     return {"text": row.text("question"), "references": (gold,), "kind": "number", "meta": {"worked": worked}}
 
 
 def aime(row: Row, seed: int) -> Draft:
-    """Read an AIME row: a whole number, without a unit."""
+    """Read an AIME row. The answer is a whole number. A unit after the number is removed."""
     gold = re.sub(r"\D+$", "", row.text("answer"))
     return {"text": row.text("problem"), "references": (gold_number(gold, row.where),), "kind": "number"}
 
@@ -60,7 +60,7 @@ _SIMPLEQA = by_fields({"id": "original_index", "text": "problem", "references": 
 
 
 def simpleqa(row: Row, seed: int) -> Draft:
-    """Read a SimpleQA row. Gold answers are accepted with and without the range at their end."""
+    """Read a SimpleQA row. A gold answer that ends with an acceptable range is accepted with and without it."""
     draft = _SIMPLEQA(row, seed)
     bare = [re.sub(r"\s*\(acceptable range:.*\)$", "", gold, flags=re.I) for gold in draft["references"]]
     return {**draft, "references": (*bare, *draft["references"]), "meta": {"answer_type": row.value("answer_type")}}

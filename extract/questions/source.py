@@ -38,8 +38,8 @@ class Source:
     def questions(self, seed: int) -> list[Question]:
         """Read and check all questions in row order. The seed shuffles options.
 
-        Rows that repeat a question are merged. Rows without a gradable answer are skipped and counted on standard
-        error.
+        Rows that repeat a question are merged. Rows without a gradable answer are skipped, and their number is printed
+        to standard error.
 
         Raises:
             InputError: If the rows can't be read, or a question is invalid.
@@ -67,7 +67,7 @@ class Source:
             yield self.set.read(row, seed), row.where
 
     def rows(self, split: str) -> Sequence[Record]:
-        """Read all rows of a split. A file has no splits."""
+        """Read all rows of a split. For a file, `split` has no effect."""
         path = self.path
         if path is not None and not path.is_dir() and not (path.suffix in LOADERS and path.is_file()):
             raise InputError(
@@ -87,9 +87,7 @@ class Source:
         from datasets import load_dataset
 
         in_csv = self.set.in_csv if self.path is None else any(self.path.rglob("*.csv"))
-        as_text = (
-            {"keep_default_na": False, "index_col": False} if in_csv else {}
-        )  # keeps answers such as "None" and "NA"
+        as_text = {"keep_default_na": False, "index_col": False} if in_csv else {}  # "None" and "NA" can be answers
         options = {"name": self.set.config, "split": split, **as_text}
         with quiet_loggers("datasets", "huggingface_hub"), warnings.catch_warnings():
             warnings.filterwarnings("error", "Length of header or names")  # rows with too many fields
@@ -277,5 +275,5 @@ def _problems(question: Question, where: str, need_references: bool) -> Iterator
 
 
 def says_anything(kind: str, reference: str) -> bool:
-    """Whether a reference contains text, and for kinds `short` and `cloze` a word."""
+    """Whether a reference contains text. For kinds `short` and `cloze`, it must contain a word."""
     return bool(normalize(reference) if kind in ("short", "cloze") else reference.strip())

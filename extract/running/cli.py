@@ -56,7 +56,7 @@ class OneLineErrors:
         self.allow_abbrev = False
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print a one-line error and exit with status 2, except in a nested parser."""
+        """Print a one-line error and exit with status 2. A nested parser raises the error instead."""
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(message, ex)  # type: ignore[misc]
         print(f"error: {explain(message, known_options(self))}", file=sys.stderr)

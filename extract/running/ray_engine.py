@@ -1,6 +1,7 @@
 """The Ray engine: actors on one or several machines process the blocks of a store.
 
-RAY_ADDRESS selects an existing cluster. Otherwise, a cluster is started on this machine, until this process ends.
+The environment variable RAY_ADDRESS selects an existing cluster. If it is not set, a cluster is started on this
+machine. This cluster stops when the process that started it ends.
 """
 
 import os
@@ -93,7 +94,7 @@ class RayWorker(Worker):
             self._delete_unfinished(store)
 
     def once(self, function: Callable[[], Result]) -> Result:
-        """Call a function in a process of the cluster with the resources of an actor."""
+        """Call a function in a process of the cluster. The process has the same resources as an actor."""
         task = self._ray.remote(max_retries=RETRIES, **self._resources[1])(_call).remote(function, os.getcwd())
         self._wait([task])
         return self._result(task)
@@ -105,7 +106,7 @@ class RayWorker(Worker):
         n_rows: Callable[[Item], int],
         bar: Callable[[], Progress],
     ) -> Iterator[Result]:
-        """Process the items in actors, one block at a time. See `Worker.run`.
+        """Process the items in actors. Each actor processes one block at a time. See `Worker.run`.
 
         The function that `start` yields must skip existing files, because blocks are repeated if an actor dies.
         """

@@ -31,7 +31,7 @@ Start = Callable[[], AbstractContextManager[Callable[[Sequence[Item], Progress],
 
 @dataclass(frozen=True)
 class Worker:
-    """Worker number `rank` of `count`, which processes every `count`-th block independently of the others."""
+    """Worker number `rank` of `count` workers. It processes every `count`-th block, starting with block `rank`."""
 
     rank: int = 0
     count: int = 1
@@ -75,7 +75,7 @@ class Worker:
 
     @property
     def label(self) -> str:
-        """Suffix with the worker's number, such as `` 1/4``, unless it is the only one."""
+        """Suffix with the worker's number, such as `` 1/4``. It is empty for a single worker."""
         return f" {self.rank + 1}/{self.count}" if self.count > 1 else ""
 
     @contextmanager

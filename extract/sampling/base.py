@@ -54,10 +54,12 @@ class Sampler(Protocol):
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy before `prepare` is called, for comparison with that of an existing store.
+        """Return the policy as far as it is known before `prepare` is called.
 
-        `decoding` has one temperature. `model` is the store's `ModelIdentity` as a dict, from which values that are not
-        known yet are copied.
+        It is compared with the policy of an existing store.
+
+        `decoding` has one temperature. `model` is the `ModelIdentity` of the existing store as a dict. Values that are
+        not known yet are copied from it.
         """
         return self.policy(decoding)
 
@@ -71,7 +73,9 @@ class Sampler(Protocol):
         """Return the policy to record in a store's identity. `decoding` has a single temperature."""
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
-        """Add the missing samples up to `k` per question to the stores, which differ only in temperature.
+        """Add the missing samples to the stores, so that each question has `k` samples.
+
+        The stores differ only in temperature.
 
         Raises:
             InputError: If some samples could not be drawn. Samples drawn so far are kept.
@@ -83,7 +87,7 @@ class Sampler(Protocol):
         """Draw samples for some questions of a block, and append them to the answer logs of the given ranges.
 
         Args:
-            ranges: Dict from temperature to a store and a range of its samples, which contains `samples`.
+            ranges: Dict from temperature to a store and a range of its samples. Each range contains `samples`.
             question_ids: Ids of the questions.
             samples: Indices of the samples to draw.
             progress: Progress bar that counts the answers.

@@ -8,7 +8,7 @@ Right answers are equal to each other. Wrong answers follow a Chinese restaurant
 next wrong answer is new with probability θ/(θ + w). Otherwise, it repeats a random earlier wrong answer.
 
 A class is a set of equal answers. After n answers, the posterior probability that a class of m answers is right is
-proportional to w(m), and that the right answer has not occurred yet, to w(0):
+proportional to w(m). The posterior probability that the right answer has not occurred yet is proportional to w(0):
 
 .. math::
     w(m) = \frac{\Gamma(a + m)\, \Gamma(b + n - m)}{\Gamma(m)\, \Gamma(\theta + n - m)}, \quad
@@ -69,7 +69,10 @@ def write_priors(
     diversity: float,
     prompt: str,
 ) -> None:
-    """Write priors for `read_priors`. `confidence` is [question], and `prompt` the SHA-256 of the prompt template."""
+    """Write priors for `read_priors`.
+
+    `confidence` has the shape [question]. `prompt` is the SHA-256 of the prompt template.
+    """
     rows = [Prior(value, concentration, diversity)._asdict() for value in confidence.tolist()]
     sink = pa.BufferOutputStream()
     table = pa.Table.from_pylist([{"question_id": id_, **row} for id_, row in zip(question_ids, rows, strict=True)])
@@ -139,9 +142,10 @@ def fit_prior(
 def fit_concentration(
     mean: NDArray[np.float64], right: NDArray[np.int64], n_answers: NDArray[np.int64], bounds: tuple[float, float]
 ) -> float:
-    """Fit the concentration κ of the priors Beta(κ f, κ (1 − f)) of beta-binomial counts by maximum likelihood.
+    """Fit the concentration κ of the priors Beta(κ f, κ (1 − f)) by maximum likelihood.
 
-    The arrays have the shape [question]. `mean` contains f, between 0 and 1 exclusive.
+    The number of right answers has a beta-binomial distribution. The arrays have the shape [question]. `mean` contains
+    f, which is between 0 and 1 exclusive.
     """
 
     def loss(log_concentration: float) -> float:
@@ -172,8 +176,8 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
 
     Suppose that x of the n answers so far are in the right class, and y ≤ n − x in one wrong class, the rival. Element
     [x, y] is the probability that the right class has more answers after the whole budget. A tie counts as ½. The next
-    answer is right with probability (a + x)/(a + b + n), and otherwise in the rival class with probability y/(θ + n −
-    x).
+    answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class with probability
+    y/(θ + n − x).
     """
     a, b = prior.beta
     side = np.arange(budget + 1.0)

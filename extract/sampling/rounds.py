@@ -1,7 +1,7 @@
 """Sample answers in rounds, and stop sampling for a question as soon as a stopping rule is met.
 
-The answers are logged after each round. When sampling has stopped for all questions of a block, its tables are written,
-with the reasons. Answers that were not drawn have the finish reason `skipped`.
+The answers are logged after each round. When sampling has stopped for all questions of a block, its tables are written.
+They record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,9 +35,10 @@ Draw = Callable[
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
     """Reopen finished ranges of samples to which this run may add answers, by moving their answers back to logs.
 
-    Without a stopping rule, these are ranges with skipped samples. With a rule, they are ranges that were sampled with
-    any rule, except in blocks that were finished at all temperatures with the same settings. Damaged ranges and ranges
-    that begin after the first k samples are not changed.
+    If this run has no stopping rule, ranges with skipped samples are reopened. If it has one, ranges that were sampled
+    with any stopping rule are reopened, except in blocks that were finished at all temperatures with the same settings.
+
+    Damaged ranges and ranges that begin after the first k samples are not changed.
     """
     recorded, undecided = list[tuple[Store, SampleRange, dict[str, Any]]](), set[int]()
     settings = None if stopping is None else stopping.record(stores, k)
@@ -97,7 +98,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
 
 
 class _Rounds:
-    """Draws the answers to a block of questions in rounds, into unfinished `ranges` by temperature."""
+    """Draws the answers to a block of questions in rounds. `ranges` contains its unfinished ranges by temperature."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class _Rounds:
     def run(self, draw: Draw, grade_all: GradeAll, progress: Progress) -> dict[str, dict[str, Any]]:
         """Draw answers until sampling has stopped for all questions, and write the tables.
 
-        Returns an outcome (`reason`, `n_answers`, `evidence`, `answer`) by question id.
+        Returns a dict from question id to outcome (`reason`, `n_answers`, `evidence` and `answer`).
         """
         self._decide(grade_all, progress)
         progress(sum(map(len, self._classes.values())), 0)

@@ -48,7 +48,7 @@ class Decision(NamedTuple):
     """Decision of a rule, based on the answers to a question so far.
 
     Attributes:
-        reason: ``"rule"``, ``"budget"`` if all answers have been drawn, or None if sampling continues.
+        reason: Why sampling stops: ``"rule"``, or ``"budget"`` if all answers have been drawn. None if it continues.
         leader: Class of the leading answer.
         n_answers: Number of answers on which the decision and `evidence` are based.
     """
@@ -66,13 +66,14 @@ class StoppingRule:
     Attributes:
         label: Name in tables.
         description: Condition for stopping, with the placeholder {threshold}.
-        evidence: Function of the answers to a question and its prior, which most rules ignore. Returns the evidence
-            after each answer, [order, answer].
+        evidence: Function of the answers to a question and of the question's prior. It returns the evidence after each
+            answer, [order, answer]. Most rules ignore the prior.
         thresholds: Thresholds that ``python -m applications vote`` compares.
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
         needs: What the rule requires: several temperatures, a prior, or nothing (None).
-        stops: Function of the evidence and the threshold. Returns whether the rule stops, [order, answer].
+        stops: Function of the evidence and the threshold. It returns whether sampling stops after each answer, [order,
+            answer].
     """
 
     label: str
@@ -168,7 +169,10 @@ def _beta_above_half(n: int) -> NDArray[np.float64]:
 
 
 def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
-    """Compute the evidence of early-stopping self-consistency: the number of equal answers in a row up to each one."""
+    """Compute the evidence of early-stopping self-consistency.
+
+    The evidence after each answer is the length of the run of equal answers that ends with it.
+    """
     classes = answers.classes
     place = np.arange(classes.shape[1])
     changed = np.diff(classes, axis=1, prepend=-1) != 0

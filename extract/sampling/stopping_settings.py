@@ -81,7 +81,7 @@ def load_stopping(
 def turns(temperatures: Collection[float], k: int) -> list[tuple[int, float]]:
     """List the sample index and the temperature of each answer to a question, in the order in which they are used.
 
-    Only one answer is used at temperature 0 if there are others.
+    If there are several temperatures, only one answer is used at temperature 0.
 
     >>> turns([0.0, 0.5], 3)
     [(0, 0.0), (0, 0.5), (1, 0.5), (2, 0.5)]

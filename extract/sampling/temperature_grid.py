@@ -13,7 +13,9 @@ from extract.store.identity import member_stores
 
 
 def member_name(temperature: float) -> str:
-    """Return the folder name of the store for one temperature. Below 10, names sort in numerical order.
+    """Return the folder name of the store for one temperature.
+
+    The names of temperatures below 10 sort in numerical order.
 
     >>> [member_name(temperature) for temperature in (0, 0.05, 0.1, 1.0, 1e-05)]
     ['t0.0', 't0.05', 't0.1', 't1.0', 't0.00001']
@@ -39,8 +41,8 @@ def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
 def each_store(command: Callable[..., Any]) -> Callable[..., None]:
     """Decorate a command so that it runs on each store of a grid in turn.
 
-    An error is raised at the end, after the command has run on all stores. The store's name is appended to the name of
-    an output file `out`.
+    If the command fails on a store, it still runs on the other stores, and an error is raised at the end. If the
+    command has an option `out` for an output file, the store's name is appended to the name of the file.
     """
 
     @wraps(command)

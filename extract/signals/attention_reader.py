@@ -74,7 +74,7 @@ class MixingCapture(Hooks):
         )
 
     def _select(self, states: Tensor) -> Tensor:
-        """Return the states [row, query, d_model] at `index`, or of the last token for indices past the end."""
+        """Return the states [row, query, d_model] at `index`. Indices past the end select the last token."""
         assert self.index is not None
         self.index = self.index.to(states.device)
         index = self.index.clamp_max(states.shape[1] - 1)
@@ -101,11 +101,12 @@ class MixingCapture(Hooks):
 
 
 class AttentionReader(Hooks):
-    """Context manager that reads attention in forward passes, between `start` and `finish`.
+    """Context manager that reads attention in forward passes. Call `start` before each pass and `finish` after it.
 
     Args:
         model: Causal language model with SDPA or eager attention.
-        needs: Any of attention_entropy, and for answers attention_blocks, attention_macs and mixing.
+        needs: Any of `attention_entropy`, `attention_blocks`, `attention_macs` and `mixing`. All except
+            `attention_entropy` require passes over answers.
 
     Raises:
         InputError: If the model does not call transformers' attention function once per layer. Passes and `finish` can

@@ -37,17 +37,17 @@ def read_layer(
         key: Keys, [row, key head, key, d_head].
         mask: [row, 1, token, key]. Either bool with True for visible keys, or float values that are added to the
             scores. None for causal attention.
-        needs: Any of attention_entropy, attention_blocks and attention_macs.
+        needs: Any of `attention_entropy`, `attention_blocks` and `attention_macs`.
         scaling: Factor by which the scores are multiplied. None for 1/√d_head.
         softcap: Soft cap of the scores: s becomes softcap · tanh(s / softcap). None for no cap.
 
     Returns:
         Dict of float32 tensors, with these keys for each need:
 
-        - attention_entropy: the three `ENTROPIES`, [row, query].
-        - attention_blocks: `mean`, the attention averaged over heads, [row, query, key], and `sums`, the result of
+        - `attention_entropy`: the three `ENTROPIES`, [row, query].
+        - `attention_blocks`: `mean`, the attention averaged over heads, [row, query, key], and `sums`, the result of
           `normalisers` for all keys, [row, query, normaliser]. The keys of `mean` are only the tokens at `places`.
-        - attention_macs: `largest`, the largest attention of any head, [row, query, key].
+        - `attention_macs`: `largest`, the largest attention of any head, [row, query, key].
 
     Raises:
         InputError: If the mask differs between heads.
@@ -77,7 +77,10 @@ def read_layer(
 def _over_heads(
     chunks: Iterable[Tensor], n_visible: Tensor, needs: Collection[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Reduce scores over heads to a dict of entropies [row, query], and to `mean` and `largest` [row, query, key]."""
+    """Reduce scores over heads.
+
+    Returns a dict of entropies [row, query], and a dict with the entries `mean` and `largest` [row, query, key].
+    """
     n_heads, entropies = 0, []
     whole: dict[str, Tensor] = {}
     for scores in chunks:
@@ -109,7 +112,8 @@ def _score_chunks(
         - the slice of queries,
         - the number of keys that each query sees, [row, query] int64,
         - the number of keys for which scores are computed,
-        - an iterator over groups of heads, which yields scores [row, head, query, key] float32, with `HIDDEN` keys.
+        - an iterator over groups of heads, which yields scores [row, head, query, key] float32. Keys that a query can't
+          see have the score `HIDDEN`.
     """
     (n_rows, n_heads, _, d_head), n_key_heads = query.shape, key.shape[1]
     if mask is not None and mask.shape[1] != 1:
@@ -199,7 +203,7 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
-    """Compute the column field, one over the number of queries that see a key, [row, alignment, key] float32.
+    """Compute the column field [row, alignment, key] float32: 1 divided by the number of queries that see a key.
 
     A key at place j is seen by T − j queries. T is `n_tokens` for the alignment `token`, and `n_tokens` − 1 for `emit`.
 
@@ -212,7 +216,7 @@ def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
 
 
 def element_field(query: Tensor, key: Tensor) -> Tensor:
-    """Compute the element field, weights by the distance of query and key, [row, query, key] float32.
+    """Compute the element field [row, query, key] float32, weights that depend on the distance of query and key.
 
     The weight is 1 / (i − j + 1) for a query at place i and a key at place j ≤ i, and 1 if j > i.
     """

@@ -132,7 +132,7 @@ class Dots(NamedTuple):
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention in a forward pass, in float32; 0 for padding queries.
+    """Attention in a forward pass, in float32. Values of padding queries are 0.
 
     Attributes:
         layers: Result of `read_layer` for each layer, without `largest`.

@@ -16,7 +16,7 @@ from extract.store.shards import Scope
 #: Answer prefixes and their fractions q. A prefix contains the first ⌈q n⌉ of n content tokens.
 PREFIXES = {"prefix_25": 0.25, "prefix_50": 0.5, "prefix_75": 0.75}
 DEFAULT_POOLING = ("mean", "std", "max")
-#: Pooling of token entropies only, see `peak_features`.
+#: Pooling that supports only token entropies. See `peak_features`.
 DISTRIBUTION = "distribution"
 _WINDOWS = re.compile(r"windows_([1-9]|[1-5][0-9]|6[0-4])")
 _KEY = re.compile(r"([a-z_]+)/((?:0|[1-9][0-9]{0,4})/([A-Za-z0-9_]+))")
@@ -32,7 +32,7 @@ class TokenFeatures:
         weights: Key of the token weights, or None.
 
     Raises:
-        InputError: If a key does not support a pooling, or a pooling has no weighted form.
+        InputError: If a key does not support a pooling, or if `weights` is given for a pooling without a weighted form.
     """
 
     keys: tuple[str, ...]

@@ -85,8 +85,8 @@ def _mean_over(rows: Sequence[range], device: torch.device) -> Callable[[Tensor]
 class HiddenCapture(Hooks):
     """Context manager that captures hidden states in the current thread's forward passes.
 
-    Layers are numbered as in transformers' `output_hidden_states`. Layer 0 contains the embeddings, and layer l the
-    residual stream after block l, for the last block after the final norm.
+    Layers are numbered as in transformers' `output_hidden_states`. Layer 0 contains the embeddings, and layer l is the
+    residual stream after block l. For the last block, the states are taken after the final norm.
 
     Attributes:
         states: Dict from layer to the hidden states of the most recent pass: [row, position, d_model] after `start`, or
@@ -111,7 +111,7 @@ class HiddenCapture(Hooks):
         self._model = model
 
     def start(self, positions: Sequence[Sequence[range]]) -> None:
-        """Set the token ranges [position][row] to average over. Without positions, later passes keep no states."""
+        """Set the token ranges [position][row] to average over. If there are none, later passes keep no states."""
         means = [_mean_over(rows, self._model.device) for rows in positions]
         self.select = (lambda hidden: torch.stack([mean(hidden) for mean in means], dim=1)) if means else None
 

@@ -72,7 +72,7 @@ def kl_of_means(p: Tensor, q: Tensor) -> Tensor:
 
 
 class LensReader(Hooks):
-    """Context manager that computes a `Lens` of each forward pass, between `start` and `finish`.
+    """Context manager that computes a `Lens` of each forward pass. Call `start` before the pass and `finish` after it.
 
     `needs` are any of ``logits`` (the final distribution), ``lens`` (entropies), ``exit`` and ``divergence``.
 

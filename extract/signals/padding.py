@@ -1,4 +1,4 @@
-"""Ragged rows as padded tensors, in float64, so that rounding does not affect quantiles."""
+"""Ragged rows as padded float64 tensors. In float64, rounding does not affect quantiles."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -18,7 +18,7 @@ class Padded:
 
     Args:
         u: Values, [..., row, token] float64, padded with 0.
-        w: Weights, likewise, or None. Leading axes are broadcast.
+        w: Weights in the same format, or None. Their leading axes broadcast with those of `u`.
         n: Number of tokens in each row, [row] int64.
     """
 
@@ -84,7 +84,8 @@ def over_rows(
         compute: The function. It returns a dict of tensors [..., row].
 
     Returns:
-        Dict of float32 tensors [row, …], NaN for rows that have no tokens, or a value or weight that is not finite.
+        Dict of float32 tensors [row, …]. A row is NaN if it has no tokens, or if one of its values or weights is not
+        finite.
 
     Raises:
         InputError: If a weight is negative, or the numbers of values and weights differ.

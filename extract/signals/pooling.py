@@ -26,7 +26,7 @@ def _std(rows: Padded) -> Tensor:
 
 
 def _top(rows: Padded, percent: int) -> Tensor:
-    """Mean of the largest `percent` % of each row's values, at least one."""
+    """Mean of the largest `percent` % of each row's values. At least one value is included."""
     k = _share(rows.n, percent)
     kept = (rows.step >= (rows.n - k)[:, None]) & rows.there
     return rows.ascending[0].masked_fill(~kept, 0.0).sum(-1) / k
@@ -47,7 +47,7 @@ def _weighted_std(rows: Padded) -> Tensor:
 
 
 def _weighted_top(rows: Padded, percent: int) -> Tensor:
-    """Weighted mean of the `percent` % of tokens with the largest weights, at least one."""
+    """Weighted mean of the `percent` % of tokens with the largest weights. At least one token is included."""
     weights, values = rows.by_weight
     weights = weights.masked_fill(rows.step >= _share(rows.n, percent)[:, None], 0.0)
     return (weights * values).sum(-1) / weights.sum(-1)

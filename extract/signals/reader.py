@@ -94,8 +94,8 @@ class Reader(ExitStack):
 def by_length(lengths: Sequence[int], batch_tokens: int, n_before: int = 0) -> Iterator[list[int]]:
     """Yield batches of sequence indices, the shortest sequences first.
 
-    A batch has at most `batch_tokens` tokens including padding, or a single sequence. Each sequence begins with
-    `n_before` cached tokens, four of which count as one token.
+    A batch has at most `batch_tokens` tokens, including padding. A longer sequence forms its own batch. Each sequence
+    begins with `n_before` cached tokens. Four cached tokens count as one token.
 
     >>> list(by_length([3, 1, 2, 9], batch_tokens=6))
     [[1, 2], [0], [3]]

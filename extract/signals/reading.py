@@ -112,7 +112,7 @@ def read_answers(
     """Read signals of answers, all in the same forward passes.
 
     Identical answers to the same prompt are processed once. If the model's key/value cache can be shared, each prompt
-    and the common prefix of all prompts are also processed only once.
+    is processed once for all its answers, and the common prefix of all prompts is processed only once.
 
     Args:
         model, signals, layers, batch_tokens, progress, shared: See `read_questions`.
@@ -154,7 +154,7 @@ def _batches(
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
     """Yield batches of answer indices, each with the cache of a prefix that its prompts share.
 
-    This cache extends `beginning`. If a prompt has several answers, they form their own batches.
+    This cache extends `beginning`. If a prompt has several answers, they are not batched with answers to other prompts.
     """
 
     def batches(indices: Sequence[int], shared: SharedPrompt | None) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
@@ -194,8 +194,8 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
 def drawn_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> list[int]:
     """Return the token ids of a stored sample, including the end token if one was drawn.
 
-    Without token ids, the text is tokenized, which may give different tokens. If there is also reasoning, the list is
-    empty.
+    If the sample has no token ids, its text is tokenized, which may give different tokens. If it has reasoning but no
+    token ids, the list is empty.
     """
     if sample["token_ids"] is not None:
         return list(sample["token_ids"])

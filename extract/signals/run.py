@@ -45,7 +45,7 @@ def fill_signals(
 
     Args:
         load: Function that returns the model and the tokenizer, called only if a signal is missing.
-        layers: Layers to keep. By default, those already stored, or else `Signal.default_layers`.
+        layers: Layers to keep. By default, the layers already stored. If none are stored, `Signal.default_layers`.
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
@@ -122,7 +122,7 @@ def _settings(name: str, dtype: str) -> dict[str, Any]:
 
 
 def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
-    """Return `layers`, or the stored layers of a signal, which must include them."""
+    """Return the stored layers of a signal, or `layers` if none are stored. Stored layers must include `layers`."""
     if layers is not None and not layers:
         raise InputError(
             "Expected at least one layer in `layers`, but got none. To use the default layers, omit the option."
@@ -164,7 +164,10 @@ class _ShardReader:
         self._prefix: SharedPrompt | None = None  # usually the same in all blocks
 
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> Counter[str]:
-        """Read and write signals of a shard. Return numbers of non-finite rows by signal, and two counts of answers."""
+        """Read signals of a shard and write them to the store.
+
+        Returns the number of rows with non-finite values for each signal, and the counts `_UNKNOWN` and `_RETOKENIZED`.
+        """
         compute: Callable[..., dict[str, Any]]
         counts = Counter[str]()
         if isinstance(shard, Block):

@@ -33,7 +33,10 @@ class SharedPrompt:
         return longer
 
     def cache(self, n_rows: int, grows: bool = True) -> Any:
-        """Return a cache for `n_rows` sequences that share the memory of the prefix, for one pass unless it `grows`."""
+        """Return a cache for `n_rows` sequences, which share the memory of the prefix.
+
+        If `grows` is false, the cache can be used for only one pass.
+        """
         from extract.signals.one_pass import OnePassLayer
 
         cache = copy(self._cache)
@@ -58,11 +61,12 @@ def read_prefix(
     Args:
         model: Causal language model in evaluation mode.
         prompts: Token ids of the prompts, at least one.
-        start: Cache of a shorter common prefix, of which only the rest is read.
+        start: Cache of a shorter common prefix. Only the rest of the prefix is read.
         previous: Result of an earlier call, which is returned if the prefix is the same.
 
     Returns:
-        Cache of the prefix, or `start` if this saves fewer than `LEAST_SAVED` tokens or the cache can't be shared.
+        Cache of the prefix. If reading the prefix saves fewer than `LEAST_SAVED` tokens, or the model's cache can't be
+        shared, `start` is returned.
     """
     prefix = common_prefix(prompts)
     rest = prefix[0 if start is None else len(start.tokens) :]

@@ -31,7 +31,8 @@ Row = dict[str, Any]
 class AnswerLog:
     """Log of the answers in a range of samples, opened for appending.
 
-    A line survives a crash of the process, and after `sync` also a power failure. An incomplete last line is removed.
+    Every line survives a crash of the process. After `sync`, it survives a power failure, too. An incomplete last line
+    is removed.
 
     Attributes:
         path: Path of the log file.
@@ -170,7 +171,7 @@ def finish_range(
 
 
 def reopen_range(store: Store, samples: SampleRange) -> None:
-    """Move the answers of a finished range to an answer log, to draw the skipped samples."""
+    """Move the answers of a finished range to an answer log. The skipped samples of the range can then be drawn."""
     rows = store.samples.read(samples).to_pylist()
     with closing(AnswerLog(store, samples)) as log:
         log.append([row for row in rows if row["finish_reason"] != SKIPPED])
@@ -191,7 +192,7 @@ def _header(store: Store, samples: SampleRange) -> str:
 
 
 def _rows(line: bytes) -> list[Row]:
-    """Parse the rows in a line; empty if the line is incomplete or invalid."""
+    """Parse the rows in a line. The list is empty if the line is incomplete or invalid."""
     with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         if line.endswith(b"\n"):
             rows = pa.Table.from_pylist(json.loads(line), SAMPLES_SCHEMA).to_pylist()

@@ -49,7 +49,10 @@ class Asked(ShardFiles):
         return pa.concat_tables([self.read_shard(baseline, shard) for shard in self._folder.shards(scope)])
 
     def read_shard(self, baseline: str, shard: Shard) -> pa.Table:
-        """Read a baseline's table for a shard. Raises `Damaged` also if its settings differ from other tables."""
+        """Read a baseline's table for a shard.
+
+        Raises `Damaged` if the file is damaged, or if its settings differ from those of the baseline's other files.
+        """
         table, settings = self._read(baseline, shard)
         if different := "; ".join(differences(settings, self._settings.setdefault((baseline, shard.scope), settings))):
             raise Damaged(self.file(baseline, shard), f"its settings and those of another table differ ({different})")

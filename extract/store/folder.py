@@ -27,7 +27,7 @@ class StoreFolder:
 
     @cached_property
     def questions(self) -> Questions:
-        """Questions of the store, in order. Raises `Damaged` if their hash differs from the identity."""
+        """Questions of the store, in order. Raises `Damaged` if their hash differs from the recorded hash."""
         file = self.path / "questions.parquet"
         table = read_table(file, self.path, QUESTIONS_SCHEMA, EARLIER_QUESTIONS_SCHEMA)
         questions = Questions(table, self.identity["block_size"])
@@ -111,7 +111,7 @@ class ShardFiles:
         return [shard for shard in self._folder.shards(scope) if not is_finished(self.file(name, shard))]
 
     def check_complete(self, name: str, scope: Scope, command: str) -> None:
-        """Raise an InputError that recommends `command` unless every shard has a finished file."""
+        """Raise an InputError if a shard has no finished file. The message tells the user to run `command`."""
         shards, missing, path = self._folder.shards(scope), self.missing(name, scope), str(self._folder.path)
         if not shards:
             raise InputError(

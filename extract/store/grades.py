@@ -24,7 +24,8 @@ class Grades(ShardFiles):
         """Return `grader`, or the name of the store's only grader if `grader` is None.
 
         Raises:
-            InputError: If `grader` has no grades, or is None and there is not exactly one grader.
+            InputError: If `grader` has no grades, or if `grader` is None and the store does not have exactly one
+                grader.
         """
         names, path = self.names(), self._folder.path
         if not names:

@@ -21,8 +21,9 @@ def copy_known(
     """Copy missing question signals from stores that differ only in temperature, and return those still missing.
 
     Args:
-        missing: Dict from block to the names of its missing signals, as in the result.
-        layers: Dict from signal to the layers to keep (None for all), updated with the layers of the copied signals.
+        missing: Dict from block to the names of its missing signals. The result has the same form.
+        layers: Dict from signal to the layers to keep (None for all). It is updated with the layers of the copied
+            signals.
         settings: Dict from signal to its required settings.
     """
     others, still_missing = same_but_temperature(store), {shard: list(signals) for shard, signals in missing.items()}

@@ -30,7 +30,10 @@ _LARGEST = 2**20  # bytes
 
 
 def member_stores(folder: Path) -> list[Path]:
-    """Return the stores of a temperature grid, sorted by name, without unfinished imports. Other folders have none."""
+    """Return the stores of a temperature grid, sorted by name. Unfinished imports are left out.
+
+    The list is empty for other folders.
+    """
     if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # Path.is_file raises for overlong names
         return []
     return sorted(file.parent for file in folder.glob(f"*/{_IDENTITY}") if not file.parent.name.startswith("."))

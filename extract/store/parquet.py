@@ -29,10 +29,10 @@ SAMPLES_SCHEMA = _schema(
     "question_id:string sample:int32 text:string reasoning:string token_ids:int32s logprobs:float32s n_tokens:int32 "
     "finish_reason:string prompt_tokens:int32"
 )
-#: `right` is null if the grader could not decide, and `answer` if it found no answer.
+#: `right` is null if the grader could not decide. `answer` is null if the grader found no answer.
 GRADES_SCHEMA = _schema("question_id:string sample:int32 right:bool answer:string")
-#: Results of model-based baselines, by scope. `value` is null if the reply `text` contains none. For clustered answers,
-#: it is the index of the cluster. `mass` is the total probability of Yes and No in `p_true`.
+#: Results of model-based baselines, by scope. `value` is null if the reply `text` contains no value. For clustered
+#: answers, `value` is the index of the cluster. `mass` is the total probability of Yes and No in `p_true`.
 ASKED_SCHEMAS = {
     "question": _schema(
         "question_id:string value:float64 text:string mass:float64 prompt_tokens:int64 completion_tokens:int64 "

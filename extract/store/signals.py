@@ -163,7 +163,7 @@ class Signals(ShardFiles):
         return rows
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
-        """Return the dtypes and shapes of a signal's tensors by key; empty without files.
+        """Return the dtypes and shapes of a signal's tensors by key. The dict is empty if there are no files.
 
         Raises:
             Damaged: If a file is damaged, or two files have different layouts or settings.
@@ -185,7 +185,7 @@ class Signals(ShardFiles):
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
-        """Return the shards of a complete signal, and check that `key` exists and is ragged or not, as in `ragged`."""
+        """Return the shards of a complete signal. Its tensor `key` must be ragged if and only if `ragged` is true."""
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the signal {signal!r} in {str(self._folder.path)!r}"
         if key not in keys:

@@ -73,7 +73,7 @@ class Store:
         return cls(Path(path), read_identity(Path(path)))
 
     def check_identity(self, expected: dict[str, Any]) -> None:
-        """Raise an InputError that lists the differences unless the store has the expected identity."""
+        """Raise an InputError if the store does not have the expected identity. The message lists the differences."""
         if different := "; ".join(differences(self.identity, expected)):
             raise InputError(
                 f"Expected the store {str(self.path)!r} to have the identity of this run, but it differs in "

@@ -17,7 +17,7 @@ _LARGEST_MANIFEST = 2**28  # bytes
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Return all Parquet and safetensors files in a folder, also unfinished ones."""
+    """Return all Parquet and safetensors files in a folder, including unfinished ones."""
     return sorted(path for path in folder.rglob("*") if path.suffix in _DATA)
 
 
@@ -39,7 +39,7 @@ def find_problems(store: Store) -> Iterator[str]:
 
 
 def _check(store: Store, path: Path) -> None:
-    """Check a data file by reading it, or the consistency of the files in a folder."""
+    """Check a data file by reading it. For a folder, check that its files are consistent."""
     match path.relative_to(store.path).parts:
         case ("questions.parquet",):
             _ = store.questions

@@ -130,7 +130,7 @@ def read_answers(
 
 
 def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, samples: Sequence[int] | None) -> list[Key]:
-    """Choose the answers to show, as in `read_answers`. `right` says whether each answer is right, or None."""
+    """Choose the answers to show, as in `read_answers`. `right` is None for answers with an unknown grade."""
     samples_of: dict[str, list[int]] = defaultdict(list)
     for id_, sample in right:
         samples_of[id_].append(sample)
@@ -190,8 +190,9 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
 def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
-    Tokens that add no text, such as bytes of an unfinished character, are merged into the next piece, or into the last
-    one. `text` ends before any stop string, which can begin inside the last token.
+    Tokens that add no text, such as bytes of an unfinished character, are merged into the next piece. At the end of the
+    answer, they are merged into the last piece. `text` ends before any stop string, which can begin inside the last
+    token.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)

@@ -34,7 +34,7 @@ def show(
         samples: Indices of the answers to show, starting at 0. By default, all answers to the given questions.
         out: Output file: .html for a page of answers, or .png, .pdf or .svg for a plot of one answer.
         grader: Grader whose grades are shown. By default, the store's only grader.
-        influence: Token weights to show as influence. By default, norm_element_mean_token if it was read.
+        influence: Token weights to show as influence. By default, `norm_element_mean_token` if it was read.
         model: Hub id or folder of the store's model, required for a model in a folder. Only the tokenizer is loaded.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Record, Markdown page and picture of an audit."""
+"""Record, Markdown page and plot of an audit."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -143,7 +143,7 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
 
 
 def audit_page(record: dict[str, Any], plots: Collection[str]) -> str:
-    """Render the record as a Markdown page. `plots` are the names of the pictures."""
+    """Render the record as a Markdown page. `plots` contains the names of the plots."""
     context = {"labels": SOURCES, "verdict": audit_verdict(record), "level": LEVEL, "plots": plots}
     return render("audit/audit.md.j2", record=record, **context)
 

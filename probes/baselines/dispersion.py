@@ -51,8 +51,8 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
     """Compute the normalised kernel language entropy with a heat kernel (Nikitin et al., arXiv 2405.20003).
 
     The graph Laplacian is L = D − W, with the weights W = 2 S as in the paper. D is the diagonal matrix of the row sums
-    of W. The heat kernel exp(−t L) is scaled to diagonal entries of 1/n. The result is the entropy of its eigenvalues,
-    divided by ln n.
+    of W. The heat kernel exp(−t L) is scaled so that its diagonal entries are 1/n. The result is the entropy of its
+    eigenvalues, divided by ln n.
     """
     n, weights = len(similarity), 2 * similarity
     values, vectors = np.linalg.eigh(np.diag(weights.sum(1)) - weights)

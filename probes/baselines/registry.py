@@ -146,8 +146,9 @@ def needed_commands(name: str) -> str:
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the numbers of prompt tokens and of generated tokens that a baseline needs. Both have shape [question].
 
-    A baseline needs the prompt and half of the answers, the prompt alone, or (model-based) its own prompts and replies.
-    Text encoders and entailment classifiers are not counted. Counts that a server did not report are NaN.
+    Some baselines need the prompt, and some need the prompt and half of the answers. Model-based baselines need their
+    own prompts and replies. Text encoders and entailment classifiers are not counted. Counts that a server did not
+    report are NaN.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:
@@ -197,6 +198,6 @@ def _calibrated(name: str, data: FeatureDataModule, score: Tensor, rows: Rows, s
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Count the right and the graded answers to each question. If `half`, only odd indices are counted."""
+    """Count the right and the graded answers to each question. If `half`, only answers with odd indices count."""
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

@@ -146,7 +146,7 @@ class Comparison:
                     self._mask(scope, name, label, error)
         candidates = [name for name in self._methods if name not in self.out.masked]
         if not candidates:
-            reasons = "; ".join(f"{name}: {self.out.masked[name]}" for name in self._methods)
+            reasons = " ".join(f"{name}: {self.out.masked[name]}" for name in self._methods)
             raise InputError(f"Expected to fit at least one probe on {self.store!r}, but all probes failed. {reasons}")
         for number, rows in enumerate(self.folds):
             self._choose({name: fits[number][name] for name in candidates}, number, rows)
@@ -158,12 +158,12 @@ class Comparison:
         needs: list[tuple[str, Scope]] = [(name, TARGETS[method.target]) for name in (method.signal, *method.join)]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
         missing = [
-            f"the signal `{signal}` (read with `--scope {scope}`)"
+            f"python -m extract read --store STORE --signals [{signal}] --scope {scope}"
             for signal, scope in needs
             if signals.missing(signal, scope)
         ]
         if missing:
-            self.out.masked[name] = f"the store does not contain {' and '.join(missing)}"
+            self.out.masked[name] = f"its inputs are missing from the store. Run `{'; '.join(missing)}`."
         return bool(missing)
 
     def _mask(self, scope: Scope, name: str, label: str, error: InputError) -> None:

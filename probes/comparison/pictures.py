@@ -1,4 +1,4 @@
-"""Pictures for comparisons of methods and for transfer between question sets."""
+"""Plots for comparisons of methods and for transfer between question sets."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ _CURVE_COLOURS = (RED, *(colour for colour in METHOD_COLOURS if colour != RED))
 
 
 def comparison_pictures(out: OutOfFold, record: dict[str, Any]) -> dict[str, Figure]:
-    """Draw the pictures of a comparison and return them by name."""
+    """Draw the plots of a comparison and return them by name."""
     curves = {name: scored(out, name, half=False) for name in _CURVES if name in out.confidence}
     curves = {name: method.take(method.usable) for name, method in curves.items() if method.usable.any()}
     return {

@@ -29,9 +29,9 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
 
     Returns:
         The content of comparison.json. `methods` contains the metrics of each method. Methods that use answers with
-        even indices are scored on answers with odd indices, all others on all answers. `on_half` contains the metrics
-        of the best probe on answers with odd indices, and `answers` metrics on individual answers. `tests` is the
-        result of `paired_tests`. `chosen`, `masked` and `notes` come from `OutOfFold`.
+        even indices are scored on answers with odd indices. All other methods are scored on all answers. `on_half`
+        contains the metrics of the best probe on answers with odd indices. `answers` contains metrics on individual
+        answers. `tests` is the result of `paired_tests`. `chosen`, `masked` and `notes` come from `OutOfFold`.
     """
     table, names = out.data.table, list(out.confidence)
     answer_names = [*out.of_answers, *(name for name in ("constant", "base_rate", BEST) if name in names)]
@@ -163,7 +163,7 @@ def paired_tests(
 
 
 def comparison_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the record of a comparison as a Markdown page. `plots` are the names of the pictures."""
+    """Render the record of a comparison as a Markdown page. `plots` contains the names of the plots."""
     methods = dict(sorted(record["methods"].items(), key=lambda item: _KINDS.index(item[1]["kind"])))
     of_half = {name: figures for name, figures in methods.items() if figures["half"]}
     pairs: dict[tuple[str, str], dict[str, Any]] = {}

@@ -219,7 +219,7 @@ def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def transfer_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the record of a transfer as a Markdown page. `plots` are the names of the pictures."""
+    """Render the record of a transfer as a Markdown page. `plots` contains the names of the plots."""
     trains, tests = sets_of(record)
     cells = record["cells"]
     return render(

@@ -123,7 +123,7 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
     if len(scores) < LEAST_ISOTONIC_ROWS:
         raise InputError(
             f"Expected at least {LEAST_ISOTONIC_ROWS} rows for an isotonic calibrator, but got {len(scores)}. Use the "
-            "calibrator platt, or use more questions."
+            "calibrator `platt`, or use more questions."
         )
     scores, right, known = scores.double(), right.double(), known.double()
     margin = 0.5 / float(known.sum())

@@ -118,8 +118,8 @@ def drawn_noise(components: int, seed: int = 0) -> Tensor:
 def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
     r"""Compute 1 − ASEU, the median cosine similarity over all pairs of answer embeddings drawn for a question.
 
-    The draws are normally distributed with the predicted standard deviation around the predicted mean μ, rescaled to
-    the length √(‖μ‖² + Σ τ²).
+    The draws are normally distributed with the predicted standard deviation. Their mean is the predicted mean μ,
+    lengthened to √(‖μ‖² + Σ τ²).
 
     Args:
         predicted: Distribution [..., component] of the answer embeddings.

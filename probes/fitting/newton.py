@@ -3,8 +3,8 @@
 The weights and the bias are linear functions of a vector of coordinates: the weights and the bias themselves
 (`_Primal`), or, with fewer rows than weights, coefficients of the rows (`_Dual`).
 
-Losses and gradients are computed in float64. Newton steps are computed in float32, unless a penalty is tiny, because
-later steps correct their errors.
+Losses and gradients are computed in float64. Unless a penalty is tiny, Newton steps are computed in float32,
+because later steps correct their errors.
 """
 
 import torch

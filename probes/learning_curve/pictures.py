@@ -1,4 +1,4 @@
-"""Pictures of learning curves."""
+"""Plots of learning curves."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _LABELS = {"auroc": "capability AUROC", "brier_skill": "Brier skill"}
 
 
 def curve_pictures(record: dict[str, Any]) -> dict[str, Figure]:
-    """Draw the pictures of learning curves and return them by name."""
+    """Draw the plots of learning curves and return them by name."""
     return {
         "questions": by(record, "n", "training questions"),
         "budgets": by(record, "budget", "graded training answers"),

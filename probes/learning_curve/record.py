@@ -124,9 +124,9 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
     Returns:
         The content of curve.json. `cells` contains a dict for each pair of `n` and `k`. For `auroc` and `brier_skill`,
         see `over_subsets`. `budgets` contains a dict for each budget: `best` and `runner_up` are the splits [n, k] with
-        the highest and second-highest AUROC, `difference` is the difference between them, and `many_minus_few` that
-        between the splits with the most and the fewest questions. `contrasts` compares the largest cell with smaller
-        ones. `masked` contains the reasons for missing cells.
+        the highest and second-highest AUROC, and `difference` is the difference between them. `many_minus_few` is
+        the difference between the splits with the most and the fewest questions. `contrasts` compares the largest cell
+        with smaller ones. `masked` contains the reasons for missing cells.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))
@@ -184,7 +184,7 @@ def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, A
 
 
 def curve_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the record as a Markdown page. `plots` are the names of the pictures."""
+    """Render the record as a Markdown page. `plots` contains the names of the plots."""
     cells = {(cell["n"], cell["k"]): cell for cell in record["cells"]}
     return render("learning_curve/curve.md.j2", record=record, cells=cells, plots=plots, verdict=curve_verdict(record))
 

@@ -51,7 +51,8 @@ def _chunk(n_rows: int) -> int:
 def by_question(metric: WeightedMetric, question: Tensor, copies: Tensor | float = 1.0) -> WeightedMetric:
     """Convert a metric over rows into a metric over questions.
 
-    `question` [row] int64 is the question of each row, and `copies` [row] its number of identical rows.
+    `question` [row] int64 is the question of each row. A row that stands for several identical rows has their number in
+    `copies` [row].
     """
     step = _chunk(len(question))
     return lambda weights: torch.cat([metric(chunk[:, question] * copies) for chunk in weights.split(step)])

@@ -1,1 +1,1 @@
-"""Reports of training runs, and shared code for pictures and Markdown pages."""
+"""Reports of training runs, and shared code for plots and Markdown pages."""

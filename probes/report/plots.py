@@ -1,4 +1,4 @@
-"""Pictures of a training report, and the style and helper functions shared by all pictures."""
+"""Plots of a training report, and the style and helper functions shared by all plots."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

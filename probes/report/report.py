@@ -1,4 +1,4 @@
-"""Report of a fitted probe: its record, Markdown page, pictures, predictions and saved files."""
+"""Report of a fitted probe: its record, Markdown page, plots, predictions and saved files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -148,7 +148,7 @@ class Report:
         return dict(self.record["splits"]["test"][self.target])
 
     def figures(self) -> dict[str, Figure]:
-        """Draw the pictures of the report and return them by file name (without extension)."""
+        """Draw the plots of the report and return them by file name (without extension)."""
         figures, probe = self.figures_of, self.module.name
         scored = {name: method.take(method.usable) for name, method in self.methods.items()}
         drawn = [name for name in scored if name in (probe, *_DRAWN[self.target]) and figures[name]["auroc"]]
@@ -253,7 +253,7 @@ class Report:
         return dict(zip(Prior._fields[1:], fitted, strict=True))
 
     def write(self, folder: Path) -> dict[str, Path]:
-        """Write the report, predictions, pictures and probe to a folder. Return the paths of the pictures, by name."""
+        """Write the report, predictions, plots and probe to a folder. Return the paths of the plots, by name."""
         pictures, probe = self.figures(), self.probe()
         page = report_page(self.record, list(pictures))
         files = {"report.json": self.record, "report.md": page, "predictions.parquet": self.predictions()}
@@ -263,7 +263,7 @@ class Report:
 
 
 def report_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render report.json as a Markdown page. `plots` are the names of the pictures on the page."""
+    """Render report.json as a Markdown page. `plots` are the names of the plots on the page."""
     ((target, methods),) = record["splits"]["test"].items()
     probe, figures = next(iter(methods.items()))
     option, value = chosen_option(record["chosen"])

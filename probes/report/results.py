@@ -1,4 +1,4 @@
-"""Write the result folder of a command: Markdown page, JSON record, Parquet tables and pictures."""
+"""Write the result folder of a command: Markdown page, JSON record, Parquet tables and plots."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ def result_folder(
 def write_files(
     folder: Path, files: Mapping[str, str | dict[str, Any] | pa.Table], plots: Mapping[str, Figure]
 ) -> None:
-    """Write files (texts, JSON records or Parquet tables) to a folder, and pictures to ``plots/NAME.png``."""
+    """Write files (texts, JSON records or Parquet tables) to a folder, and plots to ``plots/NAME.png``."""
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     for name, plot in plots.items():
         plot.savefig(folder / "plots" / f"{name}.png")

@@ -48,12 +48,12 @@ def _environment() -> Environment:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format a number as ``0.690``, or None as a dash."""
+    """Format a number as ``0.690``. None becomes a dash."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def interval(estimate: Mapping[str, Any] | None, sign: str = "") -> str:
-    """Format an estimate as ``0.690 [0.620, 0.750]``, as ``0.690`` without an interval, or None as a dash."""
+    """Format an estimate as ``0.690 [0.620, 0.750]``, or as ``0.690`` if it has no interval. None becomes a dash."""
     if not estimate or estimate["low"] is None:
         return number(estimate["value"] if estimate else None)
     value, low, high = (f"{estimate[name]:{sign}.3f}" for name in ("value", "low", "high"))
@@ -61,7 +61,7 @@ def interval(estimate: Mapping[str, Any] | None, sign: str = "") -> str:
 
 
 def p_value(p: float | None) -> str:
-    """Format a p-value as ``0.012`` or ``< 0.001``, or None as a dash."""
+    """Format a p-value as ``0.012`` or ``< 0.001``. None becomes a dash."""
     return "< 0.001" if p is not None and p < 0.001 else number(p)
 
 

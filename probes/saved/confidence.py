@@ -218,7 +218,7 @@ class ConfidentModel:
             )
         prompts = list(prompts)
         if not prompts:
-            raise InputError("Expected `prompts` to contain at least one question, but it is empty. Pass a text.")
+            raise InputError("Expected `prompts` to contain at least one question, but it is empty. Pass a question.")
         template = PromptTemplate(**self.probe.config["prompt"])
         prompts = [prompts] if isinstance(prompts[0], (dict, int)) else prompts
         encoded = [template.encode(self.tokenizer, prompt) for prompt in prompts]

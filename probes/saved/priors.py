@@ -18,7 +18,7 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
     Its concentration was fitted when the probe was trained.
 
     Args:
-        probe: Folder or Hub id of a saved probe with the target capability. It must have been trained on other
+        probe: Folder or Hub id of a saved probe with the target `capability`. It must have been trained on other
             questions, because its confidences for training questions are too extreme.
         recipe: Questions, prompt and model, as for `python -m extract sample`. For a served model, pass a local copy
             as `model`.

@@ -39,7 +39,7 @@ class Asked:
 
 
 def asked_batches(questions: str, size: int) -> tuple[Iterator[list[Asked]], int | None]:
-    """Read questions in batches of at most `size`. Returns the batches and the number of questions, None if unknown.
+    """Read questions in batches of at most `size`. Returns the batches and the number of questions (None if unknown).
 
     A batch from standard input contains only lines that can be read without waiting.
     """

@@ -41,7 +41,8 @@ class Step:
             probability that this answer is right, based on its first `n_read` tokens; NaN if `n_read` is 0.
         novelty, is_novel: Novelty of the question or of the answer so far. See `Confidences`.
         n_read: Number of tokens of the answer that the confidence covers; 0 if the probe reads only the question.
-        n_tokens: Number of tokens in the answer so far, without the end token or, in the last step, the stop string.
+        n_tokens: Number of tokens in the answer so far, without the end token. In the last step, the stop string is
+            not counted either.
     """
 
     text: str
@@ -122,7 +123,10 @@ class _Reader(RunningConfidence):
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Within this context, capture the state of the last token in each pass, from the end of the prompt on."""
+        """Within this context, capture the state of the last token in each pass.
+
+        Passes that read only a beginning of the prompt are ignored.
+        """
         from extract.signals.hidden import HiddenCapture
         from extract.signals.model_parts import decoder_of
 

@@ -43,7 +43,8 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
     """Read the API key from an environment variable, or return None if the default variable is not set.
 
     Raises:
-        InputError: If another variable is not set, or the key can't be sent in an HTTP header.
+        InputError: If `variable` is not the default variable and is not set, or if the key can't be sent in an HTTP
+            header.
     """
     key = environment.get(variable)
     if not key and (not is_default or key == ""):

@@ -92,7 +92,7 @@ class Engine:
 
         prompts = [list(prompt) for prompt in prompts]
         if not prompts:
-            raise InputError("Expected `prompts` to contain at least one question, but it is empty. Pass a text.")
+            raise InputError("Expected `prompts` to contain at least one question, but it is empty. Pass a question.")
         contents = self._model._encode_answers(answers, len(prompts))
         check_prompts(self._model._model, prompts)
         if contents is not None:

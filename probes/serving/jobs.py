@@ -63,8 +63,8 @@ class AnswerStep(Step):
     """Step of a generated answer. See `Step`.
 
     Attributes:
-        entropies: Next-token entropies in nats for the tokens of `piece`, computed before temperature, top-p and top-k,
-            or None if they were not requested. If the text of a token is withheld, a later piece has its entropy.
+        entropies: Next-token entropies in nats for the tokens of `piece`, computed before temperature, top-p and top-k.
+            None if they were not requested. If the text of a token is withheld, a later piece has its entropy.
     """
 
     entropies: tuple[float, ...] | None = None
@@ -139,7 +139,10 @@ def log_failure(what: str, error: BaseException) -> None:
 
 
 def end_jobs(jobs: Iterable[Job | ScoreJob], error: Exception, what: str) -> None:
-    """Log an exception with a description of what failed, and end the requests with it, without its traceback."""
+    """Log an exception and a description of what failed. Then end the requests with the exception.
+
+    The traceback is removed from the exception after logging.
+    """
     log_failure(what, error)
     error = error.with_traceback(None)
     for job in jobs:

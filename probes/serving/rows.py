@@ -36,9 +36,10 @@ class Row:
         return self._random.random() if self.job.settings.temperature else 0.0
 
     def add(self, token: int, entropy: float | None = None) -> str | None:
-        """Add a drawn token and its entropy, and report the step; at the end of the answer, also the last step.
+        """Add a drawn token and its entropy, and report the new step.
 
-        Returns the finish reason, or None if the answer continues.
+        When the answer ends, the last step, which contains the complete answer, is reported. Returns the finish reason,
+        or None if the answer continues.
         """
         self.drawn.append(token)
         if entropy is not None:

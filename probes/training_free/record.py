@@ -28,9 +28,10 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
         n_resamples: Number of resamples for each interval. Each p-value uses five times as many.
 
     Returns:
-        A record. `chosen` is the name of the best score. `rows` contains the test metrics of all reported scores, and
-        `groups` those of the chosen score for each group of questions. `tests` compares the chosen score with others.
-        `grid` and `parts` contain counts. `masked` maps each signal or family without a reported score to the reason.
+        A record. `chosen` is the name of the best score. `rows` contains the test metrics of all reported scores.
+        `groups` contains the test metrics of the chosen score for each group of questions. `tests` compares the chosen
+        score with others. `grid` and `parts` contain counts. `masked` maps each signal or family without a reported
+        score to the reason.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc
@@ -184,7 +185,7 @@ def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
 
 
 def signals_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the record as a Markdown page. `plots` are the names of the pictures."""
+    """Render the record as a Markdown page. `plots` contains the names of the plots."""
     roles = ("best", "reference", "control")
     rows = sorted(record["rows"], key=lambda row: (row["name"] != record["chosen"], roles.index(row["role"])))
     verdict, template = signals_verdict(record), "training_free/signals.md.j2"

@@ -109,7 +109,10 @@ class Scores:
         self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
 
     def key_of(self, position: str) -> str | None:
-        """Return the key for a position in the signal `tokens`, such as ``30/entropy`` for ``entropy``, or None."""
+        """Return the key of the signal `tokens` whose part after the layer is `position`, or None.
+
+        For the position ``entropy``, for example, the key is ``30/entropy`` in a model with 30 layers.
+        """
         return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == position), None)
 
     def batches(self) -> Iterator[Tensor]:
@@ -144,8 +147,8 @@ class Scores:
     def _likelihoods(self, key: str) -> Tensor:
         """Return three scores [3, answer] from the log-probabilities of the tokens.
 
-        Row 0 is the negative log-likelihood of the answer. Rows 1 and 2 average it over the even-numbered answers to
-        the question, per answer and per token.
+        Row 0 is the negative log-likelihood of the answer. Row 1 is the mean of row 0 over the even-numbered answers to
+        the question. Row 2 is the mean over the same answers of the negative log-likelihood per token.
         """
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]
@@ -153,7 +156,10 @@ class Scores:
         return torch.stack([total, self._mean_of_half(total), self._mean_of_half(mean)])
 
     def _mean_of_half(self, values: Tensor) -> Tensor:
-        """Give odd-numbered answers the mean of `values` over the question's even-numbered answers, and others NaN."""
+        """Return, for odd-numbered answers, the mean of `values` over the question's even-numbered answers.
+
+        The result is NaN for even-numbered answers.
+        """
         question, held_out = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held_out)
         counted = ~held_out & values.isfinite()
         n_questions = int(question.max()) + 1

@@ -57,5 +57,5 @@ def test_a_temperature_without_samples_is_refused(tmp_path: Path, make_member: M
     make_member("t0.5", 0.5)
     for file in (make_member("t1.0", 1.0).path / "samples").iterdir():
         file.unlink()
-    with pytest.raises(InputError, match=r"t1.0' to contain samples, but temperature 1 has none"):
+    with pytest.raises(InputError, match=r"t1.0' \(temperature 1\) to contain samples, but it has none"):
         open_stores(str(tmp_path))

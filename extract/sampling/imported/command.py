@@ -24,8 +24,9 @@ SOURCES: Registry[Callable[[Path, Kind | None], Log]] = Registry(
 def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> Store:
     """Make a store from the answers and scores in a log of lm-evaluation-harness or Inspect, or in a JSON Lines file.
 
-    Scores become grades: 1 means right, 0 means wrong, and all other values mean unknown. With references in the log,
-    `python -m extract grade` can grade the answers again. Settings that the log does not contain are stored as unknown.
+    Scores become grades: 1 means right, 0 means wrong, and all other values mean unknown. If the log contains
+    references, the answers can be graded again with `python -m extract grade`. Settings that the log does not contain
+    are stored as unknown.
 
     Args:
         store: Folder of the store.
@@ -33,7 +34,7 @@ def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> 
             .eval or .json file of Inspect, or a .jsonl file with one answer per line.
         source: Format of the file: one of {sources}.
         kind: Kind of the questions: short, number, math, choice or cloze. It determines the default grader and how
-            references are read. By default, choice for questions with options, and short for others.
+            references are read. By default, `choice` for questions with options, and `short` for others.
 
     Raises:
         InputError: If the file is missing, damaged or from an unknown version, an answer occurs twice, or the folder

@@ -33,7 +33,6 @@ def read_lm_eval(path: Path, kind: Kind | None) -> Log:
     """Read a file samples_TASK_DATE.jsonl, and results_DATE.json if it is in the same folder.
 
     Scores become grades of the first answer to a question. Scores that combine several answers are left out.
-
     """
     with readable(path, "a samples file of lm-evaluation-harness 0.4"):
         task, _, date = path.stem.removeprefix("samples_").rpartition("_")
@@ -81,7 +80,10 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
 
 
 def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> list[tuple[str, Grade]]:
-    """Return the grader name and the grade for each score of the first answer, unless lower scores are better."""
+    """Return the grader name and the grade for each score of the first answer.
+
+    Metrics for which lower is better are left out. Scores that combine several answers are left out, too.
+    """
     if len(row["resps"][0]) > 1 and not _takes_first(config, row["filter"]):
         return []
     found, suffix = row["filtered_resps"][0], [] if row["filter"] == "none" else [row["filter"]]

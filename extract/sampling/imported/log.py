@@ -89,7 +89,7 @@ def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
 
 
 def safe_name(name: object) -> str:
-    r"""Return the last part of a model's or task's path, without options, which can contain API keys.
+    r"""Return the last part of a model's or task's path. Options are removed, because they can contain API keys.
 
     >>> safe_name("org/model"), safe_name("./models/tiny/"), safe_name(r".\models\tiny"), safe_name(None)
     ('org/model', 'tiny', 'tiny', 'unknown')
@@ -103,7 +103,10 @@ def safe_name(name: object) -> str:
 
 
 def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Path) -> list[Question]:
-    """Check the questions of a log, and set the kind of all except `choice` questions. They may lack references."""
+    """Check the questions of a log, which may lack references.
+
+    If `kind` is passed, it replaces the kind of all questions except `choice` questions.
+    """
     found = []
     for question in questions:
         if kind is not None and question.kind != "choice":

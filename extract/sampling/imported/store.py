@@ -24,7 +24,9 @@ from extract.store.verify import write_manifest
 
 
 def write_log(log: Log, folder: Path) -> Store:
-    """Create or complete the store of a log. A killed import leaves a hidden folder, which the next one completes.
+    """Create or complete the store of a log.
+
+    A killed import leaves a hidden folder. The next import of the same log completes it.
 
     Raises an `InputError` if the folder contains other files, or the store of another log.
     """

@@ -12,7 +12,7 @@ from extract.sampling.local.draws import draw
 from extract.sampling.local.reading import forward
 from extract.sampling.local.shared_cache import SharedCache
 
-#: Fraction of rows that must have ended before they are removed, which copies a part of the cache.
+#: Fraction of rows that must have ended before they are removed. Each removal copies a part of the cache.
 _ENDED_SHARE = 0.2
 
 
@@ -20,7 +20,7 @@ class Rows(NamedTuple):
     """State of several answers, one per row.
 
     Attributes:
-        ids: [row] int64.
+        ids: [row] int64 ids of the answers.
         starts: [row] int64 lengths of the prompts in tokens.
         temperatures: [row] float32.
         uniforms: [row, step] float64 random numbers.
@@ -60,8 +60,8 @@ class Rows(NamedTuple):
 class AnswerBatch:
     """Draws several answers at the same time, one token per step. Each row is an answer.
 
-    `shared_attention` must be active for the model. Without `temperature`, each row has its own. `end` contains the end
-    tokens.
+    `shared_attention` must be active for the model. If `temperature` is None, each row has its own temperature. `end`
+    contains the end tokens.
     """
 
     def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, temperature: float | None, end: Tensor) -> None:
@@ -81,7 +81,7 @@ class AnswerBatch:
         return self._cache is None or isinstance(self._cache, SharedCache)
 
     def join(self, rows: Rows, read: AnswerCache, logits: Tensor, questions: Tensor) -> None:
-        """Append rows without tokens, after a pass over the prompts into the cache `read`.
+        """Append rows that have no tokens yet. `read` is the cache after a pass over the prompts.
 
         `questions` [row] contains the index of each row's prompt in `read` and in `logits` [question, vocab].
         """

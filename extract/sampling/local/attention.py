@@ -1,4 +1,4 @@
-"""Attention from the newest token of each answer, computed once for context that several answers share.
+"""Attention from the newest token of each answer to its context, parts of which several answers share.
 
 Attention to the common prefix of all prompts, to the rest of the prompt and to the answer is computed separately and
 then merged exactly (Juravsky et al. 2024, "Hydragen", section 3).
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> Part:
     """Compute unnormalised attention of queries [..., query, d_head] to keys and values [..., token, d_head].
 
-    In `bias` [..., query, token] float32, −inf hides a token. Each query must see at least one.
+    In `bias` [..., query, token] float32, −inf hides a token. Each query must see at least one token.
     """
     if queries.device.type == "cpu" and queries.shape[-2] >= _FUSED_QUERIES:
         mask = None if bias is None else bias.to(queries.dtype).expand(*bias.shape[:2], queries.shape[-2], -1)

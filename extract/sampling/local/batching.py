@@ -37,6 +37,9 @@ class Row(NamedTuple):
 
 
 def rows_of(temperatures: Sequence[float], samples: range) -> list[Row]:
-    """List the answers to draw for each question: only one at temperature 0 if there are several temperatures."""
+    """List the answers to draw for each question.
+
+    If there are several temperatures, only one answer is drawn at temperature 0.
+    """
     once = len(temperatures) > 1
     return [Row(t, j) for t in temperatures for j in (samples[:1] if once and t == 0 else samples)]

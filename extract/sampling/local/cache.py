@@ -1,4 +1,4 @@
-"""Key/value cache for reading prompts, and with some models also for drawing answers."""
+"""Key/value cache for reading prompts. With some models, it is also used for drawing answers."""
 
 import math
 from copy import copy, deepcopy
@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from extract.errors import InputError
 
-#: Arguments that make attention differ from softmax(q·k)·v, which prevents sharing of prompts.
+#: Arguments that make attention differ from softmax(q·k)·v. If a model passes any of them, prompts are not shared.
 _SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
 #: Initial capacity for answers, in tokens. It is doubled whenever it is exhausted.
 _FREE_TOKENS = 32

@@ -94,7 +94,10 @@ def _draw_rows(
 
 
 def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Apply top-k, then top-p. Logits [row, vocab] of excluded tokens become −inf. Ties with the last one are kept."""
+    """Apply top-k, then top-p. Logits [row, vocab] of excluded tokens become −inf.
+
+    Tokens with the same logit as the last kept token are kept, too.
+    """
     if 0 < top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
     if top_p < 1:
@@ -126,6 +129,9 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Find the index [row, 1] of the first cumulative sum above the target, or else of the last increase."""
+    """Find the index [row, 1] of the first cumulative sum in `ends` that is above the target.
+
+    If no sum is above the target, return the last index at which the sum increases.
+    """
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

@@ -37,7 +37,7 @@ class PromptReader:
         self._block: tuple[tuple[tuple[int, ...], ...], AnswerCache, Tensor] | None = None
 
     def read(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor]:
-        """Read prompts that begin with `prefix`, which is kept for the next call.
+        """Read prompts that begin with `prefix`. The cache of the prefix is kept for the next call.
 
         Returns the cache of the prompts, and the logits [question, vocab] after their last tokens.
         """

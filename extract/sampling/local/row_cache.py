@@ -61,7 +61,7 @@ class _RowLayer(DynamicLayer):
 
 
 class RowCache(DynamicCache):
-    """Cache of rows (answers) that join and leave between passes. They end at the same column and differ in length.
+    """Cache of rows (answers) that join and leave between passes. They end at the same column but may differ in length.
 
     Sliding windows are applied by the attention mask, so every layer keeps all tokens. `lengths` contains the number of
     cached tokens in each row.
@@ -88,9 +88,9 @@ class RowCache(DynamicCache):
         return cache
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Append the given rows of a cache that contains all tokens of its prompts, padded on the right.
+        """Append rows of another cache. It must contain all tokens of its prompts, padded on the right.
 
-        `lengths` are the numbers of tokens in all rows of `read`.
+        `lengths` are the numbers of tokens in all rows of `read`. `rows` are the indices of the rows to append.
         """
         n_before, added = len(self.lengths), [lengths[row] for row in rows]
         self._make_room(n_before + len(rows), max([*self.lengths, *added]), read)

@@ -76,7 +76,10 @@ class SharedLayer(DynamicLayer):
         self.prompts = keys, values
 
     def set_groups(self, groups: Sequence[Group], moves: Sequence[int | Sequence[Move]]) -> None:
-        """Copy the answers to new groups. An entry of `moves` that is an index reuses an old group's buffers."""
+        """Copy the answers to new groups.
+
+        Each entry of `moves` lists the rows of a new group, or is the index of an old group whose buffers are reused.
+        """
         answers = list[Pair]()
         for group, of_group in zip(groups, moves, strict=True):
             if isinstance(of_group, int):
@@ -102,8 +105,8 @@ class SharedLayer(DynamicLayer):
 class SharedCache(DynamicCache):
     """Cache of the common prefix, one copy of each prompt, and all answers. Each row is an answer.
 
-    Rows join and leave between passes. Attention is computed for one group of rows with similar lengths at a time,
-    longest first, which avoids padding.
+    Rows join and leave between passes. They are ordered by the length of their answers, longest first, and divided into
+    groups of similar length. Attention is computed for one group at a time, so that short answers need little padding.
 
     Attributes:
         slots: [question, slot] row indices of each question's answers, padded with arbitrary rows.

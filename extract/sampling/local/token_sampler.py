@@ -89,7 +89,6 @@ class TokenSampler:
 
         Returns:
             Dict from temperature to answers, ordered by question, then by sample.
-
         """
         check_prompts(self.model, prompts, self.decoding.max_new_tokens)
         rows = rows_of(temperatures, samples)
@@ -115,9 +114,9 @@ class TokenSampler:
         block: Sequence[Sequence[int]] | None,
         progress: Callable[[int, int], None],
     ) -> Iterator[Rows]:
-        """Draw one answer to each question per entry of `rows`, with the id question · len(rows) + row.
+        """Draw one answer to each question for each entry of `rows`.
 
-        Answers are yielded as they end.
+        Each answer is yielded when it ends. The answer to question i for `rows[j]` has the id i · len(rows) + j.
         """
         temperature = rows[0].temperature if len({row.temperature for row in rows}) == 1 else None
         batch = AnswerBatch(self.model, self.tokenizer, self.decoding, temperature, self._end)

@@ -23,7 +23,7 @@ _MOST_GIVEN_UP = 16
 _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
 #: Number of prompt tokens per byte, assumed before the first reply. English text has about 0.25.
 _TOKENS_PER_BYTE = 0.5
-#: Hint if a server may have crashed.
+#: Hint in errors of servers that may have crashed.
 _SEEDS = (
     " Some servers, such as vLLM 0.32 on a CPU, crash on requests with a seed. If this server has crashed, restart it "
     "and pass --server.seeds=false."
@@ -43,8 +43,8 @@ class BudgetSpent(Exception):
 class Spending:
     """Counts the requests and tokens of a run.
 
-    Failed attempts count as requests without tokens. Unreported tokens are estimated for the prompt and set to the
-    maximum for the answer.
+    A failed attempt counts as a request without tokens. If the server does not report the number of prompt tokens, it
+    is estimated. If the server does not report the number of answer tokens, the maximum is assumed.
     """
 
     server: Server
@@ -65,8 +65,8 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens for an attempt. Inside the with block, call `count` with the reply.
 
-        If attempts in flight have reserved too much of the budget, wait for them. Raises `BudgetSpent` if it is too
-        small even then.
+        If attempts in flight have reserved too much of the budget, wait for them. Raises `BudgetSpent` if the budget is
+        too small even then.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:
@@ -149,7 +149,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         self._stopping.set()
 
     async def _attempt(self, request: Request) -> Reply:
-        """Make one attempt at the least busy endpoint. Resting endpoints are used only if all are resting."""
+        """Make one attempt at the least busy endpoint. Paused endpoints are used only if all are paused."""
         async with self._free, self.spending.reserved(request):
             if self._stopping.is_set():
                 raise Unanswered("no further requests are sent")

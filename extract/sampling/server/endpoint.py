@@ -1,4 +1,4 @@
-"""One address of a server: connections, error handling and rest periods."""
+"""One address of a server: connections, error handling, and pauses after repeated failures."""
 
 import asyncio
 import email.utils
@@ -19,7 +19,7 @@ from extract.sampling.server.protocol import BrokenReply, Reply, Request, read_r
 from extract.sampling.server.redact import without_key
 from extract.text import one_line
 
-#: Number of consecutive failures after which an endpoint rests, and its longest rest in seconds.
+#: Number of consecutive failures after which an endpoint is paused, and the longest pause in seconds.
 _MOST_FAILURES, _LONGEST_REST = 3, 30.0
 #: Connections per pool. httpcore scans all connections of a pool twice per request, so a large pool would be slow.
 _POOL = 8
@@ -61,8 +61,8 @@ class Failure(Exception):
 class Endpoint:
     """One server address with several connection pools.
 
-    After repeated failures, an endpoint rests until `rests_until` (on the clock `time.monotonic`), each time for twice
-    as long.
+    After repeated failures, an endpoint is paused until `rests_until` (on the clock `time.monotonic`). Each further
+    failure doubles the pause, up to a limit.
     """
 
     def __init__(self, server: Server, url: str) -> None:
@@ -76,14 +76,17 @@ class Endpoint:
         return sum(self._in_flight.values())
 
     async def ask(self, request: Request, model: str) -> Reply:
-        """Make one attempt at a request. Raises `Failure` if it can be repeated, and an `InputError` otherwise."""
+        """Make one attempt at a request.
+
+        Raises a `Failure` if the attempt failed but can be repeated, and an `InputError` if it cannot be repeated.
+        """
         api = min(self._in_flight, key=self._in_flight.__getitem__)
         self._in_flight[api] += 1
         try:
             reply = await self._post(api, request, model)
         except Failure:
             now = time.monotonic()
-            if now >= self.rests_until:  # during a rest, failures of earlier attempts don't count
+            if now >= self.rests_until:  # during a pause, failures of earlier attempts don't count
                 self._failures += 1
                 if self._failures >= _MOST_FAILURES:
                     self.rests_until = now + min(_LONGEST_REST, 2.0 ** (self._failures - _MOST_FAILURES))

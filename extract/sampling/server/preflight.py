@@ -54,7 +54,7 @@ class Preflight:
 
 
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
-    """Test each address with one of the run's requests, or with others if it is rejected. Budgets are checked first.
+    """Test each address with one of the run's requests. If it is rejected, try others. Budgets are checked first.
 
     `asks` are requests for different questions, up to `TRIES` per address.
     """
@@ -84,7 +84,10 @@ def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: S
 async def try_server(
     server: Server, model: str, spending: Spending, requests: Mapping[tuple[str, int], Request]
 ) -> Preflight:
-    """Send one of the run's requests, and above temperature 0 also four short ones, to each address."""
+    """Send one of the run's requests to each address.
+
+    Above temperature 0, send four short requests to each address, too. Their answers must vary.
+    """
     planned = [planned for request in requests.values() for planned in [request, *_open_requests(request)]]
     for name, budget, cost in (
         ("requests", server.budget_requests, spending.requests + len(planned)),
@@ -153,7 +156,10 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
 
 
 async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str | None:
-    """Return what a server did if it fails because of the seed, as some versions of vLLM do, and None otherwise."""
+    """Return what the server did if it failed because of the seed in a request, else None.
+
+    Some versions of vLLM fail on requests with a seed.
+    """
     if request.seed is None or client.given_up is None or not client.given_up.crashed:
         return None
     if not await client.endpoints[0].is_up():

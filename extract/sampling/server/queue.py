@@ -12,9 +12,10 @@ from extract.store.store import Store
 
 
 def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
-    """List the ranges of samples that a worker still has to request, first samples first.
+    """List the ranges of samples that a worker still has to request, in the order of the requests.
 
-    New ranges have at most `n` samples, with indices below `k`. Damaged and unfinished ranges keep all their samples.
+    The first samples of all questions come before the second samples. New ranges have at most `n` samples, with indices
+    below `k`. Damaged and unfinished ranges keep all their samples.
     """
     ranges = unfinished_ranges(store, k, damaged, worker)
     begun = {*damaged, *logged_ranges(store)}
@@ -37,8 +38,8 @@ class Ask(NamedTuple):
 class OpenRange:
     """Unfinished range of samples, with an open log of its answers.
 
-    `wanted` contains the samples to request, by question id. By default, all samples of the range are requested, `n` at
-    a time.
+    `wanted` contains the samples to request, by question id. By default, these are all samples of the range. `n` is the
+    number of answers per request.
 
     Attributes:
         asks: Requests for the missing answers.

@@ -137,9 +137,10 @@ def n_missing(store: Store, samples: SampleRange) -> int:
 
 
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
-    """Warn if at least 30 questions have several answers (as texts in `answers`), but none has two different ones.
+    """Warn if at least 30 questions have several answers, but none of these questions has two different answers.
 
-    Raises an `InputError` if the answers did not vary in the preflight either.
+    `answers` contains the texts of each question's answers. If the answers did not vary in the preflight either, an
+    `InputError` is raised.
     """
     distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
     if len(distinct) < _LEAST_REPEATED or max(distinct) > 1:

@@ -199,7 +199,7 @@ def test_missing_signals_are_left_out_with_a_message(tmp_path: Path, capsys: pyt
     make_store(tmp_path / "store", *planted(), k=4)
     folder = pictures(str(tmp_path / "store"), str(tmp_path / "out"), n_resamples=100)
     assert [path.name for path in (folder / "plots").iterdir()] == ["layers.png"]
-    assert "The picture of `entropy_profile` for answers was not drawn" in (folder / "pictures.md").read_text(
+    assert "The plot of `entropy_profile` for answers is missing" in (folder / "pictures.md").read_text(
         encoding="utf-8"
     )
     said = capsys.readouterr().out

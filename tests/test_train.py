@@ -433,7 +433,7 @@ def test_the_whole_experiment_runs_on_the_embedded_model(tmp_path: Path) -> None
     options: list[str] = [
         f"--data.store={tmp_path / 'store'}",
         f"--runs={tmp_path / 'runs'}",
-        "--data.recipe.n_questions=20",
+        "--data.recipe.n_questions=30",
         "--data.recipe.k=3",
         "--data.val_fraction=0.35",
         "--data.test_fraction=0.25",
@@ -442,7 +442,7 @@ def test_the_whole_experiment_runs_on_the_embedded_model(tmp_path: Path) -> None
     folder = train.run(options)
     store = Store.open(tmp_path / "store")
     samples = store.samples.read().to_pylist()
-    assert len(samples) == 60
+    assert len(samples) == 90
     hf_model, tokenizer = load_model()
     check_logprobs(hf_model, tokenizer, store, samples[::11])
     rows = pq.read_table(folder / "predictions.parquet").to_pylist()

@@ -257,7 +257,11 @@ class FeatureDataModule(L.LightningDataModule):
         }
 
     def answer_embeddings(self) -> Tensor:
-        """Read the answers' text embeddings, [question, sample, d] float32; NaN for empty and missing answers."""
+        """Read the answers' text embeddings, [question, sample, d] float32; NaN for empty and missing answers.
+
+        Raises:
+            InputError: If the store has no text embeddings.
+        """
         embeddings = self.store.signals.read("text_embedding", "0/answer", "sample").float()
         answers = self.table.answers
         padded = torch.full((len(self.table.ids), int(answers.sample.max()) + 1, embeddings.shape[1]), torch.nan)

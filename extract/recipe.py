@@ -83,7 +83,11 @@ class StoreRecipe:
         check_options(self, _OPTIONS)
 
     def load(self) -> tuple[list[Question], Decoding]:
-        """Load the questions. Return them, and `policy` with the chosen worked examples."""
+        """Load the questions. Return them, and `policy` with the chosen worked examples.
+
+        Raises:
+            InputError: See `find_source`, `with_examples` and `subset`.
+        """
         source = find_source(self.questions, self.fields, self.split, self.questions_revision)
         questions, prompt = with_examples(source, self.policy.prompt, self.question_seed)
         chosen = subset(questions, self.n_questions, self.question_seed, self.stratify_by, self.questions)
@@ -96,7 +100,11 @@ class StoreRecipe:
         return SamplingOptions(**{option.name: getattr(self, option.name) for option in fields(SamplingOptions)})
 
     def check_store(self, store: Store) -> None:
-        """Check that a store was made with this recipe. Of the model, only the name is compared."""
+        """Check that a store was made with this recipe. Of the model, only the name is compared.
+
+        Raises:
+            InputError: If the decoding settings, questions, model name, block size or sampler differ.
+        """
         from extract.sampling.base import check_identity
 
         questions, decoding = self.load()

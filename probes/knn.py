@@ -59,7 +59,7 @@ class KNN(AtOnce):
         self.points, self.labels = nn.Buffer(features.transpose(0, 1).contiguous()), nn.Buffer(target.clone())
 
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Return scores [number of neighbours, row, feature]."""
+        """Return scores [penalty, row, feature]. The first axis has one entry for each value of `n_neighbors`."""
         means = [
             neighbour_means(rows, points, self.labels, self.numbers)
             for rows, points in zip(features.unbind(1), self.points, strict=True)

@@ -115,7 +115,7 @@ class Latent(Descent):
         self.noise = nn.Buffer(drawn_noise(self.components), persistent=False)
 
     def predicted(self, features: Tensor) -> Gaussian:
-        """Predict answer embeddings [penalty, feature, row, component] from standardised features."""
+        """Predict answer embeddings [penalty, feature, row, component] from features [row, feature, d_model]."""
         return encode(features.transpose(0, 1), self.weight_in, self.bias_in, self.weight, self.bias)
 
     def candidate_scores(self, features: Tensor) -> Tensor:

@@ -81,7 +81,11 @@ class Estimate:
 
 
 def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estimate:
-    """Compare the tested system with all references, and estimate its background temperature."""
+    """Compare the tested system with all references, and estimate its background temperature.
+
+    Raises:
+        InputError: If the outputs of a reference do not vary more at its highest temperature than at its lowest.
+    """
     counts = resample_weights(len(systems.prompts), n_resamples, seed).double().numpy()
     weights = np.vstack([np.ones(len(systems.prompts)), counts]) / len(systems.prompts)
     tested = measure(systems.tested, systems.limit, systems.n)

@@ -43,6 +43,9 @@ def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: 
     """Cluster questions by k-means on the principal components of their distinct embeddings [question, d_model].
 
     By default, `choose_number` chooses the number of clusters by its `stability`.
+
+    Raises:
+        InputError: If there are fewer distinct questions than clusters, or too few to choose the number of clusters.
     """
     from sklearn.decomposition import PCA
 

@@ -86,7 +86,11 @@ class AskedBaseline(ABC):
         self.store.asked.read_shard(self.name, shard)
 
     def prepare(self) -> None:  # noqa: B027 (optional)
-        """Load what `fill` needs. Called once, before the first `fill`."""
+        """Load what `fill` needs. Called once, before the first `fill`.
+
+        Raises:
+            InputError: If a model can't be loaded or does not support this baseline.
+        """
 
     @abstractmethod
     def fill(self, shard: Shard, progress: Done) -> int:

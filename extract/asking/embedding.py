@@ -21,7 +21,11 @@ def mean_pooled(states: Tensor, mask: Tensor) -> Tensor:
 
 
 class Encoder(TextReader):
-    """Sentence encoder with mean pooling. See `TextReader`."""
+    """Sentence encoder with mean pooling. See `TextReader`.
+
+    Raises:
+        InputError: If the model can't be loaded or is not an encoder.
+    """
 
     option, noun, auto_class = "embedding_model", "a sentence encoder", "AutoModel"
 

@@ -78,7 +78,11 @@ def cluster(
 
 
 class Classifier(TextReader):
-    """Entailment classifier with the labels entailment, neutral and contradiction, in any order. See `TextReader`."""
+    """Entailment classifier with the labels entailment, neutral and contradiction, in any order. See `TextReader`.
+
+    Raises:
+        InputError: If the model can't be loaded or has different labels.
+    """
 
     option, noun, auto_class = "nli_model", "an entailment classifier", "AutoModelForSequenceClassification"
 

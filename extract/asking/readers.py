@@ -30,6 +30,9 @@ class TextReader:
         auto_class: Name of the transformers class that loads the model.
         batch_tokens: Maximum number of tokens per batch, halved when memory runs out.
         settings: Model name without its path, hashes of weights and tokenizer, and maximum number of tokens per text.
+
+    Raises:
+        InputError: If the model can't be loaded or its weights are incomplete.
     """
 
     option: ClassVar[str]

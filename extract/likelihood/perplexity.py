@@ -99,6 +99,9 @@ def measure_texts(
 
     Returns:
         Table with one row per text: `nll` (float64, nats), `n_tokens`, `n_bytes` and `n_words` (int64).
+
+    Raises:
+        InputError: If `window` is not between 2 and the context length, or `stride` is not between 1 and `window` − 1.
     """
     context = context_of(model)
     window = context if window is None else window

@@ -60,7 +60,11 @@ def encode_item(
 
 
 def first_token(tokenizer: Any) -> list[int]:
-    """Return the first token of texts without a prompt: BOS, or EOS if there is no BOS token."""
+    """Return the first token of texts without a prompt: BOS, or EOS if there is no BOS token.
+
+    Raises:
+        InputError: If the tokenizer has neither.
+    """
     token = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if token is None:
         raise InputError(

@@ -58,7 +58,11 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
 
 
 class RayWorker(Worker):
-    """Worker that assigns all blocks to Ray actors, which write the files. It connects to the cluster on first use."""
+    """Worker that assigns all blocks to Ray actors, which write the files. It connects to the cluster on first use.
+
+    Raises:
+        InputError: If Ray is not installed, or the cluster can't be reached, disappears or is too small for the actors.
+    """
 
     def __init__(self, actors: int | None = None) -> None:
         super().__init__()

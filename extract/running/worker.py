@@ -38,7 +38,11 @@ class Worker:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Create the worker from RANK and WORLD_SIZE, which `torchrun` sets. By default, there is only one worker."""
+        """Create the worker from RANK and WORLD_SIZE, which `torchrun` sets. By default, there is only one worker.
+
+        Raises:
+            InputError: If RANK or WORLD_SIZE is not a whole number, or RANK is not below WORLD_SIZE.
+        """
         rank, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         if not rank and not count:
             return cls()

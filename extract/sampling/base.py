@@ -67,6 +67,9 @@ class Sampler(Protocol):
         """Load the model or test the server before any store is created.
 
         `new` contains the decoding options of each store that does not exist yet.
+
+        Raises:
+            InputError: If the model or the server can't be used.
         """
 
     def policy(self, decoding: Decoding) -> Policy:
@@ -94,6 +97,9 @@ class Sampler(Protocol):
 
         Returns:
             Dict from temperature to the rows of the samples table. Questions that a server rejected have no rows.
+
+        Raises:
+            InputError: If some samples could not be drawn, or if the sampler cannot stop early.
         """
         raise InputError(
             f"Expected a sampler that can stop early, but {type(self).__name__} has no method `draw`. Omit --stop."

@@ -45,7 +45,12 @@ def load_stopping(
     questions: Sequence[Question],
     decoding: Decoding,
 ) -> Stopping:
-    """Check the options of early stopping (see `sample_family`), and read the priors."""
+    """Check the options of early stopping (see `sample_family`), and read the priors.
+
+    Raises:
+        InputError: If an option is invalid, if the grader is a judge or can't grade the questions, or if the
+            temperatures or `priors` do not suit the rule.
+    """
     entry, needs_priors = STOPPING_RULES[rule], STOPPING_RULES[rule].needs == "prior"
     at_least_one("per_round", per_round, default=2)
     low, high = entry.bounds

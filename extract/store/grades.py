@@ -69,7 +69,11 @@ class Grades(ShardFiles):
         return pa.concat_tables([GRADES_SCHEMA.empty_table(), *(self._read(grader, part)[0] for part in ranges)])
 
     def rule(self, grader: str, samples: SampleRange) -> str:
-        """Return the rule that was used to grade a range."""
+        """Return the rule that was used to grade a range.
+
+        Raises:
+            InputError: If the file is damaged, its samples were replaced, or `grader` is not a valid name.
+        """
         return self._read(grader, samples)[1].get("rule", "")
 
     def _read(self, grader: str, samples: SampleRange) -> tuple[pa.Table, dict[str, str]]:

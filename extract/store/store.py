@@ -96,7 +96,11 @@ class Store:
 
     @property
     def reader(self) -> dict[str, Any] | None:
-        """Identity of the local copy of a served model, or None if there is none yet."""
+        """Identity of the local copy of a served model, or None if there is none yet.
+
+        Raises:
+            InputError: If reader.json is damaged.
+        """
         return None if self.samples.provides.weights else read_reader(self.path, self.sha256)
 
     @property

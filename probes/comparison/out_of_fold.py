@@ -118,7 +118,11 @@ class Comparison:
         return self._data[key]
 
     def run(self) -> OutOfFold:
-        """Fit every method in every fold and apply it to the test questions."""
+        """Fit every method in every fold and apply it to the test questions.
+
+        Raises:
+            InputError: If no probe can be fitted.
+        """
         methods = self._methods | {name: method for name, method in METHODS.items() if not method.compared}
         methods = {name: method for name, method in methods.items() if not self._is_missing(name, method)}
         baselines: list[tuple[Scope, str, str]] = [("question", name, name) for name in baselines_of("question")]

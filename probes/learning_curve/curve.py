@@ -120,7 +120,11 @@ class LearningCurve:
         return fold_of_questions(self.folds, len(self.table.ids))
 
     def run(self) -> "LearningCurve":
-        """Fit the probe for every pair of `n` and `k`, and fill `cells` and `masked`."""
+        """Fit the probe for every pair of `n` and `k`, and fill `cells` and `masked`.
+
+        Raises:
+            InputError: If every cell is masked.
+        """
         grid = [(n, k) for n in self.n or () for k in self.k or ()]
         n_fits = len(self.folds) * sum(self._n_subsets(n, k) for n, k in grid)
         with tqdm(total=n_fits, desc="curve", unit=" fits") as progress:

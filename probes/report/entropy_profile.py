@@ -32,6 +32,9 @@ def entropy_profile(
         A dict. `right` and `wrong` contain the mean entropy in nats at each layer, with a pointwise 95 % interval.
         `difference` contains wrong − right. `n_answers` and `n_questions` contain the numbers of right and of wrong
         answers, and of the questions that have them. `n_missing` is the number of graded answers without entropies.
+
+    Raises:
+        InputError: If no right answer or no wrong answer has entropies.
     """
     right, known, question = map(torch.from_numpy, (answers.right, answers.known, answers.question))
     used = (known > 0) & means.isfinite().all(0)

@@ -59,6 +59,9 @@ def layer_map(
         with the highest AUROC among `of` cells; its 95 % interval is not corrected for this choice. `n_questions` and
         `n_rows` are the numbers of tested questions and of tested rows (questions or answers). `n_missing` is the
         number of graded rows without a hidden state, which are left out.
+
+    Raises:
+        InputError: If the probe is unknown, hidden states are missing, or there are too few questions.
     """
     solver, scope = SOLVERS[probe], TARGETS[target]
     stored = {key.split("/")[1] for key in store.signals.keys("hidden", scope)}

@@ -45,6 +45,9 @@ class Engine:
         tokenizer: Tokenizer of the model.
         max_batch_size: Maximum number of rows in a pass.
         max_queue: Maximum number of waiting requests.
+
+    Raises:
+        InputError: If the model differs from the probe's model.
     """
 
     def __init__(

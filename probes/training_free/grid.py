@@ -137,7 +137,12 @@ class Grid:
 def make_grid(
     store: Store, table: QuestionTable, test_fraction: float = 0.2, seed: int = 0, n_draws: int = 10_000
 ) -> Grid:
-    """Compute all scores of a store's answers and their AUROCs, with p-values from `n_draws` permutations."""
+    """Compute all scores of a store's answers and their AUROCs, with p-values from `n_draws` permutations.
+
+    Raises:
+        InputError: If token signals are missing, or if the validation or test split lacks questions, right answers or
+            wrong answers.
+    """
     scores = Scores(store, table.answers)
     parts = split(table, test_fraction, seed)
     aurocs: dict[str, list[ClusteredAuroc]] = {part: [] for part in PARTS}

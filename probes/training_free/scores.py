@@ -76,6 +76,9 @@ class Scores:
         masked: Dict from each missing signal to the reason.
         names: Names of the scores.
         n_tokens: [answer] int64, number of content tokens of each answer.
+
+    Raises:
+        InputError: If no token signal covers all answers, or if a file is damaged.
     """
 
     def __init__(self, store: Store, answers: AnswerTable) -> None:

@@ -39,7 +39,12 @@ _ROLES = ("system", "user", "assistant")
 
 
 def read_inspect(path: Path, kind: Kind | None) -> Log:
-    """Read a log. In Inspect, a sample is a question, and each of its epochs is an answer."""
+    """Read a log. In Inspect, a sample is a question, and each of its epochs is an answer.
+
+    Raises:
+        InputError: If the file is damaged or has an unsupported version, if an epoch occurs twice, if the epochs of a
+            sample have different prompts, or if a prompt is not a chat of text messages.
+    """
     with readable(path, f"an Inspect log in format version {VERSION}"):
         header, samples = _read(path)
         if header["version"] != VERSION:

@@ -33,6 +33,10 @@ def read_lm_eval(path: Path, kind: Kind | None) -> Log:
     """Read a file samples_TASK_DATE.jsonl, and results_DATE.json if it is in the same folder.
 
     Scores become grades of the first answer to a question. Scores that combine several answers are left out.
+
+    Raises:
+        InputError: If a line is damaged or from an unknown version, if a line occurs twice, or if the task does not
+            generate answers.
     """
     with readable(path, "a samples file of lm-evaluation-harness 0.4"):
         task, _, date = path.stem.removeprefix("samples_").rpartition("_")

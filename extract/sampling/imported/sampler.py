@@ -7,7 +7,11 @@ from extract.sampling.base import Sampler, SamplingOptions
 
 
 class ImportedSampler(Sampler):
-    """Refuses to draw answers, because another tool has drawn them."""
+    """Refuses to draw answers, because another tool has drawn them.
+
+    Raises:
+        InputError: Always.
+    """
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None:
         raise InputError(

@@ -89,6 +89,9 @@ class TokenSampler:
 
         Returns:
             Dict from temperature to answers, ordered by question, then by sample.
+
+        Raises:
+            InputError: If the model can't read a prompt, or if a logit is NaN.
         """
         check_prompts(self.model, prompts, self.decoding.max_new_tokens)
         rows = rows_of(temperatures, samples)

@@ -107,6 +107,9 @@ class Client(AbstractAsyncContextManager["Client"]):
 
     Attributes:
         given_up: Last failure of the most recent request whose attempts all failed, or None.
+
+    Raises:
+        InputError: If a required package is not installed, or if the API key is invalid.
     """
 
     def __init__(self, server: Server, model: str, spending: Spending, known_as: Collection[str | None] = ()) -> None:

@@ -111,8 +111,8 @@ class ConfidenceProbe(ModelHubMixin):
     def confidences(self, features: Tensor | Ragged, backoff: bool = True) -> Confidences:
         """Compute confidences and novelties [row] from features [row, d_model], as returned by `features`.
 
-        For ragged features [row, token, d_model], the results are NaN for rows without tokens. `backoff` says whether to
-        shift the confidences of novel rows. See `Confidences`.
+        For ragged features [row, token, d_model], the results are NaN for rows without tokens. `backoff` says whether
+        to shift the confidences of novel rows. See `Confidences`.
         """
         values = features.values if isinstance(features, Ragged) else features
         if values.shape[-1] != self.config["d_model"]:

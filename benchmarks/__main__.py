@@ -83,7 +83,8 @@ def page(results: list[dict[str, Any]]) -> str:
         [
             "# Benchmarks",
             "",
-            f"Written by `make bench` with {versions}. Ratios are medians of alternating pairs in one process.",
+            f"Written by `make bench` with {versions}. To compare two times, both are measured "
+            "alternately in one process, and the ratio is the median over all pairs.",
             "",
             "| command | figure | bar | holds | device | date |",
             "|---|---|---|---|---|---|",

@@ -1,6 +1,7 @@
 """Measure the cost of the entropy profile: its time relative to its matrix products, and its additional memory.
 
-The default is the embedded model. `--random` uses random weights in the shape of Qwen3-0.6B.
+The default model is SmolLM2-135M-Instruct, which is installed with the package. `--random` uses random weights in the
+shape of Qwen3-0.6B.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Measure the cost of reading hidden states: the time relative to passes without reading, and the memory by length.
 
-The default is the embedded model. `--random` uses random weights in the shape of Qwen3-0.6B.
+The default model is SmolLM2-135M-Instruct, which is installed with the package. `--random` uses random weights in the
+shape of Qwen3-0.6B.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from extract.signals.model_parts import decoder_of, n_layers
 
 
 def load(random: bool) -> Any:
-    """Load the embedded model, or make one with random weights."""
+    """Load SmolLM2-135M-Instruct, or make one with random weights."""
     if not random:
         from extract.models.loading import load_model
 

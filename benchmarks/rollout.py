@@ -1,6 +1,7 @@
 """Measure the additional cost of reading rollout: time relative to token signals, and memory relative to eager attention.
 
-The default is the embedded model. `--random` uses random weights in the shape of Qwen3-0.6B or Llama-3.2-1B.
+The default model is SmolLM2-135M-Instruct, which is installed with the package. `--random` uses random weights in the
+shape of Qwen3-0.6B or Llama-3.2-1B.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SHAPES = {
 
 
 def load(random: str | None) -> Any:
-    """Load the embedded model, or make one with random weights, in bfloat16 on a GPU and in float32 elsewhere."""
+    """Load SmolLM2-135M-Instruct, or make a model with random weights. The dtype is bfloat16 on a GPU, else float32."""
     import transformers
 
     cuda = torch.cuda.is_available()

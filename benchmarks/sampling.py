@@ -1,6 +1,7 @@
 """Compare the speed of sampling with `generate`, with the matrix products that it needs, and without a shared prefix.
 
-The default is the embedded model. `--random` uses random weights in the shape of Llama-3.2-1B, and random prompts.
+The default model is SmolLM2-135M-Instruct, which is installed with the package. `--random` uses random weights in the
+shape of Llama-3.2-1B, and random prompts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class NoTokenizer:
 
 
 def embedded(n: int) -> tuple[Any, Any, Prompts, Prompts]:
-    """Return the embedded model, its tokenizer, and the prompts of n questions without and with worked examples."""
+    """Return SmolLM2-135M-Instruct, its tokenizer, and the prompts of n questions without and with worked examples."""
     from extract.models.loading import load_model
     from extract.prompts import PromptTemplate
     from extract.questions import load_questions

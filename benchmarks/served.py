@@ -1,4 +1,4 @@
-"""Compare `transformers serve` with the local sampler, both with the embedded model.
+"""Compare `transformers serve` with the local sampler, both with SmolLM2-135M-Instruct.
 
 The accuracies must agree, and options that the server does not support must be refused.
 """

@@ -1,4 +1,4 @@
-"""Compare streaming with plain generation: speed, text and logits, for random probes of the embedded model."""
+"""Compare streaming with plain generation: speed, text and logits, for random probes of SmolLM2-135M-Instruct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare vLLM with the local sampler, both on the CPU with the embedded model: accuracy and tokens per second.
+"""Compare vLLM with the local sampler, both on the CPU with SmolLM2-135M-Instruct: accuracy and speed.
 
 vLLM runs in the environment that `make vllm` creates, and is stopped before the local sampler starts.
 """

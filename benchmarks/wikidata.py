@@ -22,7 +22,7 @@ from extract.prompts import PromptTemplate
 from extract.questions import load_questions
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "qa_wikidata.json"
-#: Relations for which the embedded model knows some facts.
+#: Relations for which SmolLM2-135M-Instruct knows some facts.
 FREQUENT = (
     "basin country",
     "capital",

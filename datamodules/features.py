@@ -56,7 +56,8 @@ class FeatureDataModule(L.LightningDataModule):
         batch_size: Number of questions per batch. For the target `response`, number of answers and prefixes per batch.
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
             questions of all stores. If a question is unlike the training questions, its confidence is shifted towards
-            that of the second probe, or towards the base rate if `broader` is null.
+            that of the second probe. If `broader` is null, it is shifted towards the mean accuracy of the training
+            questions.
         in_memory: Whether the features are held in memory. If false, they are read from the store in chunks. The
             features of `broader` stores are always held in memory.
         num_workers: Number of threads that read chunks if `in_memory` is false.

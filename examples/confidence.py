@@ -12,7 +12,7 @@ QUESTIONS = [
     "Translate 'good morning' to Nahuatl.",  # unlike all training questions
 ]
 
-hf_model, tokenizer = load_model()  # embedded model by default; accepts a Hub id or a folder
+hf_model, tokenizer = load_model()  # SmolLM2-135M-Instruct by default; also accepts a Hub id or a folder
 model = load_probe(PROBE).attach(hf_model, tokenizer)
 
 print("before an answer is generated:")

@@ -113,8 +113,8 @@ class ModelIdentity:
     """Identity of a model and its tokenizer. For a served model, only `id` is known.
 
     Attributes:
-        id: Name of the embedded model, a Hub id, the name of a folder (never its path), or the name of a model on a
-            server.
+        id: smollm2-135m-instruct (installed with the package), a Hub id, the name of a folder (never its path), or the
+            name of a model on a server.
         revision: Commit of a Hub model, otherwise None.
         fingerprint: Checksum of the loaded weights (`extract.models.loading.weight_fingerprint`).
         dtype: Dtype of the loaded weights, for example "float32".

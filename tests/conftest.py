@@ -31,7 +31,7 @@ MODELS = {"model", "tiny_folder", "make_small_store", "small_store"}
 
 @pytest.hookimpl(tryfirst=True)  # before pytest applies -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that run a model as slow. Those of the embedded model come first, because they take longest."""
+    """Mark tests that run a model as slow. Those of SmolLM2-135M-Instruct come first, because they take longest."""
     items.sort(key=lambda item: item.get_closest_marker("real_model") is None)
     for item in items:
         fixtures = getattr(item, "fixturenames", [])  # docstring examples have none

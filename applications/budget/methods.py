@@ -51,8 +51,8 @@ class Questions(NamedTuple):
     Attributes:
         rows: [question] rows of the question table.
         fold: [question] folds, stratified by question group, with separate budgets.
-        settings: `all` answers, `half` (answers with odd indices) and `online` (all answers, but sampling stops at the
-            first right answer).
+        settings: In the setting `all`, all answers can be drawn. In `half`, only the answers with odd indices can be
+            drawn. In `online`, all answers can be drawn, but sampling stops at the first right answer.
         concentration: Mean concentration of the beta priors of each confidence, or None.
     """
 
@@ -83,8 +83,8 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
     )
     if not held_right.any():
         raise InputError(
-            "Expected a right answer with an odd index, but all answers with odd indices are wrong. Use other "
-            "questions."
+            "Expected at least one of the graded answers with odd indices (1, 3, 5, …) to be right, but all of them "
+            "are wrong. Use other questions."
         )
     tests = split_rows(table, torch.from_numpy(rows), [1 / N_FOLDS] * N_FOLDS, seed)  # same folds as in a comparison
     fold, most = fold_of_questions(tests, len(table.ids)).numpy()[rows], int(known.max())

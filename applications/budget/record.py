@@ -115,7 +115,10 @@ def _interval(values: Tensor) -> Interval | None:
 
 
 def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence[int]) -> pa.Table:
-    """Return the number of answers that each method allocates to each question, in the setting `all`."""
+    """Return the number of answers that each method allocates to each question, for each budget.
+
+    All answers can be drawn (setting `all` in `Questions`).
+    """
     setting, tables = questions.settings["all"], []
     for (name, gain), gains in setting.gains.items():
         answers = np.empty((len(budgets), len(questions.rows)), dtype=np.int64)

@@ -81,10 +81,10 @@ def _names(answer: str, names: set[str]) -> bool:
 
 
 def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the metrics of each class from `answer_shares`, and their macro averages.
+    """Compute the metrics of each class, and their macro averages. `shares` is the result of `answer_shares`.
 
-    Precision is None for a class without answers. Recall and F1 are None for a class without questions. Macro averages
-    leave out these values and classes without questions.
+    Precision is None for a class without answers. Recall and F1 are None for a class without questions. The macro
+    average of a metric is its mean over the classes that have questions and for which it is not None.
 
     Returns:
         A dict with these entries:

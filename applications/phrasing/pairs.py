@@ -67,8 +67,9 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     has = (n_questions > 0).astype(np.int64)
     if np.triu(has @ has.T, 1).max() < 2:
         raise InputError(
-            f"Expected two forms that share at least two pairs, but the forms {', '.join(forms)} share at most one "
-            "pair. Give questions about the same fact the same `meta.pair`."
+            "Expected questions about at least two facts in the same two forms, but any two of the forms "
+            f"{', '.join(forms)} have at most one fact in common. Set `meta.pair` to the same value for all questions "
+            "about a fact."
         )
     return Cells(
         pairs=pairs.tolist(),

@@ -219,7 +219,7 @@ def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _places(words: str, form: str) -> list[tuple[int, int]]:
-    """Return the spans of `words` that equal `form` and do not touch a sign."""
+    """Return the spans of `words` that equal `form`. Spans next to a sign, such as + or %, are left out."""
     if not form or (len(form) == 1 and form.isalpha()):
         return []
     places = []

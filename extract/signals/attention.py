@@ -114,8 +114,9 @@ def _rollout_arguments(batch: Pass) -> tuple[list[Tensor], list[Tensor], list[Te
 
 
 def attention_shares(products: Dots) -> dict[str, Tensor]:
-    """Compute the share a of the attention output o in the sum s = h + o, where h is the residual stream.
+    """Compute the share of the attention output in the residual stream.
 
+    A layer adds the attention output o to the residual stream h. The sum is s = h + o, and a is the share of o in s.
     The result maps each of `MIXES` to a tensor [row, query] in [0, 1]. For ``share_50``, ``share_70`` and ``share_90``,
     the share of the residual stream, 1 − a, is 50, 70 or 90 %. The other mixes are:
 

@@ -57,7 +57,12 @@ class OutOfFold:
 
 
 class Fit(NamedTuple):
-    """Chosen options of a probe in a fold, and its validation losses [question] in nats; NaN outside the split."""
+    """Result of fitting a probe in one fold.
+
+    Attributes:
+        chosen: Name of the probe, and its chosen layers, position and option, with the validation loss and any warning.
+        losses: [question] validation losses in nats; NaN for questions outside the validation split.
+    """
 
     chosen: dict[str, Any]
     losses: Tensor

@@ -1,6 +1,7 @@
-"""Fit the novelty of a probe and its back-off, which shifts the confidences of novel questions towards the base rate.
+"""Fit the novelty of a probe and its back-off.
 
-It is fitted to the scores of a ridge regression for held-out groups of questions.
+Back-off shifts the confidences of novel questions towards the base rate, which is the mean accuracy of the training
+rows. It is fitted to the scores of a ridge regression for held-out groups of questions.
 """
 
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     An input consists of one or more features, such as the hidden states of a layer. The candidate with the lowest
     validation loss is chosen and calibrated on its validation scores. If its confidences predict the validation answers
-    no better than the base rate, the probe always returns the base rate.
+    no better than their mean accuracy, the probe always returns this mean accuracy.
 
     Args:
         l2: L2 penalty, or a list of penalties to try.
@@ -204,7 +204,8 @@ class ProbeModule(L.LightningModule, ABC):
             rows = "answers" if self.data.scope == "sample" else "questions"
             self.warning = (
                 f"The probe's cross-fitted confidences predict the grades of {len(scores)} {rows} no better than "
-                f"the base rate does. Therefore, the probe returns the base rate for all {rows}."
+                f"the mean accuracy of these {rows} does. Therefore, the probe returns this mean accuracy for all "
+                f"{rows}."
             )
         self.choice = replace(choice, prefixes=prefixes)
         self.val_confidence = choice.calibrator(scores)

@@ -19,7 +19,7 @@ REFERENCE_ROWS = 1024
 
 
 class Column:
-    """One streamed feature, from whose rows the vector `reference` [d] is subtracted."""
+    """One streamed feature. The vector `reference` [d] is subtracted from each of its rows."""
 
     def __init__(self, features: StreamedFeatures, feature: int) -> None:
         self._features, self._feature = features, [feature]
@@ -55,7 +55,7 @@ class Statistics(NamedTuple):
 
 @dataclass
 class Sums:
-    """Sums over rows with targets y and features x, from which a reference vector was subtracted.
+    """Sums over rows with targets y and features x. A reference vector has been subtracted from each x.
 
     Attributes:
         n: Number of rows.

@@ -33,7 +33,7 @@ class Cell:
     Attributes:
         confidence: [subset, question] float64 confidences; NaN for questions that are not tested.
         n_fits: Number of fits.
-        n_base_rate: Number of fits whose probe returns the base rate for every question.
+        n_base_rate: Number of fits whose probe returns the same confidence for every question.
     """
 
     confidence: Tensor
@@ -174,7 +174,7 @@ class LearningCurve:
         """Fit the probe with the grades that the mask `kept` [answer] selects.
 
         Returns:
-            The test confidences [question] float64, and whether the probe returns the base rate for every question.
+            The test confidences [question] float64, and whether the probe returns the same confidence for all.
         """
         self.data.use_grades(self.table.with_grades(kept))
         unused = self.questions[~torch.isin(self.questions, torch.cat([train, test]))]

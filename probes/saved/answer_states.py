@@ -28,7 +28,7 @@ class AnswerStates:
         recorded in sequence, for example in a beam search.
 
         `drawn` [row, token] int64 are the generated tokens and `mask` is the prompts' attention mask. `cache` is the
-        key/value cache at the end, and `lengths` are numbers of content tokens.
+        key/value cache at the end. `lengths` contains the number of content tokens of each answer.
         """
         read = torch.cat(self.tokens, 1)
         n = read.shape[1]

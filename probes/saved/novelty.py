@@ -1,8 +1,9 @@
 """Novelty of questions and answers, and the back-off of their confidences.
 
 A row is a question or an answer. Its novelty is the fraction of training rows that are closer to the rest of the
-training data. If a row is more novel than 99 % of the training rows, its confidence is mixed with the base rate. The
-weight of the base rate increases linearly with the distance, up to a maximum that `probes.fitting.backoff` fits.
+training data. If a row is more novel than 99 % of the training rows, its confidence is mixed with the base rate,
+which is the mean accuracy of the training rows. The weight of the base rate increases linearly with the distance, up to
+a maximum that `probes.fitting.backoff` fits.
 
 A broader probe is also trained on the questions of other stores. The confidence of a novel row that is close to these
 questions is mixed with the broader probe's confidence. The weight of the broader probe decreases linearly to 0 between
@@ -23,8 +24,8 @@ class Confidences(NamedTuple):
     """Confidences of questions or answers, with their novelties.
 
     Attributes:
-        confidence: [row] float32 probability of being right. For a novel row, it is shifted towards the base rate of
-            the training rows, or towards the confidence of a broader probe.
+        confidence: [row] float32 probability of being right. For a novel row, it is shifted towards the mean
+            accuracy of the training rows, or towards the confidence of a broader probe.
         novelty: [row] float32 fraction of the training rows that are less novel; NaN if the probe has no `Novelty`.
         is_novel: [row] bool. Whether the row is more novel than 99 % of the training rows.
     """

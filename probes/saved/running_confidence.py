@@ -61,7 +61,10 @@ class RunningConfidence:
 
 
 def add_prompts(rows: Sequence[RunningConfidence], found: Confidences | None, wait: bool = False) -> None:
-    """Record confidences before any answer token has been read. `found` is None if the probe reads answers."""
+    """Record the confidence of each row after 0 answer tokens.
+
+    `found` contains the confidences of the questions. If the probe reads answers, `found` is None, and NaN is recorded.
+    """
     if found is None:
         for row in rows:
             row._found.append(torch.full((3,), torch.nan))

@@ -53,9 +53,10 @@ def score(
             questions, the command continues after them.
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
-        backoff: Whether to shift the confidences of novel questions towards the base rate or the confidence of a
-            broader probe.
-        model: Hub id or folder of the probe's model. The default is the embedded model, smollm2-135m-instruct.
+        backoff: Whether to shift the confidences of novel questions towards the mean accuracy of the training
+            questions or the confidence of a broader probe.
+        model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which is installed with the
+            package.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the probe's model), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N.

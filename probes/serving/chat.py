@@ -156,7 +156,7 @@ def confidence_fields(step: AnswerStep) -> dict[str, Any]:
 
 
 def new_completion(model: str, kind: str) -> dict[str, Any]:
-    """Return the fields that complete answers and chunks have in common."""
+    """Return the fields that every complete answer and every chunk of a streamed answer contains."""
     return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 

@@ -363,7 +363,7 @@ def test_two_confidences_with_the_same_name_are_refused(store: Store, confidence
 def test_too_few_questions_and_stores_without_right_answers_are_refused(tmp_path: Path) -> None:
     for n, accuracy, message in (
         (19, 0.5, "at least 20 questions .* but got 19"),
-        (20, 0.0, "right answer with an odd index, but all answers with odd indices are wrong"),
+        (20, 0.0, r"answers with odd indices \(1, 3, 5, …\) to be right, but all of them are wrong"),
     ):
         store = make_store(tmp_path / str(n), np.zeros((n, 1, 2), np.float32), np.full(n, accuracy), k=2)
         with pytest.raises(InputError, match=message):

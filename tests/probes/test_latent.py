@@ -322,7 +322,7 @@ def test_a_spread_that_is_not_related_to_the_grades_gives_the_base_rate_with_a_w
     batch.target[:] = 1 - batch.target
     module = trained(opposite)
     assert module.warning is not None
-    assert "no better than the base rate" in module.warning
+    assert "no better than the mean accuracy" in module.warning
     assert float(module.predict(batch.features).std()) < 1e-6
 
 

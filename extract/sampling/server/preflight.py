@@ -220,7 +220,10 @@ def _open_requests(request: Request) -> list[Request]:
 
 
 async def _answers_vary(client: Client, request: Request, url: str) -> bool:
-    """Check that answers to an open-ended prompt differ. Returns False if the server sent no text."""
+    """Send an open-ended prompt several times, and raise an InputError if answers that should vary are identical.
+
+    Returns False if this was not tested, because no request was sent or the server returned no text.
+    """
     requests = _open_requests(request)
     replies = await _all(map(client.ask, requests))
     answers = [[(choice.text, choice.reasoning or "") for choice in reply.choices] for reply in replies]

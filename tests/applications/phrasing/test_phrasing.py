@@ -168,7 +168,7 @@ def test_three_forms_give_three_tests_on_the_facts_that_both_forms_have(make: Ma
         (ask(("exact",)), "at least two values of `meta.form`.* but the forms are: exact"),
         (
             [replace(q, meta=q.meta | {"pair": q.id}) for q in ask()],
-            "two forms that share at least two pairs, but the forms exact, paraphrased share at most one pair",
+            "any two of the forms exact, paraphrased have at most one fact in common",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tests of cross-fitting and of the fallback to the base rate, on synthetic stores with a known truth."""
+"""Tests of cross-fitting and of the fallback to the mean accuracy, on synthetic stores with a known truth."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_with_shuffled_labels_a_probe_returns_the_base_rate_with_a_warning(
     rate = float(rows.right.sum() / rows.known.sum())
     assert report.confidences[probe.name][rows.row].tolist() == pytest.approx([rate] * len(rows.row))
     warning = report.record["warning"]
-    assert "the grades of 80 questions no better than the base rate" in warning
+    assert "the grades of 80 questions no better than the mean accuracy of these questions" in warning
     assert f"**{warning}**" in report_page(report.record, [])
     assert report.module.val_figures["val/auroc"] == 0.5
     assert report.module.val_figures["val/loss"] == pytest.approx(float(report.module.val_losses.mean()))
@@ -201,4 +201,4 @@ def test_a_single_question_with_right_answers_gives_the_base_rate(tmp_path: Path
     out = few_right(tmp_path, 1, probes=["layer_average", "difference_of_means", "linear"]).run()
     assert not {"layer_average", "difference_of_means", "linear", "consistency", "length"} & set(out.masked)
     assert out.confidence[BEST][out.questions].max() < 0.1
-    assert any("returns the base rate" in note for note in out.notes)
+    assert any("returns this mean accuracy" in note for note in out.notes)

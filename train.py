@@ -1,7 +1,7 @@
 """Run one experiment: fit a probe, test it once, save it, and write a report.
 
-`python train.py` uses configs/default.yaml and creates the store if it does not exist. Options such as `--model=Linear
---model.l2=0.1` override the config. To use a different config, pass `--config configs/NAME.yaml` before the options.
+`python train.py` uses configs/default.yaml and creates the store if it does not exist. Options override the config, as
+in `--model=Linear --model.l2=0.1`. To use a different config, pass `--config configs/NAME.yaml` before the options.
 """
 
 from __future__ import annotations

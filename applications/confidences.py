@@ -104,7 +104,7 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
 def check_probe_model(probe: ConfidenceProbe, store: Store) -> None:
     """Raise an InputError if the probe belongs to another model than the store."""
     expected = probe.config["model"]
-    names = {"id": expected["id"], "revision": expected["revision"]}  # compared by `check_model`
+    names = {"id": expected["id"], "revision": expected["revision"]}  # not compared, as in `check_model`
     if different := "; ".join(differences(store.model | names, expected)):
         raise InputError(
             f"Expected a probe for the model of '{store.path}', but the model of the probe differs in {different}. Use "

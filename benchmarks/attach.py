@@ -1,6 +1,6 @@
 """Compare generation with and without an attached probe: speed, tokens, logits and device synchronisations per token.
 
-The default model is SmolLM2-135M-Instruct, which is installed with the package. `--random` uses random weights in the
+The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
 shape of Llama-3.2-1B, and random prompts.
 """
 

@@ -1,6 +1,6 @@
 """Measure the cost of reading hidden states: the time relative to passes without reading, and the memory by length.
 
-The default model is SmolLM2-135M-Instruct, which is installed with the package. `--random` uses random weights in the
+The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
 shape of Qwen3-0.6B.
 """
 

@@ -1,6 +1,6 @@
 """Compare the time to score the four options of a question together with that of one forward pass per option.
 
-SmolLM2-135M-Instruct, which is installed with the package, scores random prompts without a common prefix.
+SmolLM2-135M-Instruct, which `make install` installs, scores random prompts without a common prefix.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compare the time to read all signals of the answers in one pass with that of one pass for each signal.
 
-The default model is SmolLM2-135M-Instruct, which is installed with the package. `--random` uses random weights in the
+The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
 shape of Qwen3-0.6B.
 """
 

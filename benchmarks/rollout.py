@@ -1,6 +1,6 @@
 """Measure the additional cost of reading rollout: time relative to token signals, and memory relative to eager attention.
 
-The default model is SmolLM2-135M-Instruct, which is installed with the package. `--random` uses random weights in the
+The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
 shape of Qwen3-0.6B or Llama-3.2-1B.
 """
 

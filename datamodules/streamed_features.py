@@ -110,7 +110,7 @@ class StreamedFeatures:
     def map(self, features: Sequence[int], function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Apply a function to features in chunks, and return the results [row, …] in the order of the rows.
 
-        The arguments are described in `chunks`.
+        The arguments are described in `chunks`. Here, `function` must return a tensor [row, …].
         """
         found = torch.empty(0)
         for places, values in self.chunks(features, function):
@@ -125,6 +125,7 @@ class StreamedFeatures:
         """Apply a function to features in chunks, and yield each chunk's places and result, in the order of the store.
 
         Args:
+            features: Indices of the features.
             function: Function of the places and the features of a chunk's rows. Places are indices into `rows`, [row]
                 int64. Features are [row, feature, d_model] float32. The function is called in threads and without
                 gradients.

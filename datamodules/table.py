@@ -34,8 +34,8 @@ class AnswerTable:
         sample: [row] sample index j of the answer.
         right: [row] 1 if the answer is right, else 0.
         known: [row] 1 if the answer's grade is known, else 0.
-        answer_class: [row] class of the normalised answer within its question; 0 if the grader found no answer or an
-            empty answer.
+        answer_class: [row] class of the normalised answer, comparable only among the answers to one question; 0 if the
+            grader found no answer or an empty answer.
         n_tokens: [row] number of generated tokens, including the end token; NaN if unknown.
         truncated: [row] whether the answer was truncated at the token limit.
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.

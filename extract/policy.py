@@ -113,7 +113,7 @@ class ModelIdentity:
     """Identity of a model and its tokenizer. For a served model, only `id` is known.
 
     Attributes:
-        id: smollm2-135m-instruct (installed with the package), a Hub id, the name of a folder (never its path), or the
+        id: smollm2-135m-instruct (installed by `make install`), a Hub id, the name of a folder (never its path), or the
             name of a model on a server.
         revision: Commit of a Hub model, otherwise None.
         fingerprint: Checksum of the loaded weights (`extract.models.loading.weight_fingerprint`).

@@ -45,8 +45,8 @@ class StoreRecipe:
         split: Split of a Hub set. By default, the set's default split.
         questions_revision: Commit of a Hub set. By default, the newest commit.
         sampler: local (run the model in this process) or server (send requests to server.url).
-        model: Model that answers the questions: smollm2-135m-instruct (installed with the package), a Hub id, a folder,
-            or the name of a model on the server.
+        model: Model that answers the questions: smollm2-135m-instruct (installed by `make install`), a Hub id, a
+            folder, or the name of a model on the server.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the checkpoint), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N. Not part of the store's identity.

@@ -32,7 +32,7 @@ def first_line(text: str) -> str:
 
 
 def _grade_short(question: Question, text: str) -> Grade:
-    """Grade by whole-word matches with the references. The parsed answer is the first line."""
+    """Grade by whole-word matches with the references. The parsed answer is the normalised first line."""
     case_sensitive = bool(question.meta.get("case_sensitive"))
     answer = compared = first_line(text)
     if case_sensitive:

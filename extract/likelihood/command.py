@@ -51,7 +51,7 @@ def likelihood(
         stride: With --texts, number of tokens by which the window moves in a long text. By default, half of the window.
         out: With --texts, Parquet file for the log-likelihood and the lengths of each text.
         model: Hub id or folder of the model. By default, the store's model. Without a store, the default is
-            smollm2-135m-instruct, which is installed with the package.
+            smollm2-135m-instruct, which `make install` installs.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
 

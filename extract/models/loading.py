@@ -32,7 +32,7 @@ def load_model(
     """Load a causal language model and its tokenizer, ready for inference.
 
     Args:
-        model: smollm2-135m-instruct (installed with the package), a Hub id, or a folder.
+        model: smollm2-135m-instruct (installed by `make install`), a Hub id, or a folder.
         revision: Commit, branch or tag of a Hub model.
         dtype: "auto" (the dtype of the checkpoint), "float32", "bfloat16" or "float16".
         device: A torch device such as "cuda:1", or "auto". "auto" selects the CUDA device with the index LOCAL_RANK, or

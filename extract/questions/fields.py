@@ -13,7 +13,7 @@ from extract.errors import InputError, nearest
 from extract.questions.numbers import gold_number
 from extract.questions.question import Kind
 
-#: Fields of a question in the package's own format. `by_fields` can set the same fields.
+#: Fields of a question in the package's own format. `by_fields` can set all of them except `messages`.
 FIELDS = ("id", "text", "messages", "references", "kind", "choices", "group", "meta")
 MAPPED = tuple(name for name in FIELDS if name != "messages")
 _COLUMN = re.compile(r"\{([^{}]+)\}")

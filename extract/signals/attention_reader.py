@@ -109,8 +109,8 @@ class AttentionReader(Hooks):
             `attention_entropy` require passes over answers.
 
     Raises:
-        InputError: If the model does not call transformers' attention function once per layer. Passes and `finish` can
-            also raise this error.
+        InputError: If the model does not call transformers' attention function once per layer, or if its blocks do not
+            add the attention output to the residual stream. Passes and `finish` can also raise this error.
     """
 
     def __init__(self, model: Any, needs: Collection[str]) -> None:

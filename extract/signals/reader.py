@@ -49,7 +49,7 @@ class Reader(ExitStack):
         return self
 
     def questions(self, prompts: Sequence[Sequence[int]], shared: SharedPrompt | None = None) -> Pass:
-        """Run a pass over prompts, after the common prefix in the cache `shared`."""
+        """Run a pass over prompts. `shared` is a cache of their common prefix."""
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(prompt) - n_before for prompt in prompts]
         self._hidden.start(position_ranges("question", n_prompt, [0] * len(prompts)))

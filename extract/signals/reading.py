@@ -119,11 +119,12 @@ def read_answers(
         answers: Answers with their prompts.
 
     Returns:
-        As in `read_questions`, but token signals are ragged. An answer without content tokens has an empty row in token
-        signals and a row of NaN in other signals.
+        As in `read_questions`, but with rows in the order of `answers`, and with ragged token signals. An answer
+        without content tokens has an empty row in token signals and a row of NaN in other signals.
 
     Raises:
-        InputError: If there are no answers, or the model can't read a prompt or does not support a signal.
+        InputError: If there are no answers, a prompt is empty, or the model can't read the tokens or does not support a
+            signal.
     """
     if not answers or not all(answer.prompt for answer in answers):
         raise InputError(

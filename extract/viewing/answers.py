@@ -130,7 +130,10 @@ def read_answers(
 
 
 def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, samples: Sequence[int] | None) -> list[Key]:
-    """Choose the answers to show, as in `read_answers`. `right` is None for answers with an unknown grade."""
+    """Choose the answers to show, as in `read_answers`.
+
+    `right` maps each answer to its grade, or to None if the grade is unknown.
+    """
     samples_of: dict[str, list[int]] = defaultdict(list)
     for id_, sample in right:
         samples_of[id_].append(sample)

@@ -76,7 +76,7 @@ class Summary:
         n_samples: Number of answers in finished sample ranges, without skipped samples.
         n_texts: Number of these answers that are neither rejected nor missing.
         n_distinct: Number of distinct texts.
-        finish_reasons: Number of answers for each finish reason.
+        finish_reasons: Total number of answers for each finish reason.
         n_tokens: Length in tokens of each answer with a known length, [answer] int32.
         n_without_ids: Total number of answers whose token ids are unknown.
         grades: Counts for each grader.

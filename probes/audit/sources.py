@@ -93,7 +93,8 @@ def _option_features(questions: Sequence[Question]) -> dict[str, Features]:
 def ngrams(texts: Sequence[str]) -> Features:
     """Return the first 128 singular components of the TF-IDF weights of words and word pairs.
 
-    Numbers and punctuation marks are treated as words. The result [text, feature] is a single 0 if all texts are equal.
+    Numbers and punctuation marks are treated as words. The result is [text, feature]. If all texts are equal, it has a
+    single feature, which is 0.
     """
     from sklearn.decomposition import TruncatedSVD  # takes a second to import
     from sklearn.feature_extraction.text import TfidfVectorizer

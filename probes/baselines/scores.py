@@ -25,7 +25,8 @@ from probes.fitting.calibration import fit_platt
 
 #: Dict from each split to its rows in the question table or the answer table.
 Rows = dict[str, Tensor]
-#: Function that maps the data and the rows of each split to scores [row]. Higher means more likely right.
+#: Function that maps the data and the rows of each split to scores [row] of all rows of the table; NaN if missing.
+#: Higher means more likely right.
 Score = Callable[[FeatureDataModule, Rows], Tensor]
 #: Function that maps the data to the uncertainties [answer]; NaN if missing.
 AnswerUncertainty = Callable[[FeatureDataModule], NDArray[np.float64]]

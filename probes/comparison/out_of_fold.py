@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from datamodules import FeatureDataModule, QuestionTable
 from datamodules.features import LEAST_VALIDATION, TARGETS
+from extract.asking.registry import ASKED, ask_command
 from extract.errors import InputError
 from extract.store.shards import Scope
 from probes.baselines.registry import available, baselines_of, confidence, needed_commands
@@ -167,7 +168,9 @@ class Comparison:
         needs: list[tuple[str, Scope]] = [(name, TARGETS[method.target]) for name in (method.signal, *method.join)]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
         missing = [
-            f"python -m extract read --store STORE --signals [{signal}] --scope {scope}"
+            ask_command(signal)
+            if signal in ASKED
+            else f"python -m extract read --store STORE --signals [{signal}] --scope {scope}"
             for signal, scope in needs
             if signals.missing(signal, scope)
         ]

@@ -44,7 +44,7 @@ def transfer_record(
 ) -> dict[str, Any]:
     """Train a probe on each question set and test it on every set.
 
-    Each store is a set, or each question group of a single store. On its own training set, a probe is tested out of
+    Each store, or each question group of a single store, is a set. On its own training set, a probe is tested out of
     fold. For each set, a probe is also trained on all other sets and tested with and without back-off.
 
     Returns:

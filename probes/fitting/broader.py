@@ -72,7 +72,9 @@ def fit_broader(
 
 
 def mixture_weight(narrow: Tensor, broad: Tensor, accuracy: Tensor) -> Tensor:
-    """Return the weight w in [0, 1] that minimises the squared error of (1 − w) · `narrow` + w · `broad`, each [row].
+    """Return the weight w in [0, 1] that minimises the squared error of (1 − w) · `narrow` + w · `broad`.
+
+    The error is the difference from `accuracy`. All three arguments are [row].
 
     >>> half = torch.tensor([0.5, 0.5])
     >>> mixture_weight(torch.tensor([0.9, 0.1]), half, torch.tensor([0.6, 0.4]))

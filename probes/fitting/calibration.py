@@ -85,8 +85,8 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
     r"""Fit a temperature T (Guo et al. 2017) to counts of right answers by penalised maximum likelihood.
 
     The confidence for the score s, in log-odds, is σ(s/T), where σ is the logistic function. T is between 1e-5 and 1e3
-    times the root mean square of the scores. If higher scores indicate wrong answers, all
-    confidences are close to ½. See `fit_platt` for the arguments.
+    times the root mean square of the scores. If higher scores indicate wrong answers, all confidences are close to ½.
+    See `fit_platt` for the arguments.
 
     >>> scores, right, known = torch.tensor([-2.0, 2.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_temperature(scores, right, known)(scores)  # close to the measured accuracies

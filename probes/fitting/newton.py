@@ -3,8 +3,8 @@
 The weights and the bias are linear functions of a vector of coordinates: the weights and the bias themselves
 (`_Primal`), or, with fewer rows than weights, coefficients of the rows (`_Dual`).
 
-Losses and gradients are computed in float64. Unless a penalty is tiny, Newton steps are computed in float32,
-because later steps correct their errors.
+Losses and gradients are computed in float64. Unless a penalty is tiny, Newton steps are computed in float32, because
+later steps correct their errors.
 """
 
 import torch
@@ -133,7 +133,7 @@ class _Dual:
     the bias instead, which is b = r Σ αᵢ for a constant r. The logits are therefore Kα, where K is the Gram matrix plus
     r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. In this inner product, the gradient is
     the derivative of the mean loss with respect to the logits, plus λ times the centred α. The inverse of the Hessian
-    at zero weights is β = (scale · K + shift)⁻¹ v, and its image Kβ = (v − shift · β) / scale needs no matrix product.
+    at zero weights is β = (scale · K + shift)⁻¹ v, and its image Kβ = (v − shift · β) / scale needs no other product.
 
     In Newton steps, the bias also has a small penalty, and a slightly smaller shift is subtracted from v. This saves
     operations and limits the coefficients if K is singular.

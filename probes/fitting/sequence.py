@@ -86,5 +86,5 @@ class MultiHeadProbe(SequenceProbe):
 
 
 def random_rows(n: int, d_model: int) -> Tensor:
-    """Return random weights [n, d_model] whose products with standardised states have unit variance."""
+    """Return random weights [n, d_model] whose products with standardised states have a variance of about 1."""
     return torch.randn(n, d_model) / d_model**0.5

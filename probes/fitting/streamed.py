@@ -37,8 +37,8 @@ def fit_statistics(
 
     If all targets of a fit are equal, its weights and bias are 0.
 
-    `solve` maps statistics to weights [penalty, d] and biases [penalty] for centred rows. If `products` is false, it
-    gets no covariance matrix.
+    `solve` maps statistics to weights [penalty, d] and biases [penalty] for centred rows. If `products` is false, the
+    field `covariance` of the statistics is undefined.
     """
     fits = []
     for number, statistics in enumerate(outside_folds(column, target, fold, products)):

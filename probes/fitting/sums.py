@@ -42,7 +42,8 @@ class Statistics(NamedTuple):
         mean, scale: [d] float32 standardiser.
         offset: [d] float64 mean of z, which is not exactly 0.
         target: Mean of y.
-        cross, covariance: [d] and [d, d] float64 covariances of y and z, and of z, with divisor n.
+        cross: [d] float64 covariance of y and z, with divisor n.
+        covariance: [d, d] float64 covariance of z, with divisor n. It is defined only if all products were summed.
     """
 
     mean: Tensor

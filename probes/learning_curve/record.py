@@ -124,9 +124,9 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
     Returns:
         The content of curve.json. `cells` contains a dict for each pair of `n` and `k`. For `auroc` and `brier_skill`,
         see `over_subsets`. `budgets` contains a dict for each budget: `best` and `runner_up` are the splits [n, k] with
-        the highest and second-highest AUROC, and `difference` is the difference between them. `many_minus_few` is
-        the difference between the splits with the most and the fewest questions. `contrasts` compares the largest cell
-        with smaller ones. `masked` contains the reasons for missing cells.
+        the highest and second-highest AUROC, and `difference` is their difference in AUROC. `many_minus_few` is the
+        difference in AUROC between the splits with the most and the fewest questions. `contrasts` compares the largest
+        cell with smaller ones. `masked` contains the reasons for missing cells.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))

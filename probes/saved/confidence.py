@@ -108,8 +108,10 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, backoff: bool = True, **options: Any) -> Answers:
         """Generate answers with confidences.
 
-        Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. `text`
-        always ends before the first of them.
+        Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. In either
+        case, `text` ends before the first stop string of the training data. Features are captured during generation if
+        the probe reads hidden states of the question (with or without the signal `tokens`) or of all answer tokens.
+        Other probes need one more forward pass.
 
         Args:
             inputs: One or more texts, chats or lists of token ids, or a left-padded tensor of token ids
@@ -159,7 +161,8 @@ class ConfidentModel:
         """Generate one answer, and return an iterator over its steps. Each step has the text and the confidence so far.
 
         The tokens are identical to the output of `generate`. The model runs only while the caller waits for the next
-        step. To stop the generation, close the iterator or stop iterating.
+        step. An additional pass over the prompt is needed only if the probe reads token signals of the prompt other
+        than `tokens`. To stop the generation, close the iterator or stop iterating.
 
         Args:
             question: One text, one chat, or the token ids of one prompt.

@@ -1,9 +1,9 @@
 """Novelty of questions and answers, and the back-off of their confidences.
 
 A row is a question or an answer. Its novelty is the fraction of training rows that are closer to the rest of the
-training data. If a row is more novel than 99 % of the training rows, its confidence is mixed with the base rate,
-which is the mean accuracy of the training rows. The weight of the base rate increases linearly with the distance, up to
-a maximum that `probes.fitting.backoff` fits.
+training data than the row is. If a row is more novel than 99 % of the training rows, its confidence is mixed with the
+base rate, which is the mean accuracy of the training rows. The weight of the base rate increases linearly with the
+distance, up to a maximum that `probes.fitting.backoff` fits.
 
 A broader probe is also trained on the questions of other stores. The confidence of a novel row that is close to these
 questions is mixed with the broader probe's confidence. The weight of the broader probe decreases linearly to 0 between

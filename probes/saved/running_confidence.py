@@ -44,7 +44,7 @@ class RunningConfidence:
         return confidence, novelty, is_novel == 1, n_read
 
     def at_end(self, n_tokens: int) -> tuple[float, float, bool, int]:
-        """Return the same fields for the last step of a complete answer with `n_tokens` tokens."""
+        """Return the same fields as `after`, for the last step of a complete answer with `n_tokens` tokens."""
         n_read = min(n_tokens, len(self._scores))
         if n_read:
             self._found[n_read:] = []

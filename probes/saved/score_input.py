@@ -24,7 +24,7 @@ class Asked:
     """A question to score, or the reason why it is invalid.
 
     Attributes:
-        id: The question's id, by default its number in the input.
+        id: The question's id, by default its number in the input, starting at 1.
         question: Text or messages as shown in the output; None if they are invalid.
         prompt: Text or messages for the probe.
         answer: An answer to the question, or None.

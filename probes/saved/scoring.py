@@ -41,8 +41,9 @@ def score(
     """Write the confidences of questions, or of given answers, as JSON Lines. Nothing is generated.
 
     Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`, in the order of the
-    input. Undefined values are null. A question that cannot be scored, for example because it is too long for the
-    model, gets an `error`, and the command fails at the end.
+    input. Lines are written as soon as their batch is finished. Undefined values are null. If a question cannot be
+    scored, for example because it is too long for the model, its line has an `error`. The command then continues, and
+    fails at the end.
 
     Args:
         probe: Folder or Hub id of a saved probe.
@@ -55,8 +56,8 @@ def score(
             threshold or unknown.
         backoff: Whether to shift the confidences of novel questions towards the mean accuracy of the training
             questions or the confidence of a broader probe.
-        model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which is installed with the
-            package.
+        model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
+            installs.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the probe's model), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N.

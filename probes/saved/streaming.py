@@ -1,4 +1,4 @@
-"""Stream an answer with the confidence after each token, without an additional forward pass."""
+"""Stream an answer with the confidence after each token."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def serve(
 
     Args:
         probe: Folder or Hub id of a saved probe.
-        model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which is installed with the
-            package.
+        model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
+            installs.
         host: Address on which the server listens. If other machines can reach it, an API key is required.
         port: Port on which the server listens; 0 selects a free one.
         served_model_name: Name of the model in requests. The default is the name that is saved in the probe.

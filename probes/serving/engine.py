@@ -89,7 +89,8 @@ class Engine:
         Raises:
             QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
-            InputError: If there are no prompts, one is too long, or `answers` does not match the probe or the prompts.
+            InputError: If there are no prompts, one is empty, too long or has unknown tokens, or `answers` does not
+                match the probe or the prompts.
         """
         from extract.models.loading import check_prompts
 

@@ -27,9 +27,8 @@ def expected_calibration_error(
 ) -> Tensor:
     """Compute the expected calibration error, which is in [0, 1].
 
-    The absolute difference between mean confidence and mean accuracy in each bin is averaged over bins, weighted by
-    bin size. See `bin_index` for `by`. Noise in the measured accuracies biases the error upwards. `rmsce`
-    corrects for it.
+    The absolute difference between mean confidence and mean accuracy in each bin is averaged over bins, weighted by bin
+    size. See `bin_index` for `by`. Noise in the measured accuracies biases the error upwards. `rmsce` corrects for it.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, by, weights).expand(weights.shape)

@@ -133,7 +133,7 @@ class PromptTemplate:
         return [int(token) for token in given]
 
     def rendered(self, tokenizer: Any, prompt: str | Sequence[dict[str, str]]) -> str:
-        """Return the whole prompt as text, including the chat template."""
+        """Return the whole prompt as text, including the chat template if the prompt is a chat."""
         return self._rendered_chat(tokenizer, self.messages(prompt)) if self.is_chat(prompt) else self.text(prompt)
 
     def is_chat(self, prompt: str | Sequence[dict[str, str]]) -> bool:
@@ -177,5 +177,5 @@ class PromptTemplate:
 
 
 def template_hash(tokenizer: Any) -> str:
-    """SHA-256 of the tokenizer's chat template, or of an empty text."""
+    """SHA-256 of the tokenizer's chat template, or of an empty text if there is none."""
     return sha256_text(str(tokenizer.chat_template or ""))

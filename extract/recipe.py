@@ -39,9 +39,9 @@ class StoreRecipe:
         n_questions: Size of a random subset of the questions. By default, all questions are used.
         question_seed: Seed for choosing the subset and the worked examples, and for shuffling questions and choices.
         stratify_by: Question field by which the subset is balanced as far as possible: group or a key of meta.
-        fields: Map from question fields to columns of a file or Hub set, such as '{text: question, references:
-            answer}'. Other fields are id, kind, choices, group and meta. Not needed if the columns already have these
-            names.
+        fields: Map from question fields to columns of a file or Hub set, such as
+            '{text: question, references: answer}'. Other fields are id, kind, choices, group and meta. Not needed for a
+            named set, or if the columns already have these names.
         split: Split of a Hub set. By default, the set's default split.
         questions_revision: Commit of a Hub set. By default, the newest commit.
         sampler: local (run the model in this process) or server (send requests to server.url).

@@ -65,7 +65,7 @@ def valid_text(text: str) -> str:
 
 
 def normalize(text: str, case_sensitive: bool = False) -> str:
-    """Return a text in lower case, without accents or punctuation.
+    """Return a text without accents or punctuation, in lower case unless `case_sensitive` is true.
 
     >>> normalize("It's São Paulo, in the U.S. of -3.5!")
     'it sao paulo in the us of -3.5'

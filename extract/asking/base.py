@@ -35,7 +35,7 @@ class AskContext:
         device: Device of the other models: auto, cpu, cuda or cuda:N.
         embedding_model: Sentence encoder: `EMBEDDED_ENCODER`, a Hub id or a folder.
         nli_model: Hub id or folder of an entailment classifier, or None.
-        grader: Grader that normalises answers for `entailment`.
+        grader: Grader that normalises answers for `entailment`. By default, the store's only grader.
         max_new_tokens: Maximum length of a reply for `verbalized`, in tokens.
         continuations: Whether `likelihood` scores the letters or the texts of the options.
     """
@@ -74,7 +74,10 @@ class AskedBaseline(ABC):
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
-        """Return the settings as JSON values. They must be the same for all files with this scope."""
+        """Return the settings as JSON values: the model, the prompts and the options.
+
+        They must be the same for all files with this scope.
+        """
 
     @property
     def values(self) -> Asked | Signals:

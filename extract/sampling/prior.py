@@ -127,7 +127,8 @@ def fit_prior(
 ) -> tuple[float, float]:
     """Fit κ and θ by maximum likelihood. Pass only questions on which the stopping rule is not evaluated.
 
-    The arguments have the shape [question]. Both results are between 0.01 and 1000.
+    The arguments have the shape [question]. `right`, `n_answers` and `wrong_classes` are the numbers of right answers,
+    of all answers, and of distinct wrong answers. Both results are between 0.01 and 1000.
     """
     wrong = n_answers - right
 

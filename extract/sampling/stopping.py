@@ -72,8 +72,8 @@ class StoppingRule:
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
         needs: What the rule requires: several temperatures, a prior, or nothing (None).
-        stops: Function of the evidence and the threshold. It returns whether sampling stops after each answer, [order,
-            answer].
+        stops: Function of the evidence and the threshold. It returns whether sampling stops after each answer,
+            [order, answer].
     """
 
     label: str

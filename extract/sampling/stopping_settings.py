@@ -30,7 +30,10 @@ class Stopping:
     per_round: int
 
     def record(self, temperatures: Iterable[float], budget: int) -> dict[str, Any]:
-        """Return the settings that affect the decisions. `budget` is the maximum number of answers per temperature."""
+        """Return the settings that affect the decisions.
+
+        `budget` is the maximum number of answers to each question at each temperature.
+        """
         priors = sha256_json({id_: list(prior) for id_, prior in self.priors.items()}) if self.priors else None
         settings = {"rule": self.rule, "threshold": self.threshold, "grader": self.grader, "priors": priors}
         return {**settings, "temperatures": sorted(temperatures), "budget": budget}

@@ -89,7 +89,7 @@ def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
 
 
 def safe_name(name: object) -> str:
-    r"""Return the last part of a model's or task's path. Options are removed, because they can contain API keys.
+    r"""Return the name of a model or task without folders or options. Options can contain API keys.
 
     >>> safe_name("org/model"), safe_name("./models/tiny/"), safe_name(r".\models\tiny"), safe_name(None)
     ('org/model', 'tiny', 'tiny', 'unknown')

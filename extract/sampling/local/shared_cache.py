@@ -124,7 +124,7 @@ class SharedCache(DynamicCache):
         self._questions = torch.empty(0, dtype=torch.int64, device=self._mask.device)
 
     def join(self, read: AnswerCache, questions: Tensor) -> None:
-        """Append empty answers. `questions` [row] is the index of each prompt in `read`."""
+        """Append empty answers. `questions` [row] is the index of each answer's prompt in `read`."""
         kept, old = self._questions.unique(return_inverse=True)
         added, new = questions.unique(return_inverse=True)
         for layer, source in zip(self.layers, read.layers, strict=True):

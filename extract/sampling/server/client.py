@@ -19,7 +19,7 @@ from extract.sampling.server.protocol import Reply, Request
 _VERSION = re.compile(r"(@[^/]*|:latest|-\d{4}-\d{2}-\d{2}|-\d{8})$")
 #: Number of consecutive failed requests after which the run ends.
 _MOST_GIVEN_UP = 16
-#: Maximum wait between two attempts, and maximum wait that a server can request, in seconds.
+#: Maximum random wait before a retry, and maximum wait that a server can request, in seconds.
 _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
 #: Number of prompt tokens per byte, assumed before the first reply. English text has about 0.25.
 _TOKENS_PER_BYTE = 0.5

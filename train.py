@@ -164,7 +164,7 @@ def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Ite
         for name in ("logs", "wandb"):
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / "config.yaml").unlink(missing_ok=True)
-        with suppress(OSError):  # not empty
+        with suppress(OSError):  # not empty, for example if it contains a store
             folder.rmdir()
         raise
 

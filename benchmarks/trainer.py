@@ -55,7 +55,7 @@ def loop(data: FeatureDataModule, epochs: int, device: torch.device) -> Linear:
     module = Unlogged()
     batches, validation = data.train_dataloader(), data.val_dataloader()
     run = SimpleNamespace(datamodule=data, estimated_stepping_batches=epochs * len(batches), sanity_checking=False)
-    module.trainer = run  # type: ignore[assignment]  # it has the epoch and the data
+    module.trainer = run  # type: ignore[assignment]  # it has the epoch and the data, which is all that is needed
     module.setup("fit")
     module.to(device)
     configured: Any = module.configure_optimizers()

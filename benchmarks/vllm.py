@@ -90,7 +90,7 @@ def vllm_serve(model: Path, dtype: str, seconds: float = 900.0) -> Iterator[str]
                 time.sleep(0.5)
             yield f"http://127.0.0.1:{port}/v1"
         finally:
-            with suppress(ProcessLookupError):  # all processes have ended
+            with suppress(ProcessLookupError):  # raised when the server, its engine and its workers have ended
                 os.killpg(process.pid, signal.SIGTERM)
                 for _ in range(100):
                     time.sleep(0.1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class InputError(ValueError):
-    """Error in the user's input. Its one-line message says what is wrong and how to fix it."""
+    """Invalid input of a user. The message is one line that states the problem and the remedy."""
 
 
 class Damaged(InputError):

@@ -177,5 +177,5 @@ class PromptTemplate:
 
 
 def template_hash(tokenizer: Any) -> str:
-    """SHA-256 of the tokenizer's chat template, or of an empty text if there is none."""
+    """Return the SHA-256 of the tokenizer's chat template. A missing template is hashed as an empty text."""
     return sha256_text(str(tokenizer.chat_template or ""))

@@ -112,5 +112,5 @@ def certify(
 
 
 def n_rejected(is_rejected: NDArray[np.bool_]) -> int:
-    """Return the number of hypotheses that are rejected before the first one that is not."""
+    """Count the rejections in `is_rejected` [hypothesis] before the first hypothesis that is not rejected."""
     return int(np.cumprod(is_rejected).sum())

@@ -37,7 +37,7 @@ def characteristic_words(
     vectorizer = CountVectorizer(binary=True, token_pattern=r"\w[\w'’-]+")
     try:
         counts = vectorizer.fit_transform(texts)
-    except ValueError:  # no words
+    except ValueError:  # the texts contain no words
         return [[] for _ in range(n_clusters)]
     words = vectorizer.get_feature_names_out()
     of_all = np.asarray(counts.sum(0), dtype=np.float64).ravel()

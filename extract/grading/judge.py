@@ -142,7 +142,7 @@ class _Asking:
                 reply = await self.client.ask(request)
             except Unanswered:
                 return
-            except RejectedRequest:  # concerns only this answer, unless all are rejected
+            except RejectedRequest:  # concerns only this answer, unless the judge rejects all requests
                 self._n_rejected += 1
                 if self._n_rejected >= _MOST_REJECTED and not self.client.has_answered:
                     raise

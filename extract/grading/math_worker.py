@@ -70,9 +70,9 @@ def load_equal() -> Callable[[list[str], str], Verdict]:
                 try:
                     if verify(parsed(gold), stated, _PLACES, timeout_seconds=None, raise_on_error=True):
                         return True
-                except Exception:  # SymPy raises errors of many types
+                except Exception:  # SymPy raises errors of many types; another gold answer can still match
                     verdict = None
-        except Exception:
+        except Exception:  # SymPy raises errors of many types; the answer stays unknown
             return None
         return verdict
 

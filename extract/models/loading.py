@@ -70,7 +70,7 @@ def resolve_device(device: str) -> torch.device:
         return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
     try:
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError):  # depending on the device
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch raises one of these, depending on the device
         raise InputError(
             f"Expected `device` to be auto, cpu, cuda or cuda:N, and available on this machine, but got {device!r}. "
             "Use --device auto."

@@ -39,7 +39,7 @@ def json_object(line: bytes, where: str) -> Record:
         raise InputError(
             f"Expected {where} to be UTF-8, but byte {error.start} is not. Save the file as UTF-8."
         ) from None
-    except (ValueError, RecursionError) as error:  # overlong integers raise a plain ValueError
+    except (ValueError, RecursionError) as error:  # an integer with thousands of digits raises a plain ValueError
         problem = f"it is not valid JSON ({getattr(error, 'msg', error)})"
     else:
         if isinstance(record, dict):

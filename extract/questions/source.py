@@ -54,7 +54,7 @@ class Source:
         return check_questions(questions, repr(self.dataset))
 
     def examples(self, seed: int) -> Iterator[Question] | None:
-        """Read the train split lazily, in a seeded random order, or return None if there is none."""
+        """Return an iterator over the train split in a seeded random order, or None if the set has no train split."""
         if self.set.train is None or (self.path is not None and not self.path.is_dir()):
             return None
         rows = self.rows(self.set.train)
@@ -80,7 +80,7 @@ class Source:
             return LOADERS[path.suffix](path, self.set.columns)
         except InputError:
             raise
-        except Exception as error:  # the libraries raise many types
+        except Exception as error:  # `datasets`, pandas, pyarrow and the Hub client raise many exception types
             raise InputError(self._unreadable(error)) from None
 
     def _load_dataset(self, split: str) -> Sequence[Record]:
@@ -90,7 +90,7 @@ class Source:
         as_text = {"keep_default_na": False, "index_col": False} if in_csv else {}  # "None" and "NA" can be answers
         options = {"name": self.set.config, "split": split, **as_text}
         with quiet_loggers("datasets", "huggingface_hub"), warnings.catch_warnings():
-            warnings.filterwarnings("error", "Length of header or names")  # rows with too many fields
+            warnings.filterwarnings("error", "Length of header or names")  # rows with more fields than columns
             if self.path is None:  # cached, with random access
                 return load_dataset(str(self.set.hub), revision=self.set.revision, **options)
             return list(load_dataset(str(self.path), streaming=True, **options))

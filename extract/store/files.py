@@ -113,7 +113,7 @@ def read_sidecar(path: Path) -> Sidecar:
         raise Damaged(path, f"it is unfinished ({file.name} is missing)")
     try:
         return Sidecar(**read_json(file, _LARGEST_SIDECAR))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:  # invalid JSON or unexpected keys
         raise Damaged(path, f"{file.name} does not contain a valid size and sha256 ({one_line(error)})") from None
 
 

@@ -49,7 +49,7 @@ def same_but_temperature(store: Store) -> list[Store]:
     """Return the neighbouring stores that differ only in temperature and have the same `reader`."""
     found = []
     for folder in member_stores(store.path.absolute().parent):
-        with suppress(InputError):  # skip unreadable stores
+        with suppress(InputError):  # skip stores that cannot be opened
             other = Store.open(folder)
             different = [line.partition(":")[0] for line in differences(other.identity, store.identity)]
             if different == ["policy.decoding.temperature"] and other.reader == store.reader:

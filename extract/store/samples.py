@@ -97,7 +97,7 @@ class Samples:
         file = self.file(samples)
         try:
             text = (pq.read_schema(file).metadata or {}).get(_STOPPING.encode())
-        except (OSError, pa.ArrowException):  # reported when the samples are read
+        except (OSError, pa.ArrowException):  # the damage is reported when the samples are read
             return None
         return None if text is None else parse_metadata(file, text)
 

@@ -151,7 +151,7 @@ def _logged(store: Store) -> tuple[int, int]:
     """Count the unfinished sample ranges, and the answers in their logs."""
     logs, n_answers = list((store.path / "samples").glob("*.jsonl")), 0
     for line in (line for log in logs for line in log.read_bytes().splitlines()):
-        with suppress(ValueError, RecursionError):  # an incomplete line
+        with suppress(ValueError, RecursionError):  # an incomplete line has no answers
             rows = json.loads(line)
             n_answers += len(rows) if isinstance(rows, list) else 0
     return len(logs), n_answers

@@ -176,7 +176,7 @@ class Endpoints:
             return self._engine.encode(prompt)
         except InputError as error:
             raise RequestError(400, str(error), param, "invalid_value") from None
-        except TemplateError as error:
+        except TemplateError as error:  # many chat templates refuse some orders of roles
             message = f"The chat template of the model refuses `{param}`: {one_line(error, 200)}"
             raise RequestError(400, message, param, "invalid_value") from None
 
@@ -203,7 +203,7 @@ class Endpoints:
             future = await _in_thread_if_long(job, [*map(len, answers or ())])
             try:
                 return await asyncio.wrap_future(future)
-            except Exception as error:
+            except Exception as error:  # a failed pass can raise any type; the client gets a status instead
                 raise engine_failure(error) from None
 
         return await _unless_disconnected(http, found())
@@ -220,7 +220,7 @@ async def _answered(response: Awaitable[Response]) -> Response:
         return await response
     except ClientDisconnect:
         return Response(status_code=499)  # nobody receives it
-    except Exception as error:
+    except Exception as error:  # any failure becomes a response in OpenAI's format
         return error_response(as_request_error(error))
 
 

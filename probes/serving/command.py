@@ -107,7 +107,7 @@ def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             try:
                 await super().startup(sockets)
-            except OSError as error:  # the port was taken in the meantime
+            except OSError as error:  # another server that started at the same time listens on the port
                 raise InputError(
                     f"Expected `port` to be free, but the server can't listen on it: {error.strerror or error}. Choose "
                     "another --port, or 0 for a free one."

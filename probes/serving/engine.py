@@ -234,7 +234,7 @@ class Engine:
             try:
                 self._batch.join(jobs)
                 self._count(len(jobs), n_tokens=len(jobs))
-            except Exception as error:
+            except Exception as error:  # ends only the answers of this pass; the engine continues
                 end_jobs(jobs, error, f"Reading {len(jobs)} prompts")
 
     def _step(self) -> None:
@@ -244,7 +244,7 @@ class Engine:
             if n_rows := len(self._batch.rows):
                 self._batch.step()
                 self._count(n_rows, n_tokens=n_rows)
-        except Exception as error:
+        except Exception as error:  # ends only the answers of this pass; the engine continues
             end_jobs([row.job for row in self._batch.rows], error, "Generating answers")
             self._batch.clear()
 

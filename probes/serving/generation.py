@@ -180,7 +180,7 @@ class Batch:
                         "bfloat16."
                     )
                 reason = row.add(token, entropies.get(i))
-            except Exception as error:
+            except Exception as error:  # the other answers continue
                 end_jobs([row.job], error, "Generating an answer")
                 ended.append(i)
                 continue

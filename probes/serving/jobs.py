@@ -94,7 +94,7 @@ class Job:
             self.has_ended = True
             try:
                 self._on_end(result)
-            except Exception as error:
+            except Exception as error:  # the engine continues with the other jobs
                 log_failure("A callback at the end of an answer", error)
 
 

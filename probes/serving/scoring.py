@@ -41,7 +41,7 @@ class Scorer:
         try:
             features = self._model._features(prompts, answers)
             found = {backoff: probe.confidences(features, backoff) for backoff in {job.backoff for job, _ in rows}}
-        except Exception as error:
+        except Exception as error:  # ends only the requests of this batch; the engine continues
             end_jobs([job for job, _ in rows], error, f"Scoring {len(rows)} rows")
             self.jobs = deque(job for job in self.jobs if job.rows)
             return len(rows)

@@ -149,7 +149,7 @@ def readable(path: Path, form: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:  # zipfile, zlib, pyarrow and look-ups in unknown records raise many types
+    except Exception as error:  # zipfile, zlib, struct, pyarrow and look-ups in unknown records raise many types
         raise InputError(
             f"Expected {str(path)!r} to be {form}, but it can't be read "
             f"({type(error).__name__}: {one_line(error, 200)}). It may be truncated or from an unknown version."

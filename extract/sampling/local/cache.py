@@ -164,5 +164,5 @@ class AnswerCache(DynamicCache):
 
 
 def smallest_window(model: Any) -> float:
-    """Return a model's smallest sliding window in tokens. Infinite if there is none."""
+    """Return the smallest sliding window of a model's layers in tokens, or infinity for full attention."""
     return min(getattr(layer, "sliding_window", math.inf) for layer in DynamicCache(config=model.config).layers)

@@ -102,7 +102,7 @@ class Endpoint:
             async with asyncio.timeout(self.server.timeout):
                 content = await next(iter(self._in_flight)).get("/models", cast_to=bytes)
             return {model["id"] for model in json.loads(content)["data"]}
-        except Exception:  # servers can send anything
+        except Exception:  # servers can send anything, and the list is optional
             return set()
 
     async def is_up(self) -> bool:
@@ -114,7 +114,7 @@ class Endpoint:
                 await next(iter(self._in_flight)).get("/models", cast_to=bytes)
         except openai.APIStatusError:  # the list of models is optional
             return True
-        except Exception:  # see `_post`
+        except Exception:  # openai and its HTTP library raise many exception types for invalid HTTP
             return False
         return True
 

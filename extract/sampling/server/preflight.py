@@ -156,7 +156,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
 
 
 async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str | None:
-    """Return what the server did if it failed because of the seed in a request, else None.
+    """Describe how the server fails on requests with a seed. Returns None if the seed is not the cause.
 
     Some versions of vLLM fail on requests with a seed.
     """

@@ -188,7 +188,7 @@ def candidate_losses(scores: Tensor, target: Tensor, log_odds: bool) -> Tensor:
     """
     n_inputs = max(1, MOST_SCORES // scores[:, :, 0].numel())
     loss = soft_label_loss if log_odds else _calibrated_loss
-    return torch.cat([loss(part, target) for part in scores.split(n_inputs, dim=2)], dim=1)
+    return torch.cat([loss(part.double(), target) for part in scores.split(n_inputs, dim=2)], dim=1)
 
 
 def _calibrated_loss(scores: Tensor, target: Tensor) -> Tensor:

@@ -214,8 +214,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     def _choose(self, scores: Tensor, batch: Batch) -> Choice:
         """Choose the candidate with the lowest validation loss and calibrate it."""
-        # calibrators need float64
-        self._validation = scores, batch = scores.detach().cpu().double(), batch.to(torch.device("cpu"))
+        self._validation = scores, batch = scores.detach().cpu(), batch.to(torch.device("cpu"))
         self.val_loss = candidate_losses(scores, batch.target, self.log_odds).nan_to_num(torch.inf)
         if not self.val_loss.isfinite().any():
             raise InputError(
@@ -235,11 +234,12 @@ class ProbeModule(L.LightningModule, ABC):
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
         """Return `scores`, `right`, `known`, `row` and `question` for the validation rows.
 
-        Only rows that contain `fraction` of an answer are returned. `place` is the index of the input.
+        Only rows that contain `fraction` of an answer are returned. `place` is the index of the input. The scores are
+        float64, as calibrators need them.
         """
         scores, batch = self._validation
         rows = batch.fraction == fraction
-        return scores[candidate, rows, place], *(column[rows] for column in batch[2:6])
+        return scores[candidate, rows, place].double(), *(column[rows] for column in batch[2:6])
 
     def _figures(self, confidence: Tensor, right: Tensor, known: Tensor) -> dict[str, float]:
         """Compute the AUROC and the Brier score, debiased if all rows have at least two graded answers."""

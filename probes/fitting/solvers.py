@@ -129,9 +129,10 @@ def _solve_centred(
     """
 
     def solve_chunk(chunk: Tensor) -> tuple[Tensor, Tensor]:
-        rows = chunk.to(torch.float64, memory_format=torch.contiguous_format)  # `features` can be a transposed view
+        # `features` can be a transposed view. The copy is centred in place, because a second copy doubles the memory.
+        rows = chunk.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
         centre = share @ rows
-        weight, bias = solve(rows - centre[:, None])
+        weight, bias = solve(rows.sub_(centre[:, None]))
         return weight, bias - (weight @ centre[..., None])[..., 0]
 
     chunk_bytes = GPU_CHUNK_BYTES if features.is_cuda else cpu_chunk_bytes

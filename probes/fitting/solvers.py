@@ -70,7 +70,7 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     """
     share = check_fit(target, penalties, both=True)
     l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
-    groups: list[list[int]] = []  # of the indices of penalties that are fitted together
+    groups: list[list[int]] = []  # indices of penalties that are fitted together
     for index in l2.argsort().tolist():
         if not groups or penalties[index] > MOST_RATIO * penalties[groups[-1][0]]:
             groups.append([])

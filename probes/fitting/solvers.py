@@ -105,7 +105,10 @@ def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tenso
 
 
 def check_fit(target: Tensor, penalties: Sequence[float] = (), both: bool = False) -> Tensor:
-    """Return equal row weights [row] float64 with sum 1. With `both`, the targets must not be all 0 or all 1."""
+    """Check the arguments of a solver, and return equal row weights [row] float64 with sum 1.
+
+    If `both` is true, the targets must not be all 0 or all 1.
+    """
     if any(penalty <= 0 for penalty in penalties):
         raise InputError(
             f"Expected `l2` to contain only penalties above 0, but got {list(penalties)}. Without a penalty, the "

@@ -99,7 +99,7 @@ class Job:
 
 
 class ScoreJob:
-    """A request for confidences of prompts and, if the probe reads them, answers (token ids).
+    """A request for the confidences of prompts, or of their answers if the probe reads answers.
 
     Attributes:
         rows: Indices of the rows that have not been read, in ascending order of their lengths.

@@ -41,7 +41,7 @@ def likelihood(
     Pass one of `store`, `prompt` and `texts`. With `store`, the results are added to the store.
 
     Args:
-        store: Folder of a store, or of a temperature grid. The options of its questions are scored after its prompt.
+        store: Folder of a store, or of a temperature grid. Options are scored as continuations of the prompts.
         prompt: Plain text. The most likely next tokens are listed.
         texts: File of texts whose perplexity is computed: a .txt file (one text), or a .jsonl, .json, .csv or .parquet
             file with a column `text`.

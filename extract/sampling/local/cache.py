@@ -22,7 +22,7 @@ class AnswerLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        handed_out: Keys and values that the last call to `update` returned. None after the prompts have been read.
+        handed_out: Keys and values that the last call to `update` returned while prompts were being read, or None.
         keys, values: [question, head, token, d_head] of the prompts, or [row, …] of prompts and answers.
     """
 

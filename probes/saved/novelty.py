@@ -114,7 +114,7 @@ class Novelty(Distance):
 def flat(features: Tensor | Ragged) -> Tensor:
     """Average ragged features [row, token, width] over tokens; NaN for rows without tokens.
 
-    Other features are returned unchanged.
+    Other features are only converted to float32.
     """
     if isinstance(features, Ragged):
         lengths = features.lengths.to(features.values.device)

@@ -43,7 +43,7 @@ class PromptStarts:
     def of(self, prompts: Sequence[Sequence[int]]) -> SharedPrompt | None:
         """Return the cache of the longest start with which all prompts begin, or None.
 
-        Each prompt must be longer than the start.
+        The start must be shorter than every prompt.
         """
         first, last = min(map(tuple, prompts)), max(map(tuple, prompts))  # all prompts share what these two share
         for start, cache in self._caches.items():

@@ -101,6 +101,8 @@ class Job:
 class ScoreJob:
     """A request for the confidences of prompts, or of their answers if the probe reads answers.
 
+    `prompts` and `answers` contain token ids.
+
     Attributes:
         rows: Indices of the rows that have not been read, in ascending order of their lengths.
         future: Future of the confidences. It can be cancelled until it has a result.

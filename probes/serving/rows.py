@@ -40,8 +40,8 @@ class Row:
     def add(self, token: int, entropy: float | None = None) -> str | None:
         """Add a drawn token and its entropy, and report the new step.
 
-        When the answer ends, report one more step, which contains the complete answer. Returns the finish reason, or
-        None if the answer continues.
+        When the answer ends, the last reported step contains the complete answer. Returns the finish reason, or None if
+        the answer continues.
         """
         self.drawn.append(token)
         if entropy is not None:

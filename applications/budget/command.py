@@ -23,7 +23,7 @@ def budget(
 ) -> Path:
     """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
-    The budget is allocated uniformly, by the base rates of the question groups, by confidences, and by half of the
+    The allocations are uniform, or based on the base rates of the question groups, on confidences, or on half of the
     grades (oracle).
 
     Args:

@@ -40,7 +40,7 @@ class Setting(NamedTuple):
     online: bool = False
 
     def limit(self, fold: NDArray[np.int64]) -> float:
-        """Return the largest mean number of answers per question that can be drawn in each `fold` [question]."""
+        """Return the largest mean number of answers per question that can be drawn in every `fold` [question]."""
         parts = [(self.right[fold == number], self.known[fold == number]) for number in np.unique(fold)]
         return min(mean_cost(*part) if self.online else float(part[1].mean()) for part in parts)
 
@@ -65,7 +65,8 @@ class Questions(NamedTuple):
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
     """Compute the gains of all methods.
 
-    `confidences` has one value per row of the question table; NaN if a question has no confidence.
+    Each array in `confidences` has one value per row of the question table; NaN if a question has no confidence.
+
     A question is used if it has all confidences, and graded answers at both even and odd indices. Methods that use the
     grades of the answers with even indices, such as the oracle, are included only in the setting `half`, which is
     evaluated on the answers with odd indices.

@@ -234,7 +234,7 @@ def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers:
 
 @contextmanager
 def closing_wandb() -> Iterator[None]:
-    """Finish the W&B run, as failed if the `with` block raises an error."""
+    """Finish the W&B run. It is marked as failed if the `with` block raises an error."""
     try:
         yield
     except BaseException:

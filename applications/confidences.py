@@ -102,7 +102,7 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
 
 
 def check_probe_model(probe: ConfidenceProbe, store: Store) -> None:
-    """Raise an InputError if the probe belongs to another model than the store."""
+    """Raise an InputError if the probe was trained on a model other than the store's."""
     expected = probe.config["model"]
     names = {"id": expected["id"], "revision": expected["revision"]}  # not compared, as in `check_model`
     if different := "; ".join(differences(store.model | names, expected)):

@@ -102,8 +102,8 @@ class QuestionTable:
         held_right, held_known, held_unknown: The same counts for odd sample indices j.
         consistency: [question] relative frequency of the most frequent answer among answers with even j; NaN if there
             are none.
-        asked: Tables of the complete model-based baselines of questions, by name. The columns are `value` (in [0, 1] or
-            null), `prompt_tokens` and `completion_tokens`.
+        asked: Dict from names of model-based baselines of questions to their tables. Incomplete baselines are left out.
+            The columns are `value` (in [0, 1] or null), `prompt_tokens` and `completion_tokens`.
     """
 
     ids: list[str]

@@ -75,7 +75,7 @@ def sample_family(
         per_round: Number of answers to each question per round and temperature. It does not affect the decisions.
         engine: local (this process) or ray (Ray actors). The environment variable RAY_ADDRESS selects an existing Ray
             cluster. By default, a cluster is started on this machine.
-        actors: Number of Ray actors. By default, one per GPU, or one per CPU without GPUs.
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.
 
     Returns:
         One store for each temperature.
@@ -145,7 +145,7 @@ def grade(
         worker: See `sample_family`.
         judge: Options of the grader `judge`.
         engine: local (this process) or ray (Ray actors, see `sample`).
-        actors: Number of Ray actors. By default, one per GPU, or one per CPU without GPUs.
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.
 
     Raises:
         InputError: If the grader is unknown or unsuitable, there is no store, or the judge cannot be reached.
@@ -176,8 +176,8 @@ def read(
         store: Folder of the store.
         signals: Signals to read. For questions and answers: {signals}. For answers only: {answer_signals}.
         scope: Whether to read signals from the questions (question) or from their answers (sample).
-        layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers in the
-            store. For a new signal, the default is all layers, or three layers for `hidden_tokens`.
+        layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers
+            already stored. For a new signal, the default is all layers, or three layers for `hidden_tokens`.
         model: Hub id or folder of the store's model, or of a local copy of a served model. By default, the name
             recorded in the store. Required for a model in a folder.
         device: auto, cpu, cuda or cuda:N.
@@ -186,7 +186,7 @@ def read(
         dtype: Data type of the stored signal `hidden_tokens`. `bfloat16` halves the size and keeps about 3 significant
             digits.
         engine: local (this process) or ray (Ray actors, see `sample`).
-        actors: Number of Ray actors. By default, one per GPU, or one per CPU without GPUs.
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.
 
     Raises:
         InputError: If a signal is unknown, there is no store, or the model or the layers do not match the store.
@@ -228,7 +228,7 @@ def ask(
         max_new_tokens: Maximum length of a reply for `verbalized`, in tokens. Reasoning models need a higher value.
         worker: See `sample_family`.
         engine: local (this process) or ray (Ray actors, see `sample`).
-        actors: Number of Ray actors. By default, one per GPU, or one per CPU without GPUs.
+        actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.
 
     Raises:
         InputError: If a baseline is unknown, there is no store, a model cannot be loaded, `model` is not the store's

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class InputError(ValueError):
-    """Invalid input of a user. The message is one line that states the problem and the remedy."""
+    """Invalid input from a user. The message is one line that states the problem and the remedy."""
 
 
 class Damaged(InputError):
@@ -27,9 +27,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def at_least_one(option: str, value: int, default: int) -> int:
-    """Return the value of an option.
+    """Return `value` if it is at least 1. Otherwise, raise an `InputError`.
 
-    If it is less than 1, raise an `InputError` that states the default.
+    The message mentions the option and its default.
     """
     if value < 1:
         raise InputError(f"Expected `{option}` to be at least 1, but got {value}. The default is {default}.")

@@ -1,4 +1,4 @@
-"""What affects the answers of a store (`Policy`), and what identifies the store (`Identity`)."""
+"""`Policy`, the settings that affect the answers of a store, and `Identity`, the settings that identify the store."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace

@@ -101,7 +101,7 @@ class StoreRecipe:
         return SamplingOptions(**{option.name: getattr(self, option.name) for option in fields(SamplingOptions)})
 
     def check_store(self, store: Store) -> None:
-        """Check that a store was made with this recipe. Of the model, only the name is compared.
+        """Check that a store was made with this recipe. Models are compared only by name.
 
         Raises:
             InputError: If the decoding settings, questions, model name, block size or sampler differ.

@@ -12,7 +12,7 @@ from extract.store.store import Store
 def reword(store: str, out: str, n: int = 6, seed: int = 0) -> None:
     """Write reworded questions of a store to a file.
 
-    Sample answers to the questions in this file, and pass the new store to `train.py --data.broader`.
+    To use the file, sample answers to its questions, and pass the resulting store to `train.py --data.broader`.
 
     Args:
         store: Folder of the store.

@@ -123,7 +123,7 @@ IDENTITY: Schema = {
 def check_options(options: object, fields: Mapping[str, Field], prefix: str = "") -> None:
     """Check the attributes of an options object.
 
-    Raises an `InputError` that mentions the option with `prefix`, such as ``"policy."``.
+    Raises an `InputError` that mentions the option, preceded by `prefix` (for example ``"policy."``).
     """
     for name, field in fields.items():
         value = getattr(options, name, None)
@@ -135,7 +135,7 @@ def check_options(options: object, fields: Mapping[str, Field], prefix: str = ""
 def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> None:
     """Check a JSON value against its schema.
 
-    Raises an `InputError` that mentions `path` and the key with `prefix`, such as ``"of.policy."``.
+    Raises an `InputError` that mentions `path`, and the key preceded by `prefix` (for example ``"of.policy."``).
     """
     where = repr(str(path))
     if not isinstance(record, dict):

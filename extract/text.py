@@ -82,7 +82,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
     """Whether a text denies the value ``text[start:end]``, as in "it can't be 4" or "4 is wrong".
 
     A denial follows the value directly, or precedes it by at most 80 characters. "4 are wrong" describes a count and is
-    no denial.
+    not a denial.
 
     >>> [is_denied(text, text.index("4"), text.index("4") + 1) for text in ("It can't be 4.", "4 is wrong", "4, not 5")]
     [True, True, False]

@@ -121,7 +121,7 @@ def curve(
 ) -> Path:
     """Measure how a probe improves with more training questions and with more answers per question.
 
-    The page also shows whether a budget of graded answers is better spent on more questions or on more answers per
+    The report also shows whether a budget of graded answers is better spent on more questions or on more answers per
     question.
 
     Args:

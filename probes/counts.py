@@ -25,7 +25,7 @@ class Counts(Descent):
     name = "counts"
     default_lr = 0.01
     _n_classes: int | None = None  # set when a checkpoint is loaded
-    taught = "It was trained to predict the number of right answers to a question by classification."
+    taught = "It was trained as a classifier that predicts the number of right answers to a question."
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
         """Create weights [penalty, feature, class, d_model] and biases [penalty, feature, class], all 0."""

@@ -103,7 +103,10 @@ class Latent(Descent):
         )
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create the parameters of all candidates (equal for the same feature), and buffers for their best weights."""
+        """Create the parameters of all candidates, and buffers for their best weights.
+
+        Candidates that read the same feature start with equal parameters.
+        """
         n = len(self.penalties)
         weights = initial_weights(n_features, d_model, self.hidden, self.components)
         weights["log_shared"] = torch.full((n_features, 1, self.components), -math.log(self.components))

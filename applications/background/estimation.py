@@ -26,8 +26,9 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Cell:
-    """Comparison of the tested system with one reference on one metric (1 − metric if it falls with temperature).
+    """Comparison of the tested system with one reference on one metric.
 
+    If the metric falls with temperature, all values are those of 1 − metric.
     Index 0 of the axis `resample` is the original set of prompts, and the other indices are bootstrap resamples.
 
     Attributes:
@@ -76,7 +77,7 @@ class Estimate:
     recovery: dict[str, Array]
 
     def mean_temperature(self, metrics: Sequence[str] = tuple(METRICS), rule: str = "temperature") -> Array:
-        """Return the mean temperature (or ``ks_temperature``) [resample] over references and metrics."""
+        """Return the mean [resample] of `temperature` or `ks_temperature` (`rule`) over references and metrics."""
         return np.mean([getattr(grid[name], rule) for grid in self.cells.values() for name in metrics], axis=0)
 
 
@@ -137,9 +138,9 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures [resample, temperature] of half of a reference's outputs.
+    """Estimate the temperatures [resample, temperature] of half of a reference's outputs from the other half.
 
-    The other half of the outputs is the reference.
+    The last axis contains one estimate for each temperature of the reference.
     """
     temperatures = np.array([*grid])
     known, held_out = (

@@ -29,9 +29,9 @@ def ks_distances(tested: Array, reference: Array, weights: Array) -> Array:
 
 
 def ks_temperatures(distances: Array, temperatures: Array) -> Array:
-    """Return the mean [resample] of all temperatures with the smallest of the `distances` [resample, temperature].
+    """Return the temperature [resample] at which `distances` [resample, temperature] is smallest.
 
-    This is the rule of Messina and Scotta.
+    If several temperatures have the smallest distance, their mean is returned. This is the rule of Messina and Scotta.
     """
     smallest = distances <= distances.min(axis=1, keepdims=True) + 1e-9
     return np.asarray(smallest @ temperatures / smallest.sum(axis=1))
@@ -46,7 +46,7 @@ def ks_p_values(tested: Array, reference: Array) -> Array:
 
 
 def monotone_curves(reference: Array, weights: Array) -> Array:
-    """Fit curves [resample, temperature] of the mean metric [temperature, prompt] by isotonic regression."""
+    """Fit curves [resample, temperature] to the means of `reference` [temperature, prompt] by isotonic regression."""
     return np.stack([isotonic_regression(means).x for means in weights @ reference.T])
 
 

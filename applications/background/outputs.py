@@ -29,7 +29,7 @@ class Source:
     Attributes:
         name: Name in messages and tables.
         units: Units in which the outputs can be read.
-        read: Function from a unit to the outputs of each prompt, without end tokens.
+        read: Function that takes a unit and returns the outputs for each prompt, without end tokens.
         store: The store; None if the source is a file.
     """
 
@@ -73,13 +73,13 @@ def of_store(store: Store) -> Source:
 
 
 def prompts_of(store: Store) -> dict[str, str]:
-    """Return a dict from question id to prompt: the text with its answer choices, or the messages as JSON."""
+    """Return the prompts by question id. A prompt is a question with its answer choices, or the messages as JSON."""
     prompts = {one.id: one.prompt for one in store.questions}
     return {id_: one if isinstance(one, str) else canonical_json([*one]) for id_, one in prompts.items()}
 
 
 def of_lists(name: str, listed: Any) -> Source:
-    """Return a source from a dict of prompts to lists of texts, or to lists of lists of token ids."""
+    """Return a source for a dict that maps each prompt to a list of texts, or to a list of lists of token ids."""
     found = [*listed.values()] if isinstance(listed, dict) else []
     outputs = [one for of_prompt in found if isinstance(of_prompt, list) for one in of_prompt]
     texts = all(isinstance(one, str) for one in outputs)

@@ -129,7 +129,7 @@ def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] |
 
 
 def prompt_table(systems: Systems, estimate: Estimate) -> pa.Table:
-    """Return all metrics with one row per prompt and system. The temperature of the tested system is null."""
+    """Return the metrics, with one row per prompt, system and temperature (null for the tested system)."""
     rows: list[dict[str, Any]] = []
 
     def add(name: str, temperature: float | None, outputs: Sequence[Counted], values: Mapping[str, Array]) -> None:

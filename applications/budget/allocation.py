@@ -17,8 +17,8 @@ class Ranking(NamedTuple):
     Attributes:
         question: [rank] question of each answer.
         answer: [rank] number of earlier answers to the same question.
-        last: [tie] rank of the last answer in each tie. Answers are tied if their gains and values of `answer` are
-            equal.
+        last: [tie] rank of the last answer in each tie. Answers are tied if both their gains and their values
+            of `answer` are equal.
     """
 
     question: NDArray[np.int64]
@@ -43,7 +43,7 @@ def plug_in_gains(confidence: Array, most: int) -> Array:
 def beta_gains(a: Array, b: Array, most: int) -> Array:
     """Return the gain E[p (1 − p)^j] = B(a + 1, b + j) / B(a, b) [question, answer] of each answer j.
 
-    The prior p ~ Beta(a, b) has parameters [question]. If a is 0, p is 0, and if b is 0, p is 1.
+    The priors are p ~ Beta(a, b), where a and b have shape [question]. If a is 0, p is 0. If b is 0, p is 1.
     """
     a, b, earlier = a[:, None], b[:, None], np.arange(most - 1)
     return _decreasing(a / (a + b), (b + earlier) / (a + b + 1 + earlier))

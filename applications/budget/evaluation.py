@@ -23,7 +23,7 @@ def success(
     """Compute the expected success of drawing answers in the order of their gains, at several budgets.
 
     The budget is allocated again in each resample. Tied answers share the rest of the budget equally. The result is
-    exact for the original questions, and interpolated between points of the ranking for resamples.
+    exact for the original questions. For resamples, it is interpolated between points of the ranking.
 
     Args:
         gains: [question, answer] gains, which do not increase along `answer`.
@@ -56,7 +56,7 @@ def mean_cost(right: NDArray[np.int64], known: NDArray[np.int64]) -> float:
 
 
 def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
-    """Return the budgets [row, level] at which curves reach given levels, or NaN.
+    """Return the budgets [row, level] at which each curve reaches the given levels; NaN if it does not reach a level.
 
     `curve` [row, answers] is the success at budgets of 1, 2, 3, … answers per question, and is interpolated linearly.
     """

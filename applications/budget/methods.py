@@ -40,7 +40,7 @@ class Setting(NamedTuple):
     online: bool = False
 
     def limit(self, fold: NDArray[np.int64]) -> float:
-        """Return the largest mean number of answers per question that can be drawn in every fold [question]."""
+        """Return the largest mean number of answers per question that can be drawn in every `fold` [question]."""
         parts = [(self.right[fold == number], self.known[fold == number]) for number in np.unique(fold)]
         return min(mean_cost(*part) if self.online else float(part[1].mean()) for part in parts)
 
@@ -63,7 +63,9 @@ class Questions(NamedTuple):
 
 
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
-    """Compute the gains of all methods for confidences [row] of the question table; NaN if missing.
+    """Compute the gains of all methods.
+
+    Each array in `confidences` has one value per row of the question table; NaN if a question has no confidence.
 
     A question is used if it has all confidences, and graded answers at both even and odd indices. Methods that use the
     grades of the answers with even indices, such as the oracle, are included only in the setting `half`, which is

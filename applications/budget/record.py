@@ -30,9 +30,10 @@ def budget_record(
     n_resamples: int,
     seed: int,
 ) -> tuple[dict[str, Any], pa.Table]:
-    """Compute the content of budget.json and a table of the allocations, for confidences [row]; NaN if missing.
+    """Compute the content of budget.json and a table of the allocations.
 
-    `settings` maps each setting to the result of `evaluate_setting`.
+    Each array in `confidences` has one value per row of the question table; NaN if a question has no confidence. The
+    entry `settings` maps each setting to the result of `evaluate_setting`.
     """
     questions = read_questions(table, confidences, seed)
     everything = questions.settings["all"]

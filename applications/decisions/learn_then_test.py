@@ -83,8 +83,9 @@ def certify(
     """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
     The guarantee fails with a probability of at most 1 − `level`. Each sequence in `STARTS` tests thresholds in
-    descending order until a hypothesis is not rejected. The first threshold of a sequence is the highest one that keeps
-    at least the fraction of the questions in `STARTS`, and at least twice `n_needed` questions.
+    descending order, and ends at the first threshold for which the test does not reject the hypothesis that its risk
+    exceeds `risk`. The first threshold of a sequence is the highest one that keeps at least twice `n_needed` questions,
+    and at least the fraction of questions given in `STARTS`.
 
     Args:
         confidence: [question] confidences f. A question with the confidence NaN is never answered.

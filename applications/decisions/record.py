@@ -122,7 +122,7 @@ def threshold_record(
         - `threshold`: The certified threshold, or None.
         - `coverage`: Coverage at the threshold; None without a threshold.
         - `n_kept`: Number of questions at or above the threshold.
-        - `measured_risk`: Measured risk at the threshold, or at `first` without a threshold.
+        - `measured_risk`: Measured risk at the threshold, or at `first` if no threshold is certified.
         - `first`: The highest tested threshold.
         - `hoeffding`: Coverage at the threshold that Hoeffding's test certifies.
         - `n_least`: Number of questions at or above `first`.

@@ -98,7 +98,10 @@ def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, se
 
 
 def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
-    """Return a function that maps resampling weights to the gain in accuracy over routing as many random questions."""
+    """Return a function that maps resampling weights to the gain in accuracy over random routing.
+
+    Random routing routes the same fraction of questions as the mask `is_routed`.
+    """
     routed, cheap, strong, accuracy = (
         torch.from_numpy(np.asarray(values, np.float64))
         for values in (is_routed, pair.cheap, pair.strong, pair.accuracy(is_routed))
@@ -125,14 +128,14 @@ def routing_record(
     """Compute the cost–accuracy curve of one confidence, its gains over random routing, and certified thresholds.
 
     Returns:
-        A dict with the entries below. A point is the fraction of `routed` questions, and the mean `cost` and `accuracy`
-        over all questions.
+        A dict with the entries below. A point is a dict with the fraction of questions that are `routed`, and the mean
+        `cost` and `accuracy` over all questions.
 
         - `curve`: Points at several fractions.
         - `oracle`: Points of an oracle, which first routes the questions with the largest gain in accuracy.
         - `gains`: Results of `random_gain` at `FRACTIONS`.
         - `thresholds`: One dict per risk. `certified` is the point at the certified threshold, or None. `threshold` is
-          the threshold; None if it is infinite (all questions are routed) or not certified.
+          the threshold; None if it is infinite (all questions are routed) or if no threshold is certified.
     """
     n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
 

@@ -28,7 +28,8 @@ class Clustering(NamedTuple):
 
     Attributes:
         cluster: [question] int64 index of the question's cluster.
-        distance: [question] float64 Euclidean distance to the centre of the cluster, in principal components.
+        distance: [question] float64 Euclidean distance to the centre of the cluster, in the space of the
+            principal components.
         n_distinct: Number of distinct embeddings.
         stability: Result of `stability`. Empty if the number of clusters was given.
     """

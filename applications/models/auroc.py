@@ -82,7 +82,7 @@ def covariance(a: Auroc, b: Auroc) -> float:
 def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
     """Return the AUROC as `value` with its 95 % interval, symmetric on the log-odds scale.
 
-    There is no interval if all confidences are equal or separate the right from the wrong answers perfectly.
+    There is no interval if all confidences are equal, or if they separate right and wrong answers perfectly.
     """
     if auroc is None:
         return None
@@ -97,7 +97,8 @@ def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
 def auroc_difference(a: Auroc | None, b: Auroc | None) -> dict[str, Any] | None:
     """Compute the difference a − b of two AUROCs on the same N questions, its 95 % interval and its p-value.
 
-    Both come from Student's t with N − 1 degrees of freedom. Returns None if an AUROC is undefined.
+    The interval and the p-value come from Student's t with N − 1 degrees of freedom. Returns None if an AUROC is
+    undefined.
     """
     if a is None or b is None:
         return None

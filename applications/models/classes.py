@@ -22,7 +22,7 @@ FIGURES = ("precision", "recall", "f1")
 
 
 class Classes(NamedTuple):
-    """Names of the classes, and the int64 index [question] of the class of each right answer."""
+    """Names of the classes, and the int64 index [question] of the class of each question's right answer."""
 
     names: list[str]
     truth: Labels

@@ -173,7 +173,7 @@ def _field(question: Question, column: str) -> str:
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
     """Read the confidences [store, question] from one source per store, or one for all; NaN where they are missing.
 
-    The question ids of a table for all stores are those of the first store.
+    If one table is used for all stores, its question ids are those of the first store.
     """
     n = len(panel.stores)
     if len(sources) not in (0, 1, n):

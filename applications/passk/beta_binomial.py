@@ -193,9 +193,9 @@ def profile_interval(
 ) -> tuple[float, float]:
     """Compute the profile-likelihood interval of a function of the coordinates.
 
-    The interval contains its values for all parameters whose deviance is at most the `level` quantile of the χ²
-    distribution with one degree of freedom. At π₀ = 0, the interval is conservative. See `fit` for the counts and
-    weights.
+    The interval contains the values of the function for all parameters whose deviance is at most the `level` quantile
+    of the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative. See `fit` for the counts
+    and weights.
     """
     n, center = weights.sum(), _coordinates(best)
     most_zeros = float(weights[right == 0].sum() / n) if zero_inflated else 0.0

@@ -1,4 +1,4 @@
-"""Pass rates (mean Pass@K) of the same number of answers, split over temperatures or all at one temperature."""
+"""Pass rates (mean Pass@K) of a fixed number of answers, either split over temperatures or all at one temperature."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +16,8 @@ from probes.metrics.intervals import WeightedMetric, minus
 def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
     """Count the only answer at temperature 0 several times, because further answers would be identical.
 
-    It is counted as often as the largest number of answers to a question at another temperature. Counts [temperature,
-    question] of grids without temperature 0, or with several answers at temperature 0, are unchanged.
+    It is counted n times, where n is the largest number of answers to any question at another temperature. Counts
+    [temperature, question] of grids without temperature 0, or with several answers at temperature 0, are unchanged.
     """
     if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
         return right, known

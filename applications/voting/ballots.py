@@ -61,7 +61,7 @@ class Poll:
 def read_poll(path: str, grader: str | None = None) -> Poll:
     """Read the answers and grades of a store, or of a temperature grid.
 
-    One answer per question is used at temperature 0 of a grid.
+    At temperature 0 of a grid, only one answer per question is used.
     """
     stores = open_stores(path)
     tables = load_tables(stores, grader)

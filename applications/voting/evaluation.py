@@ -87,7 +87,7 @@ def evaluate_rules(
     Args:
         half: [question] half of each question, 0 or 1.
         confidences: Confidences [question] for the rule `prior`, by name. The results are named ``prior_NAME``. The
-            rule is also evaluated with the base rate of the other half.
+            rule is also evaluated with the base rate of the other half of the questions as the confidence.
     """
     priors = dict[str, list[list[Prior]]]()  # [method][half][question]
     if PRIOR in rules:

@@ -100,7 +100,7 @@ class AskedBaseline(ABC):
         """Query the model and write the file of a shard. Return the number of rows without a usable value."""
 
     def questions(self, shard: Shard) -> dict[str, str]:
-        """Return the text of each question in a shard, by id. A chat has one line ``role: content`` per message."""
+        """Return a dict from question id to text. The text of a chat has one line ``role: content`` per message."""
         texts = {}
         for question in self.store.questions.block(shard):
             prompt = question.prompt
@@ -163,8 +163,8 @@ def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
     """Build the prompt template for querying the store's model.
 
-    It uses the tokenizer's chat template if there is one, even if the policy's prompt is plain text. A chat keeps the
-    policy's system message.
+    It uses the tokenizer's chat template if there is one, even if the policy's prompt is plain text. The system message
+    of the chat is that of the policy.
     """
     chat = policy["model"]["chat_template"] != sha256_text("")
     return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)

@@ -46,11 +46,12 @@ def cluster(
     questions: Sequence[tuple[Clusters, Iterable[Answer]]],
     entails: Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]],
 ) -> None:
-    """Add new answers to the clusters of their questions, which are extended in place.
+    """Extend the clusters of each question, in place, with new answers to the question.
 
-    The new answers must be sorted by sample index. Answers with the same normalised form are treated as one. The
-    reverse direction of a pair is tested only if the first answer entails the second. For each (premise, hypothesis)
-    pair, `entails` returns whether the premise entails the hypothesis, and the number of tokens read.
+    The new answers must be sorted by sample index. Answers with the same normalised form are treated as one. Whether an
+    answer entails the first member of a cluster is tested only if the first member entails the answer. For each
+    (premise, hypothesis) pair, `entails` returns whether the premise entails the hypothesis, and the number of tokens
+    read.
     """
     pending: list[list[Answer]] = []  # per question: first answer of each new form
     for clusters, answers in questions:
@@ -95,7 +96,7 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """Return whether each (premise, hypothesis) pair is most likely an entailment, and its token count."""
+        """For each (premise, hypothesis) pair, return whether entailment is most likely, and the number of tokens."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
@@ -105,7 +106,8 @@ class Classifier(TextReader):
 class Entailment(AskedTable):
     """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
-    New samples are added to the clusters of earlier ones, so the division into ranges does not affect the result.
+    New samples are added to the clusters of earlier ones, so the result does not depend on how samples are divided
+    into ranges.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:

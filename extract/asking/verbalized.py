@@ -109,7 +109,7 @@ class Verbalized(AskedTable):
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
         """For each question, draw one reply per attempt."""
-        # other random numbers than for sampled answers
+        # random numbers that differ from those of the sampled answers
         names = [f"verbalized\0{id_}" for id_ in ids]
 
         def draw(max_rows: int, counted: Count) -> list[Sample]:

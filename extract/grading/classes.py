@@ -58,6 +58,6 @@ def equality(grader: str) -> Iterator[Equal | None]:
 
 
 def _equal_expressions(algebra: Algebra, first: str, answer: str) -> bool:
-    """Whether two mathematical answers are equal. If undecided, they are different."""
+    """Whether two mathematical answers are equal. False if math-verify can't decide."""
     equal = equal_as_it_stands(first, answer)
     return algebra.equal([spelled(first) or first], answer) is True if equal is None else equal

@@ -123,7 +123,7 @@ def _both_ends(text: str) -> str:
 
 
 class _Asking:
-    """Sends answers to a judge concurrently, until a fatal error such as a spent budget."""
+    """Sends answers to a judge concurrently, until a fatal error such as an exhausted budget."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge

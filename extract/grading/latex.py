@@ -73,8 +73,8 @@ NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last box, or None. Unclosed and denied boxes are skipped.
 
-    The content includes a minus sign before the box, and an exponent or index after it. Of nested boxes, the innermost
-    counts.
+    The content includes a minus sign before the box, and an exponent or index after it. If boxes are nested, the
+    innermost counts.
 
     >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3"), last_boxed(r"\boxed{4}^2")
     ('\\frac{1}{2}', '4^2')
@@ -128,7 +128,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def spelled(latex: str) -> str | None:
-    r"""Convert LaTeX to the exact value of a number, lower-case words, or simplified LaTeX.
+    r"""Convert LaTeX to a standard form: the exact value of a number, lower-case words, or simplified LaTeX.
 
     The result is None if the text is empty, too long, a denial ("5 is wrong"), or a list of numbers.
 

@@ -25,7 +25,7 @@ SECONDS = 10.0  # time limit per answer
 
 
 def equal_as_it_stands(gold: str, answer: str) -> bool | None:
-    r"""Return whether an answer equals a gold answer by value or spelling, or None if this needs algebra.
+    r"""Return whether an answer equals a gold answer by value or spelling, or None if only algebra can tell.
 
     `gold` is LaTeX, and `answer` is a result of `spelled`.
 

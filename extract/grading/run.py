@@ -59,7 +59,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
 
 @contextmanager
 def _grading(store: Store, grader: Grader) -> Iterator[Callable[[SampleRange, Progress], Counter[str]]]:
-    """Start the grader, and yield a function that grades a range."""
+    """Start the grader, and yield a function that grades a range of samples."""
     known: dict[int, Known] = {}  # by block; only the current one is kept
     with grader.running() as grade_all:
 
@@ -130,7 +130,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, block: int) -> Known:
-    """Load a grader's decisions in a block, or nothing if it never retries answers."""
+    """Load a grader's decisions in a block. The result is empty if the grader never retries answers."""
     known: Known = {}
     for samples in store.samples.ranges() if grader.may_decide_later else ():
         if samples.block == block:

@@ -41,7 +41,7 @@ def likelihood(
     Pass one of `store`, `prompt` and `texts`. With `store`, the results are added to the store.
 
     Args:
-        store: Folder of a store, or of a temperature grid. Options are scored after the store's prompt.
+        store: Folder of a store, or of a temperature grid. Options are scored as continuations of the prompts.
         prompt: Plain text. The most likely next tokens are listed.
         texts: File of texts whose perplexity is computed: a .txt file (one text), or a .jsonl, .json, .csv or .parquet
             file with a column `text`.
@@ -115,7 +115,7 @@ def score_store(
     device_map: str | None = None,
     worker: Worker | None = None,
 ) -> Store:
-    """Score the options of a store's questions, and print how often the most likely one is right."""
+    """Score the options of a store's questions, and print how often the most likely option is right."""
     with extended(store, worker) as (opened, worker):
         for question in opened.questions:  # raises an InputError before the model is loaded
             continuations_of(question, continuations)

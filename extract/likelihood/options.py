@@ -72,7 +72,7 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
 
 
 def probability(logprobs: Sequence[float]) -> float | None:
-    """Return the probability of the most likely continuation, relative to the total. None for a single continuation.
+    """Return the largest probability, divided by the sum of all probabilities. None for a single continuation.
 
     >>> round(probability([-1.0, -2.0]), 4), probability([-1.0])
     (0.7311, None)
@@ -81,9 +81,9 @@ def probability(logprobs: Sequence[float]) -> float | None:
 
 
 def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
-    """Return whether the continuation with the largest score is right, [question] float64: 1, 0 or NaN (unknown).
+    """Return 1 if the continuation with the largest score is right and 0 if it is wrong, [question] float64.
 
-    It is also NaN if there is only one continuation.
+    NaN if the right continuation is unknown, or if there is only one continuation.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

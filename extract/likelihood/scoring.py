@@ -1,7 +1,7 @@
 """Log-probabilities of continuations, from one teacher-forced pass over a prompt and all its continuations.
 
-The continuations follow the prompt in one sequence. A tree-shaped attention mask hides them from each other, and their
-position ids are the same as directly after the prompt.
+The continuations follow the prompt in one sequence. A tree-shaped attention mask hides them from each other, and each
+continuation has the position ids that it would have directly after the prompt.
 """
 
 import math
@@ -43,8 +43,8 @@ def encode_item(
     """Tokenize a question's prompt and continuations as lm-evaluation-harness does.
 
     Prompt and continuation are tokenized together. If the prompt alone has n tokens, all tokens after the first n
-    belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. If there is none, a
-    space is inserted before the continuation, except in a chat.
+    belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. If the prompt
+    has no such whitespace, a space is inserted before the continuation, except in a chat.
 
     Returns the item, and a second item for the unconditional log-probabilities. The prompt of the second item is the
     output of `first_token`.

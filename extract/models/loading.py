@@ -110,7 +110,7 @@ def weight_fingerprint(model: Any) -> str:
     """Return a checksum of a model's weights and of the config entries that affect the computation.
 
     The checksum covers the name, shape and dtype of each saved parameter and buffer. It also covers a sample of the
-    values, and the sum of their bit patterns as integers.
+    values of each tensor, and the sum of the bit patterns of all its values as integers.
 
     Raises:
         InputError: If weights are offloaded to disk.

@@ -1,4 +1,4 @@
-"""Load the model of a store, from which signals are read."""
+"""Load the model of a store, and encode its prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -26,7 +26,7 @@ def facts() -> list[Question]:
     tables = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
     about = (_about_countries(tables["countries"]), _about_elements(tables["elements"]), _arithmetic(tables["numbers"]))
     questions = chain.from_iterable(about)
-    # repeating a question that contains its answer would be graded as right
+    # if a question contains its answer, a reply that only repeats the question would be graded as right
     return [q for q in questions if not contains_answer(q.text, q.references, "case_sensitive" in q.meta)]
 
 

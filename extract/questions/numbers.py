@@ -83,7 +83,7 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def found_numbers(text: str) -> list[Fraction | None]:
-    """Find all numbers. Powers, roots, operands and alternatives can't be answers, and become None."""
+    """Find all numbers. Powers, roots, operands and alternatives become None, because they can't be answers."""
     text = _spelled(text)
     found: list[Fraction | None] = []
     matches = list(_NUMBER.finditer(text))

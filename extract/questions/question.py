@@ -26,8 +26,8 @@ class Question:
         choices: Options of a `choice` question, in display order; empty if `messages` contain the options.
         group: Group of the question, such as "capital", for stratified splits and base rates.
         meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An answer
-            is graded as wrong if it states a rival before it states a reference. ``worked`` is a solution for worked
-            examples that ends with the answer. If ``private`` is true, the texts are never displayed.
+            is graded as wrong if it states a rival before it states a reference. ``worked`` is a solution that ends
+            with the answer, used in worked examples. If ``private`` is true, the texts are never displayed.
         row: 0-based position in the source, or None. Not part of a store's identity.
     """
 

@@ -44,7 +44,7 @@ class QuestionSet:
 
 
 def gsm8k(row: Row, seed: int) -> Draft:
-    """Read a GSM8K row. The answer is the number after ``####``. The solution has no calculator annotations."""
+    """Read a GSM8K row. The answer is the number after ``####``. Calculator annotations are removed."""
     worked = re.sub(r"<<.*?>>", "", row.text("answer"))
     gold = gold_number(worked, row.where)
     return {"text": row.text("question"), "references": (gold,), "kind": "number", "meta": {"worked": worked}}
@@ -74,7 +74,7 @@ def mmlu(row: Row, seed: int) -> Draft:
 
 
 def gpqa(row: Row, seed: int) -> Draft:
-    """Read a GPQA row and shuffle its options. The texts are private, as the authors of GPQA ask."""
+    """Read a GPQA row and shuffle its options. The texts are private, as requested by the authors of GPQA."""
     record = row.text("Record ID")
     answers = [row.text(name) for name in ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))]
     order = hash_order([f"{record}/{i}" for i in range(len(answers))], seed)
@@ -111,7 +111,7 @@ _TRIVIAQA = {"id": "question_id", "text": "question", "references": ["answer.val
 _MATH = {"id": "unique_id", "text": "problem", "references": "answer", "kind": "math", "group": "subject"}
 _SVAMP = {"id": "ID", "text": "{Body} {Question}", "references": "Answer", "kind": "number", "group": "Type"}
 
-#: Hub id, configuration, split, and commit (that of public evaluation code, if any).
+#: Hub id, configuration, split, and commit (the one that public evaluation code uses, if any).
 _HUB: dict[str, tuple[str, str | None, str, str]] = {
     "triviaqa": ("mandarjoshi/trivia_qa", "rc.nocontext", "validation", "0f7faf33a3908546c6fd5b73a660e0f8ff173c2f"),
     "simpleqa": ("google/simpleqa-verified", "simpleqa_verified", "eval", "0dc97e0d28d8233463e005cdc4475cc2a13ba2dc"),

@@ -181,7 +181,7 @@ def _with_options(
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
     """Convert the fields and locations of rows to questions.
 
-    `short` and `cloze` questions with the same prompt are merged and accept the answers of all rows.
+    `short` and `cloze` questions with the same prompt are merged into one, which accepts the answers of all rows.
     """
     questions: dict[str, Question] = {}
     left_out: list[str] = []

@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """Parse a YAML text. Grids such as 0:1:0.5 and dates remain strings.
+    """Parse a YAML text. Dates, and grids such as 0:1:0.5, remain strings.
 
     >>> [load_yaml(text) for text in ("0:1:0.5", "1:2:1", "60.5", "1e-3", "[7, 2024-01-01]")]
     ['0:1:0.5', '1:2:1', 60.5, 0.001, [7, '2024-01-01']]
@@ -49,7 +49,10 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class OneLineErrors:
-    """Mixin for parsers, as the first base class. Errors are on one line, and options can't be abbreviated."""
+    """Mixin for parsers that prints errors on one line and requires full option names.
+
+    It must be the first base class.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -113,8 +116,8 @@ def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[s
     """Parse a command line and run its subcommand.
 
     Args:
-        commands: Dict from command names to functions. The first line of the docstring is the help. The fields of a
-            parameter `recipe` become options without a prefix.
+        commands: Dict from command names to functions. The first line of a function's docstring is the help text of its
+            command. The fields of a parameter `recipe` become options without a prefix.
         program: Program name shown in the help.
         arguments: Command line without the program name. By default, ``sys.argv``.
 

@@ -61,7 +61,8 @@ class RayWorker(Worker):
     """Worker that assigns all blocks to Ray actors, which write the files. It connects to the cluster on first use.
 
     Raises:
-        InputError: If Ray is not installed, or the cluster can't be reached, disappears or is too small for the actors.
+        InputError: If Ray is not installed, or if the cluster can't be reached, disappears or is too small for the
+            actors.
     """
 
     def __init__(self, actors: int | None = None) -> None:
@@ -188,7 +189,7 @@ def check_address(address: str) -> None:
 def connect() -> Any:
     """Connect this process to a Ray cluster if necessary. Returns the module `ray`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # without a limit by default
+    os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # by default, Ray retries without a limit
     try:
         import ray
     except ImportError:

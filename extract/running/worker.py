@@ -135,7 +135,7 @@ def alone(store: Path) -> Iterator[None]:
 
 
 class Lazy(Generic[Result]):
-    """Value that each process builds on first use, such as a loaded model. Ray sends only `build`."""
+    """Value that each process builds on first use, such as a loaded model. Ray sends `build` instead of the value."""
 
     def __init__(self, build: Callable[[], Result]) -> None:
         self._build, self._built = build, list[Result]()

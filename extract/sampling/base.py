@@ -115,12 +115,13 @@ def sample_stores(
     worker: Worker,
     stopping: Stopping | None = None,
 ) -> list[Store]:
-    """Create or resume the store for each temperature, in the ascending order of `folders`."""
+    """Create or resume one store per temperature. `folders` maps each temperature, in ascending order, to a folder."""
     prompt = decoding.prompt
     if prompt.shots and not prompt.chat and not decoding.stop:
         say(
-            "sample: the prompt has worked examples, but no stop string is set. The model may add further questions, "
-            f"which would be graded too. To prevent this, set --policy.stop '{json.dumps([prompt.next_question])}'"
+            "sample: the prompt has worked examples, but no stop string is set. The model may add further questions to "
+            "its answer, and these would be graded, too. To prevent this, set --policy.stop "
+            f"'{json.dumps([prompt.next_question])}'"
         )
     sampler: Sampler = SAMPLERS[name].load()(options, decoding, worker)
     table = Questions.of(questions, options.block_size)

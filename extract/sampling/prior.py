@@ -1,6 +1,7 @@
 r"""Bayesian model of the answers to a question. Its prior is based on the confidence of a probe.
 
-Let p be the proportion of right answers to a question whose calibrated confidence is f. The prior of p is
+Let p be the proportion of right answers to a question, and let f be the calibrated confidence for this question. The
+prior of p is
 
 .. math:: p \sim \mathrm{Beta}(a, b), \quad a = \kappa f, \quad b = \kappa (1 - f)
 

@@ -75,7 +75,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
         open_ranges[temperature] = unfinished_ranges(store, k, damaged, worker)
     blocks = sorted({samples.block for ranges in open_ranges.values() for samples in ranges})
     if not blocks:
-        say(f"sample: all questions already have {k} answers or were stopped by this rule")
+        say(f"sample: for each question, {k} answers already exist or this rule has stopped sampling")
         return
     questions = next(iter(stores.values())).questions
     total = sum(len(questions.ids(Block(block))) for block in blocks) * len(turns(stores, k))
@@ -92,8 +92,8 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
     n_early = sum(outcome["reason"] == "rule" for outcome in outcomes)
     used = np.mean([outcome["n_answers"] for outcome in outcomes])
     say(
-        f"sample: the rule {stopping.rule} stopped {n_early} of {len(outcomes)} questions early. On average, a "
-        f"decision uses {used:.1f} of at most {len(turns(stores, k))} answers"
+        f"sample: the rule {stopping.rule} stopped sampling early for {n_early} of {len(outcomes)} questions. On "
+        f"average, a decision uses {used:.1f} of at most {len(turns(stores, k))} answers"
     )
 
 
@@ -156,7 +156,7 @@ class _Rounds:
                 self._texts[row["question_id"], row["sample"], temperature] = row["text"]
 
     def _draw(self, draw: Draw, ids: Sequence[str], first: int, progress: Progress) -> None:
-        """Draw one round of answers, from sample index `first`."""
+        """Draw one round of answers, starting at sample index `first`."""
         once = [t for t in self._stores if t == 0 and len(self._stores) > 1]
         for temperatures, n in (([t for t in self._stores if t not in once], self._stopping.per_round), (once, 1)):
             ranges = {
@@ -171,7 +171,7 @@ class _Rounds:
                     self._add(t, rows)
 
     def _decide(self, grade_all: GradeAll, progress: Progress) -> None:
-        """Parse new answers, and apply the rule to questions that are still sampled."""
+        """Parse new answers, and apply the rule to the questions for which sampling has not stopped."""
         undecided = [id_ for id_ in self._questions if id_ not in self._outcomes]
         new = []
         for id_ in undecided:

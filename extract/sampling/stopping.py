@@ -23,7 +23,9 @@ CROSS, LEAST_ANSWERS = 1.0, 3
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one question in the order in which they were drawn, or in several random orders for a replay.
+    """Answers to one question in the order in which they were drawn, or in several random orders.
+
+    Random orders are used when stored answers are replayed.
 
     Attributes:
         classes: [order, answer] int64 class of each answer so far, numbered from 0.
@@ -86,7 +88,7 @@ class StoppingRule:
     stops: Callable[[NDArray[np.float64], float], NDArray[np.bool_]] = np.greater_equal
 
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
-        """Decide on the answers to one question, given in a single order.
+        """Apply the rule to the answers to one question. The answers must be given in a single order.
 
         Answers after the one at which the rule is first met are ignored.
         """

@@ -87,7 +87,7 @@ def load_stopping(
 
 
 def turns(temperatures: Collection[float], k: int) -> list[tuple[int, float]]:
-    """List the sample index and the temperature of each answer to a question, in the order in which they are used.
+    """List the sample index and temperature of each answer to a question, in the order in which the answers are used.
 
     If there are several temperatures, only one answer is used at temperature 0.
 

@@ -22,8 +22,8 @@ from extract.signals.model_parts import Hooks, decoder_blocks
 
 #: Floors ε of MACS, in hundredths. The paper writes ε as 1 − α and uses 20.
 FLOORS = (1, 20)
-#: Pairs of modules: one returns the attention output (a norm in Gemma 2 and 3), and the other reads its sum with the
-#: residual stream.
+#: Pairs of modules. The first returns the attention output (a norm in Gemma 2 and 3). The input of the second is the
+#: sum of this output and the residual stream.
 _ADDED = [
     ("post_attention_layernorm", "pre_feedforward_layernorm"),
     *product(("self_attn", "attn", "attention"), ("post_attention_layernorm", "ln_2")),

@@ -155,7 +155,8 @@ def _score_chunks(
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the number of keys that each query in `part` sees, a mask of hidden keys, and a bias or None.
 
-    Mask and bias have shape [row, query, key]. The mask may cover only the last of the first `n_keys` keys.
+    Mask and bias have shape [row, query, key]. If the returned mask has fewer than `n_keys` keys, it covers the last
+    of them.
     """
     index = places.index[:, part]
     if mask is None:
@@ -216,7 +217,7 @@ def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
 
 
 def element_field(query: Tensor, key: Tensor) -> Tensor:
-    """Compute the element field [row, query, key] float32, weights that depend on the distance of query and key.
+    """Compute the element field [row, query, key] float32: weights that depend on the distance of query and key.
 
     The weight is 1 / (i − j + 1) for a query at place i and a key at place j ≤ i, and 1 if j > i.
     """

@@ -81,7 +81,7 @@ class Places:
 
     @classmethod
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
-        """Return the places that predict the answer tokens, and that of the last token if `last` is True."""
+        """Return the places that predict the answer tokens, and also the place of the last token if `last` is True."""
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(
             index=index.clamp_max(n_queries - 1).to(device),

@@ -57,7 +57,7 @@ class Reader(ExitStack):
         return self._pass([prompt[n_before:] for prompt in prompts], spans, None, shared)
 
     def answers(self, answers: Sequence[Answer], shared: SharedPrompt | None = None) -> Pass:
-        """Run a pass over prompts, each followed by an answer with content tokens. `shared` caches a common prefix."""
+        """Run a pass over prompts, each followed by an answer with non-empty content. `shared` is as in `questions`."""
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(answer.prompt) - n_before for answer in answers]
         n_answer = [len(answer.content) for answer in answers]

@@ -123,8 +123,8 @@ def read_answers(
         without content tokens has an empty row in token signals and a row of NaN in other signals.
 
     Raises:
-        InputError: If there are no answers, a prompt is empty, or the model can't read the tokens or does not support a
-            signal.
+        InputError: If there are no answers, a prompt is empty, the model can't read a token, or the model does not
+            support a signal.
     """
     if not answers or not all(answer.prompt for answer in answers):
         raise InputError(

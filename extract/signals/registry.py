@@ -119,7 +119,7 @@ SIGNALS: Registry[Signal] = Registry(
         ),
         "rollout": _influence(
             "extract.signals.attention:rollout",
-            "influence of a token through all layers (attention rollout)",
+            "influence of a token on the answer through all layers (attention rollout)",
             ("attention_blocks", "mixing"),
         ),
         "rollout_max": _influence(

@@ -49,8 +49,8 @@ def fill_signals(
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
-        InputError: If a signal is unknown or does not support the scope, there is nothing to read, or stored signals
-            have another version or dtype or lack some of the `layers`.
+        InputError: If a signal is unknown or does not support the scope, there is nothing to read, or a stored signal
+            has a different version, has a different dtype, or lacks some of the `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")

@@ -85,5 +85,5 @@ def can_share(model: Any) -> bool:
     cache = DynamicCache(config=model.config)
     config = model.config.get_text_config().to_dict()
     windowed = any(config.get(name) for name in ("sliding_window", "attention_chunk_size"))
-    windowed |= "local" in config.get("attention_layers", ())  # GPT-Neo has windows by cache index
+    windowed |= "local" in config.get("attention_layers", ())  # GPT-Neo's windows depend on the cache index
     return not windowed and bool(cache.layers) and all(type(layer) is DynamicLayer for layer in cache.layers)

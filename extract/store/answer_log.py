@@ -31,8 +31,8 @@ Row = dict[str, Any]
 class AnswerLog:
     """Log of the answers in a range of samples, opened for appending.
 
-    Every line survives a crash of the process. After `sync`, it survives a power failure, too. An incomplete last line
-    is removed.
+    Every line survives a crash of the process. After `sync`, it survives a power failure, too. When a log is opened,
+    an incomplete last line is removed.
 
     Attributes:
         path: Path of the log file.
@@ -99,7 +99,7 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
     rows: dict[tuple[int, int], Row] = {}
     with path.open("rb") as file:
         expected, found = _header(store, samples), file.readline().decode(errors="replace")
-        if found.endswith("\n") and found != f"{expected}\n":  # otherwise incomplete
+        if found.endswith("\n") and found != f"{expected}\n":  # without a line end, the header is incomplete
             raise InputError(
                 f"Expected {str(path)!r} to begin with the header {expected}, but it begins with {shown(found)}. Move "
                 "the file to the store it belongs to, or delete it to request the answers again."
@@ -176,7 +176,7 @@ def reopen_range(store: Store, samples: SampleRange) -> None:
     with closing(AnswerLog(store, samples)) as log:
         log.append([row for row in rows if row["finish_reason"] != SKIPPED])
     file = store.samples.file(samples)
-    file.with_suffix(".json").unlink()  # first: a run that is killed here leaves an unfinished file
+    file.with_suffix(".json").unlink()  # deleted first, so that a run that is killed here leaves an unfinished file
     file.unlink()
 
 

@@ -58,7 +58,7 @@ class Grades(ShardFiles):
         write_table(self.file(grader, samples), pa.Table.from_pylist(rows, GRADES_SCHEMA.with_metadata(metadata)))
 
     def read(self, grader: str, samples: SampleRange | None = None) -> pa.Table:
-        """Read a grader's grades for one range, by default for all ranges.
+        """Read a grader's grades for one range, or for all ranges by default.
 
         The columns are `question_id`, `sample`, `right` (null if unknown) and `answer`.
 

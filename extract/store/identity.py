@@ -40,7 +40,7 @@ def member_stores(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise an InputError if a path is a file, or a folder with files that is not a store."""
+    """Raise an InputError if a path is a file, or if it is a folder that contains files but is not a store."""
     if (folder / _IDENTITY).is_file() or not folder.exists():
         return
     expected = f"Expected `store` to be a new folder or a store, but {str(folder)!r}"
@@ -62,7 +62,7 @@ def read_identity(folder: Path) -> dict[str, Any]:
     """Return the identity of a store, as plain JSON types.
 
     Raises:
-        InputError: If `folder` is not a store, this version cannot read it, or its identity was altered.
+        InputError: If `folder` is not a store, if this version cannot read it, or if its identity was altered.
     """
     file = folder / _IDENTITY
     expected = f"Expected `store` to be the folder of one store, but {str(folder)!r}"
@@ -98,7 +98,7 @@ def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
 
 
 def read_reader(folder: Path, identity: str) -> dict[str, Any] | None:
-    """Return the identity of the local copy of a served model, or None without reader.json.
+    """Return the identity of the local copy of a served model, or None if there is no reader.json.
 
     Raises:
         InputError: If the file is damaged or belongs to another store.

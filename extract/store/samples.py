@@ -106,7 +106,7 @@ class Samples:
         return [part for part in self.ranges() if (self.stopping(part) or {}).get("skipped")]
 
     def read(self, samples: SampleRange | None = None) -> pa.Table:
-        """Read the samples of one range, by default of all ranges, sorted by block, range and question.
+        """Read the samples of one range, or of all ranges by default, sorted by block, range and question.
 
         The columns are `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
         `prompt_tokens`. If the sampler declares nullable columns, their unknown values are null, and there is a column

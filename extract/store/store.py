@@ -68,7 +68,7 @@ class Store:
         """Open an existing store.
 
         Raises:
-            InputError: If there is no store at `path`, or this version cannot read it.
+            InputError: If there is no store at `path`, or if this version cannot read it.
         """
         return cls(Path(path), read_identity(Path(path)))
 

@@ -1,4 +1,4 @@
-"""Select answers of a store to show, and read the text, uncertainty and influence of their tokens."""
+"""Select the answers to show, and read the text, uncertainty and influence of their tokens."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence

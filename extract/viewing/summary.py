@@ -97,7 +97,9 @@ class Summary:
 
 
 def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
-    """Count the answers of a store, and draw `n_shown` examples with grades by `show_of` (none if it is None).
+    """Count the answers of a store, and draw `n_shown` examples.
+
+    The examples have grades by the grader `show_of`. If it is None, there are no examples.
 
     Raises:
         Damaged: If a file is damaged.
@@ -169,7 +171,7 @@ def _draw(drawn: dict[bool | None, list[tuple[float, Shown]]], n: int, part: Sam
 
 
 def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
-    """Choose `n` answers, divided evenly among the grades, of different questions if possible."""
+    """Choose `n` answers, divided evenly among the grades, and to different questions if possible."""
     taken: dict[bool | None, list[Shown]] = {mark: [] for mark in left}
     seen: set[str] = set()
     while sum(map(len, taken.values())) < n and any(left.values()):

@@ -103,8 +103,8 @@ def _least(n_folds: int) -> int:
 def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
     """Return the reason why these accuracies cannot be audited, or an empty string."""
     if len(accuracy) < _least(n_folds):
-        return f"there are only {len(accuracy)}"
-    return "" if np.ptp(accuracy) > 0 else f"all {len(accuracy)} have an accuracy of {accuracy[0]:.3f}"
+        return f"there are only {len(accuracy)} usable questions"
+    return "" if np.ptp(accuracy) > 0 else f"all {len(accuracy)} usable questions have an accuracy of {accuracy[0]:.3f}"
 
 
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:

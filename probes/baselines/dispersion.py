@@ -39,8 +39,8 @@ def eigenvalue_sum(similarity: NDArray[np.float64]) -> float:
 def eccentricity(similarity: NDArray[np.float64], threshold: float = 0.9) -> float:
     """Compute the distance of the answers from their centre in a spectral embedding of the similarities (Lin et al.).
 
-    The result is √(Σ_j ‖v_j − v̄‖²), where v_j contains the entries for answer j of all eigenvectors of the Laplacian
-    (see `eigenvalue_sum`) with eigenvalues below `threshold`, and v̄ is the mean of these vectors.
+    The result is √(Σ_j ‖v_j − v̄‖²), where v_j contains the entries for the jth answer in all eigenvectors of the
+    Laplacian (see `eigenvalue_sum`) with eigenvalues below `threshold`, and v̄ is the mean of these vectors.
     """
     values, vectors = np.linalg.eigh(_normalised(similarity))
     coordinates = vectors[:, 1 - values < threshold]

@@ -198,6 +198,6 @@ def _calibrated(name: str, data: FeatureDataModule, score: Tensor, rows: Rows, s
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Count the right and the graded answers to each question. If `half`, only answers with odd indices count."""
+    """Count the right and the graded answers to each question. If `half`, only answers with odd indices are counted."""
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

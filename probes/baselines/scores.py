@@ -79,7 +79,11 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
-    """Return score functions for answers and, averaged over half of the answers, for questions."""
+    """Return score functions for answers and for questions.
+
+    An answer is scored by its negated uncertainty, and a question by the negated mean uncertainty of half of its
+    answers.
+    """
 
     def of_questions(data: FeatureDataModule, rows: Rows) -> Tensor:
         answers, values = data.table.answers, uncertainty(data)
@@ -190,7 +194,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    The layer is the stored one closest to half of the highest stored layer.
+    Of the stored layers, the one whose index is closest to half of the highest index is used.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

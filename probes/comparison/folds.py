@@ -15,7 +15,7 @@ from probes.fitting.module import ProbeModule
 from probes.fitting.quiet import quiet_lightning
 from probes.registry import ProbeMethod
 
-#: Fraction of the questions outside the test fold for validation.
+#: Fraction of the questions outside the test fold that are used for validation.
 VAL_SHARE = 0.25
 
 

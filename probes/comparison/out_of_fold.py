@@ -30,8 +30,9 @@ class OutOfFold:
         data: Datamodule with all questions of the store.
         questions: [question] int64 rows of the question table that are tested.
         fold: [question] int64 test fold of each row of the question table; −1 if the row is not tested.
-        confidence: Dict from each method to its confidences [question] for the question table; NaN if missing.
-        of_answers: Dict from each method to its confidences [answer] for the answer table; NaN if missing.
+        confidence: Dict from each method to its confidences [question] for the rows of the question table; NaN if
+            missing.
+        of_answers: Dict from each method to its confidences [answer] for the rows of the answer table; NaN if missing.
         chosen: The probe chosen in each fold, with its options and validation loss.
         masked: Dict from each missing method to the reason.
         notes: Warnings from fitting, with the method and the fold.
@@ -202,7 +203,8 @@ class Comparison:
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is at most one standard error above the lowest loss.
 
-        The standard error is that of the mean difference from the lowest loss on the same questions.
+        The standard error is that of the mean difference between the losses of this probe and of the probe with the
+        lowest loss, on the same questions.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

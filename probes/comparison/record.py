@@ -145,8 +145,8 @@ def paired_tests(
         n_resamples: Number of resamples or sign flips for each p-value; see `difference`.
 
     Returns:
-        A dict for each pair and metric, without undefined differences. `value` is the difference a − b, `p_holm` the
-        corrected p-value, and `half` whether only answers with odd indices are included.
+        A dict for each pair and metric for which the difference is defined. `value` is the difference a − b, and
+        `p_holm` is the corrected p-value. `half` tells whether only answers with odd indices are included.
     """
     tests: list[dict[str, Any]] = []
     for a, b in pairs:

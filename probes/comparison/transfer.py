@@ -44,8 +44,9 @@ def transfer_record(
 ) -> dict[str, Any]:
     """Train a probe on each question set and test it on every set.
 
-    Each store, or each question group of a single store, is a set. On its own training set, a probe is tested out of
-    fold. For each set, a probe is also trained on all other sets and tested with and without back-off.
+    Each store is a set. If there is only one store, each of its question groups is a set. On its own training set, a
+    probe is tested out of fold. For each set, a probe is also trained on all other sets and tested with and without
+    back-off.
 
     Returns:
         The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set, with
@@ -187,7 +188,7 @@ def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Train a probe and its back-off on the sets `others`, and score the set `own` with index `number`."""
+    """Train a probe and its back-off on the sets `others`, and score the set `own`, whose index is `number`."""
     if own.data is others[0].data:  # groups of a single store
         data, questions = own.data, torch.cat([group.questions for group in others]).sort().values
     else:

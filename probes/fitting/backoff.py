@@ -1,4 +1,4 @@
-"""Fit the novelty of a probe and its back-off.
+"""Fit the novelty measure and the back-off of a probe. See `probes.saved.novelty`.
 
 Back-off shifts the confidences of novel questions towards the base rate, which is the mean accuracy of the training
 rows. It is fitted to the scores of a ridge regression for held-out groups of questions.
@@ -24,14 +24,14 @@ from probes.saved.novelty import Confidences, Novelty, flat
 N_FOLDS = 5
 #: With fewer groups than `LEAST_GROUPS`, the questions are divided into `N_CLUSTERS` clusters.
 LEAST_GROUPS, N_CLUSTERS = 3, 5
-#: Prior weight of the base rate, and the penalty on the squared deviation from it.
+#: Prior value of the weight of the base rate, and penalty on the squared deviation from this value.
 PRIOR, PENALTY = 0.1, 1.0
 #: Maximum size of the features for fitting, in bytes. The fit takes six times as much memory.
 MOST_BYTES = 96 * 2**20
 
 
 def fit_novelty(module: ProbeModule) -> Novelty:
-    """Fit the novelty and the back-off of a probe to the rows of the training and validation splits.
+    """Fit the novelty measure and the back-off of a probe to the rows of the training and validation splits.
 
     If their features take more than `MOST_BYTES` bytes, only evenly spaced rows are used.
     """
@@ -101,10 +101,11 @@ def clusters(features: Tensor, question: Tensor) -> list[int]:
 def fit_backoff(
     features: Tensor, n_hidden: int, right: Tensor, known: Tensor, random: Tensor, groups: Tensor
 ) -> Novelty:
-    """Fit a novelty and its back-off.
+    """Fit a novelty measure and its back-off.
 
     Args:
-        features: [row, layer, width] float32 features. The novelty reads the hidden states of the first layer.
+        features: [row, layer, width] float32 features. Novelties are computed from the hidden states of
+            the first layer.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
         random: [row] int64 fold of each row when questions are assigned to random folds.

@@ -29,10 +29,10 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe, its weight, and the distance from its training questions.
+    """Fit a broader probe, its weight relative to the existing probe, and the distance from its training questions.
 
-    To fit the weight, question groups of the other stores are held out in turn, rewordings of their questions are left
-    out, and a ridge regression replaces the existing probe.
+    To fit the weight, question groups of the other stores are held out in turn, and rewordings of their questions are
+    left out of the training data. A ridge regression stands in for the existing probe.
 
     Args:
         features: [row, layer, width] float32 features of all questions.

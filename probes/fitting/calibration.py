@@ -150,7 +150,7 @@ def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> C
 def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
     """Return a calibrator whose confidence is always the base rate, the fraction of right answers.
 
-    The confidence is clipped to [m, 1 − m] with m = ½ / n for n answers. It is ½ without answers.
+    The confidence is clipped to [m, 1 − m] with m = ½ / n for n answers. If there are no answers, it is ½.
     """
     n = known.double().sum().clamp_min(1)
     rate = (right.double().sum() / n).clamp(0.5 / n, 1 - 0.5 / n)
@@ -176,7 +176,7 @@ def cross_fitted_losses(kind: str | None, scores: Tensor, right: Tensor, known: 
 
 
 def soft_label_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Compute the mean binary cross-entropy [penalty, feature] in nats of logits [penalty, row, feature]."""
+    """Compute the mean binary cross-entropy [penalty, feature] of logits [penalty, row, feature], in nats."""
     label = target.to(logits.dtype)[None, :, None].expand_as(logits)
     return binary_cross_entropy_with_logits(logits, label, reduction="none").mean(1)
 

@@ -20,9 +20,9 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
 
     Args:
         hidden: The hidden states of a set.
-        fold: [row] int64 folds. The quantiles are those of each row's distance from the other folds.
+        fold: [row] int64 folds. `Distance.quantiles` is computed from each row's distance from the other folds.
         groups: [row] int64 folds that keep question groups together. `Distance.full` is computed from each row's
-            distance from the other folds of this partition. If None, it is the highest quantile.
+            distance from the other folds of this partition. If None, `full` is the highest quantile.
         rows: [row] bool mask of the rows used for the quantiles. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)

@@ -80,8 +80,8 @@ class ProbeModule(L.LightningModule, ABC):
         self.warning: str | None = None
         #: Validation losses [penalty, input] of all candidates in nats.
         self.val_loss: Tensor | None = None
-        #: Cross-fitted validation losses [row] in nats, and the indices [row] of their rows, without prefixes. After
-        #: training, `val_confidence` [row] contains the confidences of these rows.
+        #: Cross-fitted validation losses [row] in nats, and the indices [row] of their rows. Prefixes of answers are
+        #: left out. After training, `val_confidence` [row] contains the confidences of these rows.
         self.val_losses, self.val_rows = torch.empty(0), torch.empty(0)
         self.val_figures: dict[str, float] = {}
 
@@ -234,8 +234,8 @@ class ProbeModule(L.LightningModule, ABC):
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
         """Return `scores`, `right`, `known`, `row` and `question` for the validation rows.
 
-        Only rows that contain `fraction` of an answer are returned. `place` is the index of the input. The scores are
-        float64, as calibrators need them.
+        Only rows whose features cover `fraction` of an answer are returned. `place` is the index of the input. The scores
+        are float64, as calibrators need them.
         """
         scores, batch = self._validation
         rows = batch.fraction == fraction

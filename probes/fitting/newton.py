@@ -1,7 +1,8 @@
 """Newton's method for logistic regression with an L2 penalty, for several features and penalties at once.
 
-The weights and the bias are linear functions of a vector of coordinates: the weights and the bias themselves
-(`_Primal`), or, with fewer rows than weights, coefficients of the rows (`_Dual`).
+The weights and the bias are linear functions of a vector of coordinates, which is optimised. The coordinates are the
+weights and the bias themselves (`_Primal`). If there are fewer rows than weights, the coordinates are coefficients of
+the rows instead (`_Dual`).
 
 Losses and gradients are computed in float64. Unless a penalty is tiny, Newton steps are computed in float32, because
 later steps correct their errors.
@@ -78,9 +79,10 @@ def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Primal:
-    """Coordinates [feature, penalty, d + 1]: the weights and the bias. The image of a vector is the vector itself.
+    """Coordinates [feature, penalty, d + 1]: the weights and the bias.
 
-    `spread` is the derivative of the confidence with respect to the logit at zero weights.
+    The image of a vector (see `_Dual`) is the vector itself. `spread` is the derivative of the confidence with
+    respect to the logit at zero weights.
     """
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:
@@ -133,10 +135,11 @@ class _Dual:
     the bias instead, which is b = r Σ αᵢ for a constant r. The logits are therefore Kα, where K is the Gram matrix plus
     r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. In this inner product, the gradient is
     the derivative of the mean loss with respect to the logits, plus λ times the centred α. The inverse of the Hessian
-    at zero weights is β = (scale · K + shift)⁻¹ v, and its image Kβ = (v − shift · β) / scale needs no other product.
+    at zero weights maps v to β = (scale · K + shift)⁻¹ v. The image Kβ = (v − shift · β) / scale needs no further
+    matrix product.
 
-    In Newton steps, the bias also has a small penalty, and a slightly smaller shift is subtracted from v. This saves
-    operations and limits the coefficients if K is singular.
+    In Newton steps, the bias also has a small penalty, and the formula for the image uses a slightly smaller shift.
+    This saves operations and limits the coefficients if K is singular.
     """
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:
@@ -184,8 +187,8 @@ def _centred(point: Tensor) -> Tensor:
 def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
     """Return a penalty [feature, 1, 1] and the inverse of the Hessian at zero weights, `scale` · `products` + penalty.
 
-    All penalties share this preconditioner. Its penalty is the geometric mean of the smallest and the largest one, but
-    larger than the rounding errors in the dtype of the steps.
+    All penalties share this preconditioner. Its penalty is the geometric mean of the smallest and the largest one, or
+    more if that is needed to exceed the rounding errors in the dtype of the steps.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
     dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32

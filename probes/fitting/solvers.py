@@ -70,7 +70,7 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
     """
     share = check_fit(target, penalties, both=True)
     l2 = torch.tensor(list(penalties), dtype=torch.float64, device=features.device)
-    groups: list[list[int]] = []  # of the indices of penalties that are fitted together
+    groups: list[list[int]] = []  # indices of penalties that are fitted together
     for index in l2.argsort().tolist():
         if not groups or penalties[index] > MOST_RATIO * penalties[groups[-1][0]]:
             groups.append([])
@@ -105,7 +105,10 @@ def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tenso
 
 
 def check_fit(target: Tensor, penalties: Sequence[float] = (), both: bool = False) -> Tensor:
-    """Return equal row weights [row] float64 with sum 1. With `both`, the targets must not be all 0 or all 1."""
+    """Check the arguments of a solver, and return equal row weights [row] float64 with sum 1.
+
+    If `both` is true, the targets must not be all 0 or all 1.
+    """
     if any(penalty <= 0 for penalty in penalties):
         raise InputError(
             f"Expected `l2` to contain only penalties above 0, but got {list(penalties)}. Without a penalty, the "

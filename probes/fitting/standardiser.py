@@ -9,7 +9,10 @@ from extract.errors import InputError
 
 
 def standardiser(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the mean and the standard deviation (infinite for constant coordinates) over rows, [feature, d_model]."""
+    """Compute the mean and the standard deviation over rows, each [feature, d_model].
+
+    The standard deviation of a constant coordinate is set to infinity.
+    """
     deviation, mean = zip(*(torch.std_mean(rows.double(), 0) for rows in features.unbind(1)), strict=True)
     low, high = features.aminmax(dim=0)
     return rounded(torch.stack(mean), torch.stack(deviation), torch.maximum(-low, high))

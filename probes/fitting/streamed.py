@@ -12,7 +12,7 @@ from probes.fitting.sums import Column, Statistics, outside_folds
 
 
 class Fits(NamedTuple):
-    """Linear fits to one feature in float32: to the rows outside each fold, then to all rows.
+    """Linear fits to one feature in float32: one fit to the rows outside each fold, and a last fit to all rows.
 
     Attributes:
         mean, scale: [fit, d] standardisers.

@@ -11,7 +11,7 @@ from probes.fitting.solvers import check_fit
 from probes.fitting.streamed import Fits, targets_vary
 from probes.fitting.sums import Column, outside_folds
 
-#: Maximum number of passes. Most problems take about ten, and up to 150 with fewer rows than coordinates.
+#: Maximum number of passes. Most problems take about ten, but up to 150 if there are fewer rows than coordinates.
 MOST_PASSES = 1000
 #: Number of earlier steps that determine the next step.
 MEMORY = 10

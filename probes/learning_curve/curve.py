@@ -174,7 +174,8 @@ class LearningCurve:
         """Fit the probe with the grades that the mask `kept` [answer] selects.
 
         Returns:
-            The test confidences [question] float64, and whether the probe returns the same confidence for all.
+            The test confidences [question] float64, and whether the probe returns the same confidence for
+            all questions.
         """
         self.data.use_grades(self.table.with_grades(kept))
         unused = self.questions[~torch.isin(self.questions, torch.cat([train, test]))]
@@ -192,6 +193,6 @@ def _grid(option: str, values: Sequence[int] | None, default: list[int], least: 
     if not values or not least <= min(values) <= max(values) <= most:
         raise InputError(
             f"Expected `{option}` to contain numbers from {least} to {most}, the number of {unit}, but got "
-            f"{list(values)}. To use {', '.join(map(str, default))}, omit the option."
+            f"{list(values)}. Omit the option to use {', '.join(map(str, default))}."
         )
     return sorted(set(values))

@@ -51,8 +51,8 @@ def _chunk(n_rows: int) -> int:
 def by_question(metric: WeightedMetric, question: Tensor, copies: Tensor | float = 1.0) -> WeightedMetric:
     """Convert a metric over rows into a metric over questions.
 
-    `question` [row] int64 is the question of each row. A row that stands for several identical rows has their number in
-    `copies` [row].
+    `question` [row] int64 is the question of each row. `copies` [row] is the number of identical rows that each row
+    stands for.
     """
     step = _chunk(len(question))
     return lambda weights: torch.cat([metric(chunk[:, question] * copies) for chunk in weights.split(step)])

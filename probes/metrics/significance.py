@@ -33,7 +33,7 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
     0.25
     """
     values = differences.double()
-    # the tolerance counts sums that are equal in exact arithmetic as hits
+    # with this tolerance, sums that are equal in exact arithmetic count as hits
     reach = float(values.sum().abs() - 1e-12 * values.abs().sum())
     if len(values) <= _MOST_EXACT:
         sums = values[:1]  # one sign is fixed, because flipping all signs does not change the distance from 0

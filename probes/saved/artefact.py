@@ -46,7 +46,7 @@ class ConfidenceProbe(ModelHubMixin):
         calibrator: Maps scores to confidences.
         config: Content of config.json.
         prefixes: Calibrators for prefixes of answers, or None.
-        novelty: Computes novelties and applies the back-off. None in probes of earlier versions of this package.
+        novelty: Computes novelties and applies the back-off. None in probes saved by earlier versions of this package.
         card: Model card, with its metadata.
     """
 
@@ -85,7 +85,7 @@ class ConfidenceProbe(ModelHubMixin):
     def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor | Ragged:
         """Assemble the head's features [row, d_model] on the CPU. `read` maps each signal name to tensors by key.
 
-        If the probe reads `hidden_tokens`, they are ragged, [row, token, d_model].
+        If the probe reads `hidden_tokens`, the features are ragged, [row, token, d_model].
 
         Raises:
             InputError: If `read` lacks a layer or a token signal of the probe.

@@ -33,8 +33,8 @@ class Distance(nn.Module):
         directions: [rank, n_hidden] principal directions v.
         variances: [rank] variances λ in these directions.
         rest: Mean variance ρ in all other directions.
-        quantiles: [101] percentiles 0 to 100 of the distances of the set's rows, each computed from a fit without the
-            row's fold.
+        quantiles: [101] percentiles 0 to 100 of the distances of the set's rows. The distance of each row is computed
+            with a fit that excludes the row's fold.
         full: Distance at which `remoteness` reaches 1. It is at least the 99th percentile.
     """
 

@@ -27,7 +27,7 @@ class Head(nn.Module, ABC):
 
     #: Name of the head in config.json.
     kind: ClassVar[str]
-    #: Upper limits of the other integer arguments of `__init__`, which the subclass stores as attributes.
+    #: Upper limits of the integer arguments of `__init__` after `d_model`. The subclass stores them as attributes.
     sizes: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, d_model: int) -> None:
@@ -88,7 +88,7 @@ class LinearHead(VectorHead):
 
 
 class CountsHead(VectorHead):
-    """Classifier of the number of right answers, with one class more than answers.
+    """Classifier that predicts the number of right answers. For k answers, there are k + 1 classes.
 
     The score is the log-odds of the expected fraction of right answers.
     """
@@ -166,7 +166,7 @@ class LatentHead(VectorHead):
 
 
 class KNNHead(VectorHead):
-    """Nearest-neighbour head. The score is the weighted mean label of the nearest training rows (`neighbour_means`).
+    """Nearest-neighbour head. The score is the weighted mean label of the nearest training rows. See `neighbour_means`.
 
     Attributes:
         points: [n_rows, d_model] float32 standardised features of the training rows.
@@ -228,7 +228,7 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
 def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return squared distances, their rounding errors and the indices of the nearest points, each [row, near].
 
-    They include at least the k nearest points and all points tied with the kth, nearest first.
+    The points include at least the k nearest ones and all points tied with the kth, nearest first.
     """
     sizes = rows.square().sum(1, keepdim=True) + lengths
     every, n_near = torch.addmm(sizes, rows, points.T, alpha=-2), k

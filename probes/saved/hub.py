@@ -111,8 +111,8 @@ def failure(error: Exception) -> str:
         words = f"status {status}: {one_line(reply.server_message or reply.response.reason_phrase).rstrip('.')}"
         if isinstance(reply, RepositoryNotFoundError) and not isinstance(reply, GatedRepoError):
             next_step = (
-                ". It does not exist, or it is private. Check the id. For a private repository, run `hf auth login` or "
-                "set the environment variable HF_TOKEN"
+                ". The repository does not exist, or it is private. Check the id. For a private repository, run "
+                "`hf auth login` or set the environment variable HF_TOKEN"
             )
         elif status in (401, 403):
             next_step = (

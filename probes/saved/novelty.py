@@ -112,7 +112,10 @@ class Novelty(Distance):
 
 
 def flat(features: Tensor | Ragged) -> Tensor:
-    """Average ragged features [row, token, width] over tokens; NaN for rows without tokens. Keep other features."""
+    """Average ragged features [row, token, width] over tokens; NaN for rows without tokens.
+
+    Other features are only converted to float32.
+    """
     if isinstance(features, Ragged):
         lengths = features.lengths.to(features.values.device)
         return torch.segment_reduce(features.values.float(), "mean", lengths=lengths, axis=0)

@@ -20,8 +20,8 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
     Args:
         probe: Folder or Hub id of a saved probe with the target `capability`. It must have been trained on other
             questions, because its confidences for training questions are too extreme.
-        recipe: Questions, prompt and model, as for `python -m extract sample`. For a served model, pass a local copy
-            as `model`.
+        recipe: Questions, prompt and model, as for `python -m extract sample`. If the model runs on a server, pass
+            a local copy as `model`.
         out: Parquet file to write.
 
     Raises:

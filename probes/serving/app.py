@@ -104,7 +104,10 @@ def create_app(
 
 
 class Endpoints:
-    """Endpoints that use the model. `defaults` are settings of requests. See `create_app` for the other arguments."""
+    """Endpoints that use the model.
+
+    `defaults` are the default settings of requests. See `create_app` for the other arguments.
+    """
 
     def __init__(self, engine: Engine, probe: ConfidenceProbe, model_name: str, defaults: Defaults) -> None:
         self._engine, self._probe, self._name, self._defaults = engine, probe, model_name, defaults

@@ -74,7 +74,8 @@ class Defaults:
         unchanged.
 
         Raises:
-            RequestError: If the probe's prompts are plain text, and the question is another chat.
+            RequestError: If the probe's prompts are plain text, and the question is neither a text nor a single user
+                message.
         """
         if isinstance(question, str):
             return question

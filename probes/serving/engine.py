@@ -204,7 +204,7 @@ class Engine:
             self._end_all(EngineClosed("The engine was closed."))
 
     def _next_requests(self) -> list[Job] | None:
-        """Wait for requests, pass those for scores to the scorer, and return the new answers. None if closed."""
+        """Wait for requests, pass those for scores to the scorer, and return the new answers, or None if closed."""
         with self._changed:
             self._running = [job for job in self._running if not job.has_ended]
             self._changed.wait_for(

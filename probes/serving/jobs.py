@@ -99,7 +99,9 @@ class Job:
 
 
 class ScoreJob:
-    """A request for confidences of prompts and, if the probe reads them, answers (token ids).
+    """A request for the confidences of prompts, or of their answers if the probe reads answers.
+
+    `prompts` and `answers` contain token ids.
 
     Attributes:
         rows: Indices of the rows that have not been read, in ascending order of their lengths.

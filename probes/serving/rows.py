@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class Row:
-    """One answer of a batch. `ends` are the ids of end tokens, and `context` limits the prompt and answer together.
+    """One answer of a batch.
+
+    `ends` are the ids of end tokens. `context` is the maximum number of tokens in the prompt and the answer together.
 
     Attributes:
         drawn: Token ids of the answer so far.
@@ -38,8 +40,8 @@ class Row:
     def add(self, token: int, entropy: float | None = None) -> str | None:
         """Add a drawn token and its entropy, and report the new step.
 
-        When the answer ends, the last step, which contains the complete answer, is reported. Returns the finish reason,
-        or None if the answer continues.
+        When the answer ends, the last reported step contains the complete answer. Returns the finish reason, or None if
+        the answer continues.
         """
         self.drawn.append(token)
         if entropy is not None:

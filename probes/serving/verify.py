@@ -1,6 +1,7 @@
 """Verification of an answer, in the format of the AutoMix verifiers for vLLM's semantic router.
 
-These verifiers sample verdicts from a language model. A probe samples nothing, so both sample counts are 0.
+These verifiers sample verdicts from a language model. A probe samples nothing, so `verified_count` and `total_samples`
+are 0.
 """
 
 from typing import Any

@@ -13,11 +13,11 @@ from tqdm import tqdm
 
 from probes.metrics.functional.inputs import by_group
 
-#: A standard error needs this many questions with right answers, and as many with wrong answers.
+#: Minimum number of questions with right answers, and of questions with wrong answers, for a standard error.
 LEAST_OF_A_CLASS = 5
 #: Maximum number of elements (draws × scores) in memory at once.
 _CHUNK = 2**24
-#: Number of draws for estimating the spread of each statistic. Reusing the draws of the test would bias it.
+#: Number of draws for estimating the spread of each statistic. Reusing the draws of the test would bias the p-values.
 _SCALE_DRAWS = 500
 
 
@@ -30,7 +30,8 @@ class ClusteredAuroc(NamedTuple):
         n_answers: [score] int64, number of answers that have the score.
         has_answer: [score, question] bool, whether any answer to the question has the score.
         varies: [score] bool, whether the score differs between answers.
-        enough: [score] bool, whether enough questions for a standard error have right and wrong answers.
+        enough: [score] bool, whether enough questions have right answers, and enough have wrong answers, for a standard
+            error.
     """
 
     auroc: Tensor
@@ -120,10 +121,11 @@ def max_t(
 ) -> Tensor:
     r"""Compute two-sided p-values against an AUROC of ½, corrected for multiple tests by the max-T method.
 
-    Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993),
-    matched by sample number. The statistic of a score is |AUROC − ½|, divided by its root mean square over a separate
-    set of draws. The p-value is the fraction of draws in which the largest statistic of all scores is at least as large
-    as the observed statistic. The familywise error rate is controlled if all questions have the same number of answers.
+    Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). Each
+    answer gets the grade of the answer with the same sample number to another question. The statistic of a score is
+    |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of draws in
+    which the largest statistic of all scores is at least as large as the observed statistic. The familywise error rate
+    is controlled if all questions have the same number of answers.
 
     Args:
         scores, right, question: See `clustered_auroc`.
@@ -131,7 +133,7 @@ def max_t(
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
 
     Returns:
-        [score] float64 p-values; NaN for constant scores, and for scores that no right or no wrong answer has.
+        [score] float64 p-values; NaN for constant scores, and for scores that all right or all wrong answers lack.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1
@@ -180,7 +182,8 @@ class _Exchange:
     def distances(self, order: Tensor) -> Tensor:
         """Compute |AUROC − ½| [draw, score] after permuting the grades between questions.
 
-        Question q gets the grades of question `order[draw, q]`. The result is NaN without right or wrong answers.
+        Question q gets the grades of question `order[draw, q]`. The result is NaN if no right answer or no wrong
+        answer has the score.
         """
         grades = self._grades[:, order].flatten(2)  # [right or wrong, draw, answer]
         distances = torch.empty(len(order), self._n_scores)

@@ -70,8 +70,9 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score is not constant, has an AUROC, and exists for at least 0.95 n answers, where n is
-        the largest number of answers with a score in `rows`. If rows are tied, the first one is returned.
+        A row qualifies if its score is not constant, has an AUROC, and exists for at least 0.95 n answers. Here, n
+        is the largest number of answers for which any score in `rows` exists. If rows are tied, the first one is
+        returned.
         """
         if not rows:
             return None
@@ -82,7 +83,7 @@ class Grid:
 
     @cached_property
     def chosen(self) -> int:
-        """Row of the score with the highest validation AUROC, except for scores that use other answers."""
+        """Row of the score with the highest validation AUROC among the scores that do not use other answers."""
         best = self.choose([row for row, name in enumerate(self.names) if not name.half])
         if best is None:
             raise InputError(
@@ -94,7 +95,7 @@ class Grid:
     def of_families(self) -> dict[str, int]:
         """Return a dict from each family of scores to the row of its score with the highest validation AUROC.
 
-        Weighted scores that rank the validation answers like an unweighted score are excluded.
+        Weighted scores that rank the validation answers in the same way as an unweighted score are excluded.
         """
         influence = self.aurocs["val"].influence
         unweighted: dict[tuple[str, ...], list[int]] = {}

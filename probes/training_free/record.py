@@ -73,8 +73,8 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
 def length_stratum(n_tokens: Tensor) -> Tensor:
     """Return each answer's length class [answer] int64.
 
-    Lengths from 1 to 5 tokens have their own classes, and 0 counts as 1. Longer answers in the same class differ in
-    length by less than 25 %.
+    Each length from 1 to 5 tokens has its own class, and length 0 counts as 1. Longer answers in the same class differ
+    in length by less than 25 %.
     """
     return (n_tokens.clamp_min(1).double().log() / math.log(1.25) + 1e-9).floor().long()
 
@@ -177,7 +177,7 @@ class _Tested:
 
 
 def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
-    """Return the fraction of right–wrong pairs within a stratum, or None without pairs."""
+    """Return the fraction of pairs of a right and a wrong answer that share a stratum, or None without pairs."""
     members = (stratum[scored.usable & (scored.right == grade)] for grade in (0, 1))
     wrong, right = (torch.bincount(strata, minlength=int(stratum.max()) + 1) for strata in members)
     n_pairs = int(wrong.sum()) * int(right.sum())

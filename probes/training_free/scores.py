@@ -151,7 +151,7 @@ class Scores:
         """Return three scores [3, answer] from the log-probabilities of the tokens.
 
         Row 0 is the negative log-likelihood of the answer. Row 1 is the mean of row 0 over the even-numbered answers to
-        the question. Row 2 is the mean over the same answers of the negative log-likelihood per token.
+        the question. Row 2 is the mean of their negative log-likelihoods per token.
         """
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]

@@ -33,7 +33,7 @@ from extract.text import shown, valid_text
 
 VERSION = 2
 _EPOCH = whole(1, 10_000)
-_ZSTD = 93  # compression method that the module zipfile supports only since Python 3.14
+_ZSTD = 93  # compression method that the module zipfile supports only in Python 3.14 and later
 _FINISH_REASONS = {**FINISH_REASONS, "model_length": "length"}
 _ROLES = ("system", "user", "assistant")
 

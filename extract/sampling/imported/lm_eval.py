@@ -86,7 +86,7 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
 def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> list[tuple[str, Grade]]:
     """Return the grader name and the grade for each score of the first answer.
 
-    Metrics for which lower is better are left out. Scores that combine several answers are left out, too.
+    Metrics for which lower is better, and scores that combine several answers, are left out.
     """
     if len(row["resps"][0]) > 1 and not _takes_first(config, row["filter"]):
         return []
@@ -131,7 +131,7 @@ def _question(row: Record, prompt: str, task: str, has_choices: bool) -> Questio
 
 
 def _literal(parse: Callable[[str], Any], text: str) -> Any:
-    """Parse the text of a list. None for any other text."""
+    """Parse the text of a list. Returns None if the text is not a list."""
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
         return parse(text) if text.startswith("[") else None
 

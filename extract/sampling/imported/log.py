@@ -1,4 +1,4 @@
-"""Content of the log of another tool, and helpers for its readers."""
+"""Content of a log of another tool, and helpers for the readers of such logs."""
 
 import re
 from collections.abc import Container, Iterable, Iterator
@@ -25,7 +25,7 @@ class Answer:
     Attributes:
         text: Text of the answer, without reasoning.
         finish_reason: ``stop``, ``length`` or ``content_filter``; None if unknown.
-        grades: Dict from grader name to grade. A missing grade is unknown.
+        grades: Dict from grader name to grade. If a grader is missing, its grade is unknown.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Log:
 def grade_of(score: object, answer: str | None) -> Grade:
     """Convert a score to a grade: 1 means right, 0 means wrong, and all other scores mean unknown.
 
-    The score can also be a truth value or an Inspect letter: C (correct), I (incorrect), N (no answer), P (partial).
+    The score can also be a bool or a letter that Inspect uses: C (correct), I (incorrect), N (no answer), P (partial).
 
     >>> [grade_of(score, "4").right for score in (1.0, False, "C", 0.5, None)]
     [True, False, True, None, None]
@@ -70,7 +70,7 @@ def grade_of(score: object, answer: str | None) -> Grade:
 
 
 def grader_name(*parts: str) -> str:
-    """Make a grader name.
+    """Join the parts of a grader name, and replace invalid characters.
 
     >>> grader_name("inspect", "my scorer/accuracy")
     'inspect_my-scorer-accuracy'
@@ -144,12 +144,13 @@ def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], w
 
 @contextmanager
 def readable(path: Path, form: str) -> Iterator[None]:
-    """Context manager that raises an `InputError` if reading a file fails. `form` says what it should contain."""
+    """Context manager that raises an `InputError` if reading a file fails. `form` says what the file should contain."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # zipfile, zlib, struct, pyarrow and look-ups in unknown records raise many types
+    except Exception as error:
+        # zipfile, zlib, struct, pyarrow and look-ups in unknown records raise many exception types
         raise InputError(
             f"Expected {str(path)!r} to be {form}, but it can't be read "
             f"({type(error).__name__}: {one_line(error, 200)}). It may be truncated or from an unknown version."

@@ -26,7 +26,7 @@ from extract.store.verify import write_manifest
 def write_log(log: Log, folder: Path) -> Store:
     """Create or complete the store of a log.
 
-    A killed import leaves a hidden folder. The next import of the same log completes it.
+    If an import is killed, it leaves a hidden folder, which the next import of the same log completes.
 
     Raises an `InputError` if the folder contains other files, or the store of another log.
     """

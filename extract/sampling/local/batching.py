@@ -23,7 +23,7 @@ def common_prefix(prompts: Sequence[Sequence[int]], step: int = _PREFIX_STEP) ->
 
     Its length is rounded down to a multiple of `step`, so that batches usually have the same prefix.
     """
-    first, last = min(map(list, prompts)), max(map(list, prompts))  # their common prefix is common to all
+    first, last = min(map(list, prompts)), max(map(list, prompts))  # a prefix of these two is a prefix of all prompts
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     length = min(shared, min(map(len, prompts)) - 1)
     return list(first[: length - length % step])

@@ -22,7 +22,7 @@ class AnswerLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        handed_out: Result of the last call of `update`, while prompts are being read.
+        handed_out: Keys and values that the last call to `update` returned while prompts were being read, or None.
         keys, values: [question, head, token, d_head] of the prompts, or [row, …] of prompts and answers.
     """
 
@@ -79,7 +79,9 @@ class AnswerLayer(DynamicLayer):
 
 
 class AnswerCache(DynamicCache):
-    """Key/value cache for reading a batch of prompts. It is also used for drawing if answers can't share a prompt.
+    """Key/value cache for reading a batch of prompts.
+
+    If answers can't share the keys and values of their prompt, the cache is also used for drawing them.
 
     Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window prevent sharing.
 

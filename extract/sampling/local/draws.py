@@ -63,7 +63,7 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: f
     """
     each = temperature.split(_ROWS) if isinstance(temperature, Tensor) else repeat(temperature)
     chunks = zip(logits.split(_ROWS), uniforms.split(_ROWS), each, strict=False)
-    # once, because new memory for each chunk would be slow
+    # allocated only once, because allocating memory for each chunk would be slow
     shifted, weights = logits.new_empty(2, min(len(logits), _ROWS), logits.shape[1], dtype=torch.float32)
     drawn = [_draw_rows(*chunk, top_p, top_k, shifted[: len(chunk[0])], weights[: len(chunk[0])]) for chunk in chunks]
     return Drawn(*map(torch.cat, zip(*drawn, strict=True)))

@@ -1,6 +1,7 @@
 """Matrix products of bfloat16 models on CPUs without bfloat16 instructions.
 
-Converting the matrices and multiplying them in float32 is about three times as fast there. The precision is the same.
+On such CPUs, converting the matrices to float32 before multiplying them is about three times as fast as multiplying
+them in bfloat16. The precision is the same.
 """
 
 import threading
@@ -18,7 +19,7 @@ from torch.nn.functional import linear
 _WEIGHTS = 2**21
 
 _lock = threading.Lock()
-_users: Counter[int] = Counter()  # number of contexts that use a model, by the model's id()
+_users: Counter[int] = Counter()  # number of with blocks that use a model, by the model's id()
 _layers: dict[int, list[nn.Linear]] = {}  # layers whose products are replaced
 
 

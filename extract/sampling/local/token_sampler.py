@@ -76,7 +76,7 @@ class TokenSampler:
         """Draw answers to each question at every temperature, reading each prompt only once.
 
         Answers that have ended are replaced by answers to the next questions, shortest prompts first. If answers can't
-        share a prompt, new ones start only when the whole batch has ended.
+        share the keys and values of their prompt, new ones start only when the whole batch has ended.
 
         Args:
             question_ids: Question ids. Random numbers depend on them, but not on the temperature.

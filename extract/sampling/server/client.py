@@ -23,7 +23,7 @@ _MOST_GIVEN_UP = 16
 _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
 #: Number of prompt tokens per byte, assumed before the first reply. English text has about 0.25.
 _TOKENS_PER_BYTE = 0.5
-#: Hint in errors of servers that may have crashed.
+#: Hint that is added to an error if the server may have crashed.
 _SEEDS = (
     " Some servers, such as vLLM 0.32 on a CPU, crash on requests with a seed. If this server has crashed, restart it "
     "and pass --server.seeds=false."
@@ -140,7 +140,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             Unanswered: If all attempts failed, or if `stop` was called.
             BudgetSpent: If another attempt could exceed a budget.
             RejectedRequest: If the server rejects this request.
-            InputError: If any other request would fail, too.
+            InputError: If all other requests would fail, too.
         """
         try:
             return await self._retrying.copy()(self._attempt, request)  # a copy, because it is stateful
@@ -222,7 +222,7 @@ def retry_wait(state: Any) -> float:
 
 
 def same_model(requested: str, replied: str) -> bool:
-    """Whether two names refer to the same model. A path, version, date or tag in only one name is ignored.
+    """Whether two names refer to the same model. Paths, versions, dates and tags in only one name are ignored.
 
     >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("SmolLM2", "HuggingFaceTB/SmolLM2@main")
     (True, True)

@@ -86,7 +86,7 @@ async def try_server(
 ) -> Preflight:
     """Send one of the run's requests to each address.
 
-    Above temperature 0, send four short requests to each address, too. Their answers must vary.
+    Above temperature 0, also send each address four short requests. The answers to these must vary.
     """
     planned = [planned for request in requests.values() for planned in [request, *_open_requests(request)]]
     for name, budget, cost in (
@@ -144,7 +144,10 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
         except BudgetSpent as error:  # spent by failed attempts
             raise InputError(f"Expected the budgets to suffice for the preflight, but {error}") from None
     if reply.completion_tokens is None or reply.prompt_tokens is None:
-        notice("the server reports no token counts, so tokens and cost are upper estimates")
+        notice(
+            "the server reports no token counts, so the displayed tokens and cost are estimates, which are "
+            "usually too high"
+        )
     if any(choice.cut for choice in reply.choices):
         notice("the server leaves stop strings in answers. These answers are cut, and their tokens are not stored")
     if request.temperature > 0 and not varies:

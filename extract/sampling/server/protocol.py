@@ -95,7 +95,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Reply:
-    """Parsed reply with at least one answer, but possibly fewer than requested. Unreported fields are None.
+    """Parsed reply with at least one answer, but possibly fewer than requested.
+
+    Fields that the server does not return are None.
 
     Attributes:
         choices: Answers, ordered by the server's index.

@@ -28,8 +28,8 @@ def response_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
     """Compute the Brier score against the individual answers to each question, f² − 2fp̂ + p̂, [question] float64.
 
-    f is the confidence and p̂ the measured accuracy. The terms of `debiased_brier` differ by amounts that do not depend
-    on f, so both scores give the same difference between methods.
+    f is the confidence and p̂ the measured accuracy. These terms differ from those of `debiased_brier` by amounts that
+    do not depend on f, so both scores give the same difference between methods.
     """
     preds, right, known, _ = prepare(preds, right, known, None, probabilities=True)
     return preds**2 - 2 * preds * right / known + right / known

@@ -93,7 +93,7 @@ def recall_at_fpr(
     """Compute the fraction of wrong answers that are detected by their low scores, at a given false positive rate.
 
     Wrong answers are the positive class. The false positive rate is the fraction of right answers that are flagged as
-    wrong. Questions are weighted as in `auprc`. The ROC curve is interpolated linearly. The result is NaN unless there
+    wrong. Questions are counted as in `auprc`. The ROC curve is interpolated linearly. The result is NaN unless there
     are both right and wrong answers.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))

@@ -84,7 +84,9 @@ def test_the_command_finds_a_weak_domain_and_the_gap_of_a_constant_confidence(
     assert [cluster["confidences"]["constant"]["gap"]["decision"] for cluster in found] == [-1, 0, 1]
     assert [cluster["confidences"]["perfect"]["gap"]["decision"] for cluster in found] == [0, 0, 0]
     summary = page.split("\n")[2]
-    assert summary.startswith("1 of 3 clusters is significantly less accurate than the other questions: cluster 3 (pl")
+    assert summary.startswith(
+        "1 of 3 clusters has a significantly lower accuracy than the other questions: cluster 3 (pl"
+    )
     assert summary in capsys.readouterr().out
     assert "The confidence `constant` is significantly higher than the accuracy in 1 of 3 clusters" in page
     assert "The confidence `perfect` does not differ significantly from the accuracy in any of the 3 clusters" in page

@@ -188,7 +188,7 @@ def test_another_rule_or_budget_continues_where_sampling_stopped(
     (store,) = sample_family(path, recipe, stop="early_stopping", threshold=2)
     before = rows_of(store)
     sample_family(path, recipe, stop="early_stopping", threshold=2)
-    assert "were stopped by this rule" in capsys.readouterr().err
+    assert "this rule has stopped sampling" in capsys.readouterr().err
     (more,) = sample_family(path, replace(recipe, k=2 * K), stop="adaptive_consistency", threshold=0.95)
     assert rows_of(more).items() >= before.items()
     (direct,) = sample_family(

@@ -231,11 +231,11 @@ def test_an_audit_finds_the_planted_leak_and_no_other(record: dict[str, Any]) ->
     assert record["position"] == "source"
     assert list(record["sources"]) == ["text", "group", "options", "key", "length", "position"]
     assert "run `python -m extract ask --store" in record["masked"]["text_embedding"]
-    assert "**Leak**: the measured accuracy can be predicted from length (AUROC 0." in audit_verdict(record)
+    assert "**Leak**: the measured accuracy can be predicted from the length (AUROC 0." in audit_verdict(record)
     page = audit_page(record, {})
     assert "| length (`length`) |" in page
     assert page.count("**yes**") == 1
-    assert "place of the question in its source." in page
+    assert "place of the question in the data set that it was read from." in page
     none = audit_verdict({**record, "leaks": []})
     assert "No leak was found" in none
 
@@ -252,15 +252,15 @@ def test_the_text_and_the_group_are_never_leaks(tmp_path: Path) -> None:
     assert record["sources"]["text_embedding"]["n_features"] == 8
     assert record["masked"].keys() == {"options", "key"}
     assert record["position"] == "store"
-    assert "The best predictor is group" in audit_verdict(record)
+    assert "The best predictor is the group" in audit_verdict(record)
 
 
 def test_options_of_too_few_questions_are_left_out_with_the_reason(questions: list[Question], tmp_path: Path) -> None:
     short = [replace(one, kind="short", choices=(), references=("x",)) for one in questions[:60]]
     store = store_of(tmp_path / "store", np.linspace(0, 1, 75), [*short, *questions[60:75]])
     record = audit_record(store, load_table(store), n_resamples=100)
-    assert record["masked"]["options"] == record["masked"]["key"] == "there are only 15"
-    assert "not available: there are only 15" in audit_page(record, {})
+    assert record["masked"]["options"] == record["masked"]["key"] == "there are only 15 usable questions"
+    assert "not available: there are only 15 usable questions" in audit_page(record, {})
 
 
 def test_a_single_question_with_right_answers_gives_values_without_intervals(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_the_command_writes_a_page_a_record_and_a_picture(
     ("options", "message"),
     [
         ({"folds": 1}, "`folds` to be at least 2, but got 1"),
-        ({"folds": 201}, "at least 804 questions .* but there are only 200. Use fewer folds"),
+        ({"folds": 201}, "at least 804 questions .* but there are only 200 usable questions. Use fewer folds"),
     ],
 )
 def test_impossible_audits_are_refused_and_leave_no_folder(
@@ -323,8 +323,8 @@ def test_impossible_audits_are_refused_and_leave_no_folder(
 @pytest.mark.parametrize(
     ("accuracy", "k", "message"),
     [
-        (np.zeros(30), 4, "do not all have the same accuracy, but all 30 have an accuracy of 0.000"),
-        (np.ones(30), 4, "all 30 have an accuracy of 1.000"),
+        (np.zeros(30), 4, "do not all have the same accuracy, but all 30 usable questions have an accuracy of 0.000"),
+        (np.ones(30), 4, "all 30 usable questions have an accuracy of 1.000"),
         (np.linspace(0, 1, 19), 4, "at least 20 questions .* but there are only 19"),
         (np.array([0.5]), 4, "at least 20 questions .* but there are only 1"),
         (np.linspace(0, 1, 30), 1, "at least two graded answers .* but there are only 0"),

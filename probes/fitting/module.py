@@ -234,8 +234,8 @@ class ProbeModule(L.LightningModule, ABC):
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
         """Return `scores`, `right`, `known`, `row` and `question` for the validation rows.
 
-        Only rows whose features cover `fraction` of an answer are returned. `place` is the index of the input. Scores
-        are float64, as calibrators need.
+        Only rows whose features cover `fraction` of an answer are returned. `place` is the index of the input.
+        The scores are float64, because calibrators are fitted in double precision.
         """
         scores, batch = self._validation
         rows = batch.fraction == fraction

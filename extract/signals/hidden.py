@@ -116,7 +116,7 @@ class HiddenCapture(Hooks):
         self.select = (lambda hidden: torch.stack([mean(hidden) for mean in means], dim=1)) if means else None
 
     def start_tokens(self, rows: Sequence[range]) -> None:
-        """Set the token range of each row. Later passes keep these states, concatenated over rows."""
+        """Set the token range of each row. Later passes keep the states of these tokens, concatenated over rows."""
         places = [(i, slice(row.start, row.stop)) for i, row in enumerate(rows)]
         self.select = lambda hidden: torch.cat([hidden[place] for place in places])
 

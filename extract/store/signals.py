@@ -151,7 +151,7 @@ class Signals(ShardFiles):
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
     def read_rows(self, signal: str, key: str, shard: Shard, start: int, stop: int) -> Tensor:
-        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …], after `keys` has verified the files.
+        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …]. Call `keys` first to verify the files.
 
         Raises:
             Damaged: If the file no longer exists, can't be read or has too few rows.

@@ -78,7 +78,7 @@ def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
 
 
 def inline(text: str) -> str:
-    """Replace line breaks and backticks in a text for inline code."""
+    """Replace line breaks and backticks in a string for inline code."""
     return text.replace("`", "'").replace("\n", "⏎")
 
 

@@ -116,7 +116,7 @@ def route(
         if len(answers) != len(rows):
             raise InputError(
                 f"Expected `strong` to return one answer per question, but got {len(answers)} answers to {len(rows)} "
-                "questions. Return a list with one text per question."
+                "questions. Return a list with one string per question."
             )
         for row, text in zip(rows, answers, strict=True):
             texts[row], who[row] = text, "strong"
@@ -181,8 +181,8 @@ def _listed(questions: Any) -> list[Any]:
     """Return a non-empty list of the questions, or raise InputError."""
     if isinstance(questions, str) or not questions:
         raise InputError(
-            f"Expected `questions` to be a list of questions, but got {questions!r}. Pass a list with one text per "
-            "question."
+            f"Expected `questions` to be a list of questions, but got {questions!r}. Pass a list with one string "
+            "per question."
         )
     return list(questions)
 

@@ -8,7 +8,7 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 def until(stop: Sequence[str], text: str) -> str:
-    """Truncate a text at the first stop string."""
+    """Truncate `text` at the first stop string."""
     return text[: min((text.index(end) for end in stop if end in text), default=len(text))]
 
 

@@ -72,7 +72,7 @@ class Engine:
         attached.result()
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a text or chat in the probe's prompt template.
+        """Return the token ids of a string or chat in the probe's prompt template.
 
         Raises:
             InputError: If the prompt is empty or too long for the model.

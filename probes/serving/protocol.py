@@ -103,7 +103,7 @@ class Message(Body):
 
 #: Messages of a chat. Only the first invalid one is reported.
 Chat = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
-#: A question is a text or a chat. The tags are removed from the names of invalid fields.
+#: A question is a string or a chat. The tags are removed from the names of invalid fields.
 Question = Annotated[
     Annotated[str, Tag("[text]")] | Annotated[Chat, Tag("[chat]")],
     Discriminator(lambda value: "[chat]" if isinstance(value, list) else "[text]"),

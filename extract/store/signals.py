@@ -167,7 +167,7 @@ class Signals(ShardFiles):
         return rows
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
-        """Return the dtypes and shapes of a signal's tensors by key. The dict is empty if there are no files.
+        """Return a dict from key to the dtype and shape of a signal's tensor. It is empty if there are no files.
 
         Raises:
             Damaged: If a file is damaged, or two files have different layouts or settings.
@@ -185,7 +185,7 @@ class Signals(ShardFiles):
         return common.layout
 
     def shard_layout(self, signal: str, shard: Shard) -> Layout:
-        """Return the dtypes and shapes of a shard's tensors by key, or raise `Damaged`."""
+        """Return a dict from key to the dtype and shape of a shard's tensor, or raise `Damaged`."""
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:

@@ -140,7 +140,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             Unanswered: If all attempts failed, or if `stop` was called.
             BudgetSpent: If another attempt could exceed a budget.
             RejectedRequest: If the server rejects this request.
-            InputError: If all other requests would fail, too.
+            InputError: If the cause of the failure would make all other requests fail, too.
         """
         try:
             return await self._retrying.copy()(self._attempt, request)  # a copy, because it is stateful
@@ -222,7 +222,7 @@ def retry_wait(state: Any) -> float:
 
 
 def same_model(requested: str, replied: str) -> bool:
-    """Whether two names refer to the same model. Paths, versions, dates and tags in only one name are ignored.
+    """Whether two names refer to the same model. Paths, versions, dates and tags in only one of them are ignored.
 
     >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("SmolLM2", "HuggingFaceTB/SmolLM2@main")
     (True, True)

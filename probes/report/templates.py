@@ -92,7 +92,7 @@ def cell(text: str) -> str:
 
 
 def spans(layers: Sequence[int]) -> str:
-    """Name layers in words.
+    """Describe layers in words.
 
     >>> spans([3]), spans([15, 16, 17, 20])
     ('layer 3', 'layers 15–17, 20')

@@ -54,7 +54,7 @@ def abstain(
 
     Args:
         model: Model with an attached probe.
-        questions: Texts, chats or lists of token ids.
+        questions: Strings, chats or lists of token ids.
         risk: Largest acceptable fraction of wrong answers among those not withheld. The probe must contain a threshold
             for this risk, stored by `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
@@ -97,7 +97,7 @@ def route(
     Args:
         cheap: Model with an attached probe.
         strong: Another model with an attached probe, or a function from a list of questions to their answers.
-        questions: Texts, chats or lists of token ids.
+        questions: Strings, chats or lists of token ids.
         risk: Largest acceptable fraction of wrong answers among the cheap model's answers. See `abstain`.
         threshold: Threshold to use instead of a stored one.
         backoff: See `abstain`.
@@ -130,7 +130,7 @@ def best_of(
 
     Args:
         model: Model with an attached probe that reads answers.
-        questions: Texts, chats or lists of token ids.
+        questions: Strings, chats or lists of token ids.
         n: Number of answers per question.
         backoff: Whether to shift the confidences of novel answers. See `Confidences`.
         **options: Options of transformers' `generate`. Answers are sampled unless `do_sample` is False.

@@ -146,7 +146,7 @@ class Answering:
 
 
 def confidence_fields(step: AnswerStep) -> dict[str, Any]:
-    """Return the fields of a choice that OpenAI's format does not have. Undefined numbers are None."""
+    """Return the fields of a choice that are not part of OpenAI's format. Undefined numbers are None."""
     entropies = {} if step.entropies is None else {"entropy": [number(value) for value in step.entropies]}
     return {
         "confidence": number(step.confidence),

@@ -80,7 +80,7 @@ def _text_of(content: Any) -> Any:
     for part in content:
         is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
         if not is_text or part != {"type": "text", "text": part["text"]}:
-            raise ValueError("Only texts, and parts with the type text, are supported")
+            raise ValueError("Only strings, and parts with the type text, are supported")
     return "".join(part["text"] for part in content)
 
 

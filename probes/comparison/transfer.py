@@ -151,7 +151,9 @@ def _check_grades(group: QuestionSet) -> None:
     rows, table = group.questions.numpy(), group.data.table
     right, known = int(table.right[rows].sum()), int(table.known[rows].sum())
     if right in (0, known):
-        raise InputError(f"Expected right and wrong answers, but all {known} are {'right' if right else 'wrong'}.")
+        raise InputError(
+            f"Expected right and wrong answers, but all {known} answers are {'right' if right else 'wrong'}."
+        )
 
 
 def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> None:

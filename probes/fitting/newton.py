@@ -133,7 +133,7 @@ class _Dual:
 
     The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. The mean determines
     the bias instead, which is b = r Σ αᵢ for a constant r. The logits are therefore Kα, where K is the Gram matrix plus
-    r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. In this inner product, the gradient is
+    r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. For this inner product, the gradient is
     the derivative of the mean loss with respect to the logits, plus λ times the centred α. The inverse of the Hessian
     at zero weights maps v to β = (scale · K + shift)⁻¹ v. The image Kβ = (v − shift · β) / scale needs no further
     matrix product.

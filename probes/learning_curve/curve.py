@@ -133,8 +133,8 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected the probe to be fitted on {self.store!r} for at least one pair of `n` and `k`, but fits "
-                f"failed for every pair. {next(iter(self.masked.values()))}"
+                f"Expected all fits on {self.store!r} to succeed for at least one pair of `n` and `k`, but fits failed "
+                f"for every pair. {next(iter(self.masked.values()))}"
             )
         return self
 

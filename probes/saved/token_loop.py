@@ -1,6 +1,6 @@
 """Greedy search and sampling of one answer in the caller's thread, one token at a time.
 
-A transformers streamer would need another thread, in which small matrix products on a CPU take about 33 % longer.
+A transformers streamer would need another thread, in which small matrix products on a CPU take a third longer.
 """
 
 from __future__ import annotations

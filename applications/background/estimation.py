@@ -182,7 +182,7 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
-    """Return the first of `values` [resample] with a 95 % expanded percentile interval computed from the others.
+    """Return `values[0]` with a 95 % expanded percentile interval, computed from the other `values` [resample].
 
     The bounds are the quantiles at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t, where n is the number of prompts and t is
     the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom (Hesterberg, The American Statistician

@@ -90,7 +90,7 @@ class HiddenCapture(Hooks):
 
     Attributes:
         states: Dict from layer to the hidden states of the most recent pass: [row, position, d_model] after `start`, or
-            [sum of tokens, d_model] after `start_tokens`.
+            [total number of tokens, d_model] after `start_tokens`.
         select: Function that reduces the hidden states [row, token, d_model] of a pass, or None.
 
     Raises:

@@ -41,7 +41,8 @@ class Broader(nn.Module):
 
     Attributes:
         weight, bias: [n_features] weights and bias. The score is the log-odds of a right answer.
-        share: Weight of this probe, in [0, 1], for novel rows close to its training rows.
+        share: Weight of this probe, in [0, 1], for rows that are novel to the saved probe but close to the training
+            rows of this probe.
         known: Distance from the training rows of this probe. Its percentiles are computed on held-out groups.
     """
 

@@ -222,7 +222,7 @@ def retry_wait(state: Any) -> float:
 
 
 def same_model(requested: str, replied: str) -> bool:
-    """Whether two names refer to the same model. Paths, versions, dates and tags in only one of them are ignored.
+    """Whether two names refer to the same model. Paths, versions, dates and tags in only one name are ignored.
 
     >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("SmolLM2", "HuggingFaceTB/SmolLM2@main")
     (True, True)

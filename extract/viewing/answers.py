@@ -81,8 +81,8 @@ def read_answers(
         questions: Question ids. If None, a few questions are chosen, with a right and a wrong answer to each.
         samples: Sample indices to show for each question. If None, all answers to the given `questions`.
         grader: Grader whose grades are shown. By default, the store's only grader, if any.
-        influence: Name of the token weights to show, such as ``norm_element_mean_token`` (the default if it was read).
-            It can also begin with the signal's name, as in SIGNAL/NAME.
+        influence: Name of the token weights to show, such as ``norm_element_mean_token``, which is the default if the
+            store contains it. It can also begin with the signal's name, as in SIGNAL/NAME.
 
     Returns:
         The answers, and the name of the token weights.

@@ -142,7 +142,7 @@ def _of_table(source: str, store: Store, ignored: Collection[str]) -> NDArray[np
     if len(set(ids)) < len(ids):
         twice = next(id_ for i, id_ in enumerate(ids) if id_ in ids[:i])
         raise InputError(
-            f"Expected one row per question in {path!r}, but question {twice!r} has several rows. Keep one."
+            f"Expected one row per question in {path!r}, but question {twice!r} has several. Keep only one row."
         )
     try:
         numbers = pa.compute.cast(table[column], pa.float64())

@@ -14,7 +14,11 @@ from probes.report.templates import LEVEL
 def paired_picture(
     accuracies: Mapping[str, Mapping[str, Any]], differences: Sequence[Mapping[str, Any]], label: str
 ) -> Figure:
-    """Plot accuracies, and differences from `paired_record` between `a` and `b`. Significant differences are red."""
+    """Plot accuracies, and paired differences between accuracies. Significant differences are red.
+
+    Each of `differences` is a result of `paired_record` with the names `a` and `b` of the compared systems and the
+    corrected p-value `p_holm`.
+    """
     rows = len(accuracies), len(differences)
     figure, (top, bottom) = new_figure(6.8, 1.4 + 0.3 * sum(rows), nrows=2, height_ratios=[n + 1 for n in rows])
     _forest(top, list(accuracies), list(accuracies.values()), [BLUE] * rows[0])

@@ -34,7 +34,7 @@ def mean_of(values: NDArray[np.float64]) -> WeightedMetric:
 def mean_over_groups(values: NDArray[np.float64], group: Tensor) -> WeightedMetric:
     """Return a function that maps resampling weights to the mean of the group means of `values` [question].
 
-    Groups (indices [question] int64) without questions in a resample are left out.
+    `group` [question] int64 is the index of each question's group. Groups without questions in a resample are left out.
     """
     n_groups = int(group.max()) + 1
 

@@ -192,7 +192,7 @@ class FeatureDataModule(L.LightningDataModule):
         return torch.from_numpy(self.table.answers.question)
 
     def _counts(self) -> tuple[Tensor, Tensor]:
-        """Return the number of right answers and of known grades, each [row]."""
+        """Return the numbers of right answers and of known grades, each [row]."""
         counted = self.table.answers if self.scope == "sample" else self.table
         return torch.from_numpy(counted.right), torch.from_numpy(counted.known)
 

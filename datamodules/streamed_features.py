@@ -89,7 +89,10 @@ class StreamedFeatures:
     @overload
     def __getitem__(self, index: tuple[slice, list[int]]) -> Tensor: ...
     def __getitem__(self, index: Tensor | tuple[slice, list[int]]) -> Self | Tensor:
-        """Select rows by index or mask. With `[:, features]`, read these features, [row, feature, d_model] float32."""
+        """Select rows by index or mask.
+
+        `[:, features]` reads these features and returns a tensor [row, feature, d_model] float32.
+        """
         if isinstance(index, Tensor):
             return replace(self, rows=self.rows[index.to(self.rows.device)])
         return self.map(index[1], lambda _, rows: rows)
@@ -99,7 +102,7 @@ class StreamedFeatures:
         return self[:, list(range(len(self.files.keys)))]
 
     def finite(self) -> Tensor:
-        """Return whether all features of each row are finite, [row] bool."""
+        """Return a mask [row] of the rows in which all features are finite."""
         finite = torch.ones(len(self.rows), dtype=torch.bool)
         with Progress("check", len(self.files.keys), "features") as progress:
             for feature in range(len(self.files.keys)):
@@ -149,7 +152,10 @@ class StreamedFeatures:
 
 
 def in_order(function: Callable[[Any], Any], items: Iterable[Any], n_workers: int) -> Iterator[Any]:
-    """Apply a function to items in threads, and yield the results in order. At most `n_workers` + 1 are in memory."""
+    """Apply a function to items in threads, and yield the results in order.
+
+    At most `n_workers` + 1 results are held in memory.
+    """
     with ThreadPoolExecutor(n_workers) as pool:
         waiting: deque[Future[Any]] = deque()
         for item in items:

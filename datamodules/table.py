@@ -133,7 +133,7 @@ class QuestionTable:
 
     @property
     def wrong_classes(self) -> NDArray[np.int64]:
-        """[question] number of distinct wrong answers. Each unreadable answer is distinct."""
+        """[question] number of distinct wrong answers. Each unreadable answer counts as distinct."""
         answers = self.answers
         wrong = np.flatnonzero(answers.known > answers.right)
         classes = np.where(answers.answer_class > 0, answers.answer_class, ~np.arange(len(answers.question)))
@@ -267,7 +267,8 @@ def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[n
 def modal_share(answers: Sequence[str | int | None]) -> float:
     """Compute the relative frequency of the most frequent answer; NaN without answers.
 
-    `answers` [sample] contains normalised answers or classes, as in `clusters_of`. Each unreadable answer is distinct.
+    `answers` [sample] contains normalised answers or classes, as in `clusters_of`. Each unreadable answer counts as
+    distinct.
     """
     return max(Counter(clusters_of(answers)).values()) / len(answers) if answers else float("nan")
 

@@ -57,7 +57,10 @@ class TokenStates:
     @overload
     def __getitem__(self, index: tuple[slice, int]) -> Ragged: ...
     def __getitem__(self, index: Tensor | tuple[slice, int]) -> Self | Ragged:
-        """Select rows by index or mask. With `[:, feature]`, copy one feature's states [token, d_model] as float32."""
+        """Select rows by index or mask.
+
+        `[:, feature]` copies the states of one feature and returns them as a ragged tensor [token, d_model] float32.
+        """
         if isinstance(index, Tensor):
             return replace(self, first=self.first[index], n_tokens=self.n_tokens[index])
         return Ragged(self.values[index[1]][self._places()].float(), self.offsets)

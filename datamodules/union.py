@@ -21,7 +21,7 @@ class UnionDataModule(FeatureDataModule):
     """Questions of several stores with the same model, features and target. Each store is a group.
 
     Args:
-        parts: Loaded datamodules without common questions.
+        parts: Loaded datamodules that have no questions in common.
 
     Raises:
         InputError: If the target is `seu`, which is supported only for a single store.

@@ -1,4 +1,4 @@
-"""SHA-256 hashes of texts, files and JSON values, and differences between nested dicts."""
+"""SHA-256 hashes of strings, files and JSON values, and differences between nested dicts."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def sha256_json_list(values: Iterable[Any]) -> str:
 
 
 def sha256_text(text: str) -> str:
-    """SHA-256 (hex) of a text's UTF-8 bytes."""
+    """SHA-256 (hex) of a string's UTF-8 bytes."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -57,7 +57,7 @@ def hash_order(ids: list[str], seed: int) -> list[int]:
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the differences between nested dicts, as texts such as ``a.b: found 1, expected 2``."""
+    """Yield the differences between nested dicts, as strings such as ``a.b: found 1, expected 2``."""
     for key in sorted(found.keys() | wanted.keys()):
         left, right = found.get(key), wanted.get(key)
         if isinstance(left, dict) and isinstance(right, dict):

@@ -7,7 +7,7 @@ from typing import Any
 from extract.errors import InputError, nearest
 from extract.hashing import sha256_text
 
-#: A text, a chat (messages with ``role`` and ``content``), or prompt token ids, which are used unchanged.
+#: A string, a chat (messages with ``role`` and ``content``), or prompt token ids, which are used unchanged.
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
 #: Templates by name. Only the text before the question is cached, so there is little text after it.
@@ -95,8 +95,8 @@ class PromptTemplate:
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
         r"""Return the plain text that a model continues: the examples with their answers, and the question.
 
-        The examples and the question are separated by blank lines. If the template and each example have only one line,
-        they are separated by single line breaks instead. Raises an `InputError` if the prompt is a chat.
+        The examples and the question are separated by blank lines, or by single line breaks if the template and every
+        example consist of one line each. Raises an `InputError` if the prompt is a chat.
 
         >>> PromptTemplate("cloze", chat=False, examples=(("1 + 1 =", "2"),)).text("1 + 2 =")
         '1 + 1 = 2\n1 + 2 ='
@@ -145,7 +145,7 @@ class PromptTemplate:
         return tokenizer(text, add_special_tokens=not self.is_chat(prompt))["input_ids"]
 
     def _plain_examples(self) -> tuple[list[str], str]:
-        """Return the examples as plain texts, and the separator between them."""
+        """Return the examples as plain text, and the separator between them."""
         filled = [(self._filled(asked), answer) for asked, answer in self._shown()]
         examples = [asked + answer if asked[-1:].isspace() else f"{asked} {answer}" for asked, answer in filled]
         return examples, "\n\n" if any("\n" in text for text in (self.template, *examples)) else "\n"
@@ -177,5 +177,5 @@ class PromptTemplate:
 
 
 def template_hash(tokenizer: Any) -> str:
-    """Return the SHA-256 of the tokenizer's chat template. A missing template is hashed as an empty text."""
+    """Return the SHA-256 of the tokenizer's chat template. A missing template is hashed as an empty string."""
     return sha256_text(str(tokenizer.chat_template or ""))

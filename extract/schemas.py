@@ -89,7 +89,7 @@ MODEL: Schema = {
 #: Schema of a served model. Only its name is known.
 NAMED_MODEL: Schema = {**dict.fromkeys(MODEL, Field("null", lambda value: value is None)), "id": TEXT}
 EXAMPLES = Field(
-    "a list of pairs of texts",
+    "a list of pairs of strings",
     lambda value: _is_list(value, lambda pair: _is_list(pair, _is_text) and len(pair) == 2),
 )
 PROMPT: Schema = {

@@ -36,9 +36,9 @@ _SHORT.maxstring = _SHORT.maxother = 100
 
 
 def one_line(text: object, longest: int | None = None, keep_end: bool = False) -> str:
-    r"""Convert a text or an error to one line with only printable characters and single spaces.
+    r"""Convert a string or an error to one line with only printable characters and single spaces.
 
-    `longest` is the maximum length in characters. With `keep_end`, a long text is shortened in the middle.
+    `longest` is the maximum length in characters. With `keep_end`, a longer string is shortened in the middle.
 
     >>> one_line("a\tb\n\nc"), one_line("abcdefghi", 6), one_line("The answer, after all, is 7.", 16, keep_end=True)
     ('a b c', 'abcde…', 'The answ … is 7.')
@@ -65,7 +65,7 @@ def valid_text(text: str) -> str:
 
 
 def normalize(text: str, case_sensitive: bool = False) -> str:
-    """Return a text without accents or punctuation, in lower case unless `case_sensitive` is true.
+    """Return a string without accents or punctuation, in lower case unless `case_sensitive` is true.
 
     >>> normalize("It's São Paulo, in the U.S. of -3.5!")
     'it sao paulo in the us of -3.5'
@@ -79,7 +79,7 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
 
 
 def is_denied(text: str, start: int, end: int) -> bool:
-    """Whether a text denies the value ``text[start:end]``, as in "it can't be 4" or "4 is wrong".
+    """Whether `text` denies the value ``text[start:end]``, as in "it can't be 4" or "4 is wrong".
 
     A denial follows the value directly, or precedes it by at most 80 characters. "4 are wrong" describes a count and is
     not a denial.
@@ -93,7 +93,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
 def contains_answer(
     text: str, references: Iterable[str], case_sensitive: bool = False, rivals: Iterable[str] = ()
 ) -> bool:
-    """Whether a reference occurs in a text as whole words, and no rival occurs before it. All texts are normalised.
+    """Whether a reference occurs in `text` as whole words, and no rival occurs before it. All strings are normalised.
 
     `rivals` are wrong answers to the same question ("Asia" for "Africa"), and longer phrases that contain a reference
     but mean something else ("South Africa").

@@ -78,8 +78,8 @@ def transfer(
 ) -> Path:
     """Train a probe on each question set and test it on every set.
 
-    For each set, a probe is also trained on all other sets, and tested with and without back-off, which shifts the
-    confidences of novel questions towards the mean accuracy of the training questions.
+    For each set, a probe is also trained on all other sets and tested on this set, with and without back-off. Back-off
+    shifts the confidences of novel questions towards the mean accuracy of the training questions.
 
     Args:
         stores: Folders of the stores, one per question set, with answers of the same model. If there is only one store,

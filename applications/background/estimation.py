@@ -38,8 +38,8 @@ class Cell:
         ks_temperature: [resample] temperatures from `ks_temperatures`.
         ks_distance: [temperature] Kolmogorov–Smirnov distances.
         ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests.
-        outside: ``above`` if the tested system varies more than the reference at its highest temperature, ``below`` if
-            it varies less than the reference at its lowest temperature, and empty otherwise.
+        outside: ``above`` if the tested system varies more than the reference does at its highest temperature,
+            ``below`` if it varies less than the reference does at its lowest temperature, and empty otherwise.
     """
 
     means: Array
@@ -77,7 +77,10 @@ class Estimate:
     recovery: dict[str, Array]
 
     def mean_temperature(self, metrics: Sequence[str] = tuple(METRICS), rule: str = "temperature") -> Array:
-        """Return the mean [resample] of `temperature` or `ks_temperature` (`rule`) over references and metrics."""
+        """Return the mean [resample] of one attribute of `Cell` over references and metrics.
+
+        `rule` is the name of the attribute: `temperature` or `ks_temperature`.
+        """
         return np.mean([getattr(grid[name], rule) for grid in self.cells.values() for name in metrics], axis=0)
 
 
@@ -138,9 +141,10 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures [resample, temperature] of half of a reference's outputs from the other half.
+    """Treat half of a reference's outputs as a tested system, and estimate its temperatures from the other half.
 
-    The last axis contains one estimate for each temperature of the reference.
+    Returns the estimates [resample, temperature], averaged over the metrics. The last axis contains one estimate for
+    each temperature of the reference.
     """
     temperatures = np.array([*grid])
     known, held_out = (
@@ -178,7 +182,7 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
-    """Return the first of `values` [resample] with its 95 % expanded percentile interval from the others.
+    """Return `values[0]` with a 95 % expanded percentile interval, computed from the other `values` [resample].
 
     The bounds are the quantiles at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t, where n is the number of prompts and t is
     the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom (Hesterberg, The American Statistician

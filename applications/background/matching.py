@@ -70,19 +70,20 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 
 
 def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
-    """Return the 95 % upper limit of a system's mean mismatch rate, if its outputs for each prompt are all identical.
+    """Return the 95 % upper limit of the mean mismatch rate of a system whose outputs for each prompt are identical.
 
     The mismatch rate of a prompt is 1 minus its maximum exact match fraction (MEMF). The limit for the mean over M
-    prompts is 1 − 0.05^(1 / (M (N − 1))), where N is the smallest number of outputs in `n_outputs` [prompt]. It is also
-    valid if the prompts have different mismatch rates.
+    prompts is 1 − 0.05^(1 / (M (N − 1))), where N is the smallest number of outputs in `n_outputs` [prompt]. The
+    limit is also valid if the prompts have different mismatch rates.
     """
     return float(1 - 0.05 ** (1 / (len(n_outputs) * (n_outputs.min() - 1))))
 
 
 def temperature_limit(curve: Array, rate: float, temperatures: Array) -> float | None:
-    """Return the highest temperature above 0 at which the mismatch rate of the reference is at most `rate`, or None.
+    """Return the highest temperature above 0 at which the mismatch rate of the reference is at most `rate`.
 
-    `curve` [temperature] contains the non-decreasing mismatch rates of the reference.
+    Returns None if there is no such temperature. `curve` [temperature] contains the non-decreasing mismatch rates of
+    the reference.
     """
     within = temperatures[(curve <= rate) & (temperatures > 0)]
     return float(within[-1]) if len(within) else None

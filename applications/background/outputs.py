@@ -45,7 +45,7 @@ class Source:
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into words and punctuation marks.
+    """Split a string into words and punctuation marks.
 
     >>> split_words("It isn't Lima.")
     ['It', 'isn', "'", 't', 'Lima', '.']
@@ -79,7 +79,7 @@ def prompts_of(store: Store) -> dict[str, str]:
 
 
 def of_lists(name: str, listed: Any) -> Source:
-    """Return a source for a dict that maps each prompt to a list of texts, or to a list of lists of token ids."""
+    """Return a source for a dict that maps each prompt to a list of strings, or to a list of lists of token ids."""
     found = [*listed.values()] if isinstance(listed, dict) else []
     outputs = [one for of_prompt in found if isinstance(of_prompt, list) for one in of_prompt]
     texts = all(isinstance(one, str) for one in outputs)

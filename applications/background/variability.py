@@ -87,7 +87,7 @@ def collision_rate(outputs: Counted) -> float:
 
 
 def mean_levenshtein(outputs: Counted, limit: int) -> float:
-    """Compute the mean edit distance between two outputs (AvgLev), divided by the token limit `limit`."""
+    """Compute the mean edit distance over pairs of outputs (AvgLev), divided by the token limit `limit`."""
     distances = cdist(outputs.texts, outputs.texts, scorer=Levenshtein.distance, dtype=np.int32)
     return outputs.mean_over_pairs(distances / limit)
 
@@ -130,9 +130,10 @@ METRICS = {
 
 
 def measure(outputs: Sequence[Counted], limit: int, n: int) -> dict[str, NDArray[np.float64]]:
-    """Compute all metrics [prompt] for at least two outputs per prompt, rounded to 12 digits.
+    """Compute all metrics [prompt], rounded to 12 digits.
 
-    `n` is the number of outputs for MEMF. It must be the same for all systems in a comparison.
+    Each prompt must have at least two outputs. `n` is the number of outputs for MEMF, and must be the same for all
+    systems in a comparison.
     """
     return {
         name: np.array([metric.compute(one, limit, n) for one in outputs]).round(12) for name, metric in METRICS.items()

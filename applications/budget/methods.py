@@ -51,8 +51,8 @@ class Questions(NamedTuple):
     Attributes:
         rows: [question] rows of the question table.
         fold: [question] folds, stratified by question group, with separate budgets.
-        settings: In the setting `all`, all answers can be drawn. In `half`, only the answers with odd indices can be
-            drawn. In `online`, all answers can be drawn, but sampling stops at the first right answer.
+        settings: Settings by name. In the setting `all`, all answers can be drawn. In `half`, only the answers with odd
+            indices can be drawn. In `online`, all answers can be drawn, but sampling stops at the first right answer.
         concentration: Mean concentration of the beta priors of each confidence, or None.
     """
 

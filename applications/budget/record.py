@@ -77,10 +77,10 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
         - `limit`: The largest budget.
         - `n_answers`: Number of available answers.
         - `budgets`: The budgets up to `limit`.
-        - `methods`: One dict per method. `confidence` and `gain` identify the method. The other entries map each budget
-          to an estimate: `success`, `difference` (from the success of the uniform allocation), and `saved`, the number
-          of additional answers per question that the uniform allocation needs for the same success (None if the store
-          has too few answers).
+        - `methods`: One dict per method. `confidence` and `gain` identify the method. The other entries are `success`,
+          `difference` (from the success of the uniform allocation), and `saved`, the number of additional answers per
+          question that the uniform allocation needs for the same success. Each of them maps the budgets to estimates.
+          An estimate of `saved` is None if the store has too few answers.
     """
     counts, limit = (setting.right, setting.known), setting.limit(questions.fold)
     used = [budget for budget in budgets if budget <= limit]
@@ -106,7 +106,7 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
 
 
 def _interval(values: Tensor) -> Interval | None:
-    """Return the first value and the 95 % percentile interval of the others, or None if too many are not finite."""
+    """Return the first value and the 95 % percentile interval of the others; None if too many values are not finite."""
     # With 40 questions, these intervals cover the expected difference in 92–96 % of simulations (BCa: 83–88 %).
     resampled = values[1:][values[1:].isfinite()]
     if not values[0].isfinite() or len(resampled) < 0.9 * (len(values) - 1):
@@ -118,7 +118,7 @@ def _interval(values: Tensor) -> Interval | None:
 def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence[int]) -> pa.Table:
     """Return the number of answers that each method allocates to each question, for each budget.
 
-    All answers can be drawn (setting `all` in `Questions`).
+    The allocations are those in the setting `all` (see `Questions`), in which all answers can be drawn.
     """
     setting, tables = questions.settings["all"], []
     for (name, gain), gains in setting.gains.items():

@@ -29,7 +29,7 @@ _N_POINTS = 40
 
 
 class Decided(NamedTuple):
-    """Questions with a known grade and all confidences, as rows of a store's question table."""
+    """Questions with a known grade and a confidence from every source, as rows of a store's question table."""
 
     store: Store
     table: QuestionTable

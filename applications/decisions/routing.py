@@ -1,8 +1,8 @@
-"""Routing between two stores of the same questions, one cheap and one strong.
+"""Routing between a cheap and a strong store with answers to the same questions.
 
 A question is routed to the strong store if its confidence in the cheap store is below a threshold. The cost of an
-answer is its number of prompt and generated tokens, multiplied by `strong_price` in the strong store. A routed question
-also costs the prompt tokens that the probe reads in the cheap store.
+answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong store. A routed
+question also costs the prompt tokens that the probe reads in the cheap store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -116,7 +116,7 @@ def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
 
 
 def lowest(values: Array, fraction: float) -> NDArray[np.bool_]:
-    """Return a mask [question] of the given fraction of the questions with the lowest values."""
+    """Return a mask [question] that selects the given fraction of questions, those with the lowest values."""
     is_member = np.zeros(len(values), bool)
     is_member[np.argsort(values, kind="stable")[: round(fraction * len(values))]] = True
     return is_member

@@ -14,7 +14,7 @@ ALPHA = 0.05
 
 
 class Estimates(NamedTuple):
-    """Simultaneous 95 % intervals of each cluster; NaN where undefined. All arrays are [cluster] float64."""
+    """Estimates with simultaneous 95 % intervals, each [cluster] float64; NaN where undefined."""
 
     value: Values
     low: Values
@@ -57,7 +57,7 @@ def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) 
 
 
 class _Moments(NamedTuple):
-    """Mean, variance and size of each set. Variance and size are NaN for fewer than 10 questions."""
+    """Mean, variance and size of each set of questions. Variance and size are NaN for fewer than 10 questions."""
 
     mean: Values
     variance: Values

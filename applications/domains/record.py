@@ -146,7 +146,7 @@ def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def _nearest_questions(domains: Domains, one: int) -> list[dict[str, Any]]:
-    """Return the distinct questions nearest to the centre of a cluster, in order."""
+    """Return the distinct questions nearest to the centre of a cluster, in order of distance."""
     _, table, clustering, confidences = domains
     rows = np.flatnonzero(clustering.cluster == one)
     rows = rows[np.argsort(clustering.distance[rows], kind="stable")]

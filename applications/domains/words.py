@@ -30,7 +30,7 @@ def characteristic_words(
         n_words: Maximum number of words per cluster.
 
     Returns:
-        The words of each cluster by decreasing z score, at least 2.326.
+        The words of each cluster that have a z score of at least 2.326, in decreasing order of z score.
     """
     from sklearn.feature_extraction.text import CountVectorizer
 

@@ -163,7 +163,7 @@ Quantity = Callable[[Values], tuple[float, Values]]
 
 
 def coordinate(name: str) -> Quantity:
-    """Return a function that maps the coordinates to one of them and its gradient."""
+    """Return a function that maps the coordinates to the coordinate `name` and its gradient."""
     slope = np.eye(3)[PARAMETERS.index(name)]
     return lambda at: (float(slope @ at), slope)
 

@@ -138,7 +138,7 @@ def _store_record(
     """Compute the results of the store with index `i`, and fit beta-binomial models to its counts.
 
     Returns:
-        A record with counts and the following entries, and the fitted models (None if they cannot be fitted):
+        The record, and the fitted models (None if they cannot be fitted). The record contains counts and these entries:
 
         - `avg_at_n`: Mean accuracy.
         - `pass_at_k`, `over_groups`: [k] mean Pass@K over questions and over groups.

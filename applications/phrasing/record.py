@@ -27,8 +27,8 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
         - `forms`: Counts, mean accuracy and mean likelihood of each form.
         - `tests`: Results of `paired_record` for the accuracies and the likelihoods of any two forms, with Holm's
           correction over all tests.
-        - `joint`: For any two forms `a` and `b`, the probabilities that independent answers to `both`, `only_a`,
-          `only_b` or `neither` are right.
+        - `joint`: Joint probabilities of two independent answers, one to form `a` and one to form `b`, for any two
+          forms: `both` answers are right, only one is right (`only_a` or `only_b`), or `neither` is right.
     """
     values = {ACCURACY: cells.accuracy}
     if np.isfinite(cells.likelihood).any():

@@ -127,7 +127,7 @@ def evaluate_rules(
 
 
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
-    """Return the index of the threshold with the fewest answers among those that lose at most `MAX_LOSS` in accuracy.
+    """Of the thresholds that lose at most `MAX_LOSS` in accuracy, return the index of the one with the fewest answers.
 
     If every threshold loses more, the most accurate threshold is chosen. `outcome` has shape [threshold, question],
     `questions` [question] is a mask, and `accuracy` [question] is the accuracy of the vote over all answers.
@@ -142,7 +142,8 @@ def _cross_tuned(
 ) -> Evaluated:
     """Choose a setting on each half of the questions, and evaluate it on the other half.
 
-    `of_halves` contains the outcomes [setting, question] for each half. Their priors were fitted on that half.
+    For each half, `of_halves` contains the outcomes [setting, question] of all questions. If the outcomes depend on
+    priors, these were fitted on that half.
     """
     chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])
     other, row = 1 - half, np.arange(len(half))

@@ -96,7 +96,10 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """For each (premise, hypothesis) pair, return whether entailment is most likely, and the number of tokens."""
+        """For each (premise, hypothesis) pair, return a bool and the number of tokens.
+
+        The bool is True if entailment is the most likely label.
+        """
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()

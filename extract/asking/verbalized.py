@@ -39,7 +39,7 @@ def parse_confidence(text: str, ended: bool = True) -> float | None:
 
     Text up to ``</think>`` is ignored. The probability is in the last box that contains one, such as ``\boxed{0.85}``,
     ``\boxed{85\%}`` or ``\boxed{P = 0.85}``. If there is none, the last line must have the form ``0.85``, ``85%`` or
-    ``P = 0.85``. A whole number there is ignored, because it may be the answer.
+    ``P = 0.85``. A whole number on that line is ignored, because it may be the answer.
 
     Args:
         ended: Whether the reply is complete. In a truncated reply, only boxes are read.

@@ -233,7 +233,7 @@ def _places(words: str, form: str) -> list[tuple[int, int]]:
 
 @lru_cache(64)  # rules often read the same text, and the options belong to many answers
 def _form(text: str) -> str:
-    """Reduce a text to words, numbers and signs, without case, accents, articles and punctuation."""
+    """Reduce a string to words, numbers and signs, without case, accents, articles and punctuation."""
     text = _ARTICLE.sub("", _plain(text))
     ends = [0, *(place for sign in _SIGN.finditer(text) for place in sign.span()), len(text)]
     pieces = [text[start:end] for start, end in pairwise(ends)]

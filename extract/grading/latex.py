@@ -96,10 +96,10 @@ def last_boxed(text: str) -> str | None:
 
 
 def stated_answer(text: str) -> str | None:
-    r"""Extract the final answer from a text and normalise it with `spelled`, or return None.
+    r"""Extract the final answer from `text` and normalise it with `spelled`, or return None.
 
     In order of preference, the answer is the content of the last \boxed{}, the text after the last "answer is", the
-    last formula, or the last line. If this text is prose with a single number, the answer is the number. If it is prose
+    last formula, or the last line. If this part is prose with a single number, the answer is the number. If it is prose
     without numbers, the answer is all of its words. Denied ("not 20") and incomplete ("10 or 20", "20 times x") answers
     are ignored.
 

@@ -19,7 +19,7 @@ _INTEGER = re.compile(r"\s*(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\$?\s*(\d{1,
 
 
 def _stated_number(text: str) -> Fraction | None:
-    r"""Return the number that a text gives as its answer.
+    r"""Return the number that `text` states as its answer.
 
     In order of preference, this is the number after the first ####, the last number in the last \boxed{}, or the last
     number in the text.

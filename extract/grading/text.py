@@ -42,7 +42,7 @@ def _grade_short(question: Question, text: str) -> Grade:
 
 
 def _squad_words(text: str) -> str:
-    """Reduce a text to words. Articles are removed unless there are no other words."""
+    """Reduce a string to words. Articles are removed unless there are no other words."""
     punctuation = ("P", "Cf")  # Cf: invisible characters
     kept = (c for c in text.lower() if not (c in string.punctuation or unicodedata.category(c).startswith(punctuation)))
     words = "".join(kept)
@@ -50,7 +50,7 @@ def _squad_words(text: str) -> str:
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Compute the harmonic mean of word precision and word recall of two normalised texts.
+    """Compute the harmonic mean of word precision and word recall of two normalised strings.
 
     >>> token_f1("lima in peru", "lima")
     0.5

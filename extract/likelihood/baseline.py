@@ -18,10 +18,11 @@ _AT_ONCE = 32
 
 
 class Likelihood(AskedTable):
-    """Scores the options of each question. A question without options has a single continuation, its reference answer.
+    """Scores the options of each question as continuations of its prompt.
 
-    Each continuation is scored twice: after the policy's prompt, and without a prompt. The value of a question is the
-    probability of its most likely continuation, divided by the total probability of its continuations.
+    A question without options has a single continuation, its reference answer. Each continuation is scored twice: after
+    the policy's prompt, and without a prompt. The column `value` contains the probability of the question's most likely
+    continuation, divided by the total probability of its continuations.
     """
 
     _batch_tokens = BATCH_TOKENS

@@ -22,7 +22,7 @@ class Normalisation(NamedTuple):
     Attributes:
         label: Name in tables.
         metric: Corresponding accuracy metric of lm-evaluation-harness, or "".
-        score: Function of a row of the table `likelihood` that returns float64 scores [continuation].
+        score: Function that maps a row of the table `likelihood` to float64 scores [continuation].
     """
 
     label: str

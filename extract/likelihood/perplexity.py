@@ -134,7 +134,7 @@ def measure_texts(
 
 
 def perplexity(nll: NDArray[np.float64], lengths: NDArray[np.int64]) -> Estimate:
-    """Compute exp(Σ nll / Σ length) over texts, with a 95 % interval. Large values become infinite.
+    """Compute exp(Σ nll / Σ length) over texts, with a 95 % interval. Values too large for float64 become infinite.
 
     The interval is exp(r ± t s / Σ length), where r is the ratio of the sums and s² = n/(n − 1) Σ (nll − r length)²
     (delta method for a ratio). t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom.

@@ -50,7 +50,7 @@ class Row:
         return self._text(self.value(given), given)
 
     def texts(self, given: str | Sequence[str]) -> tuple[str, ...]:
-        """Return the texts of one or more columns, which can contain lists of texts."""
+        """Return the strings in one or more columns. A cell can contain a list of strings."""
         if not isinstance(given, str):
             return tuple(text for column in given for text in self.texts(column))
         if _COLUMN.search(given):

@@ -81,7 +81,8 @@ def _from_csv(path: Path, columns: Sequence[str]) -> Sequence[Record]:
             header = " (the file has no header)" if columns else ""
             raise InputError(
                 f"Expected the row that ends on line {number} of {path.name!r} to have {len(names)} fields, but it has "
-                f"{len(fields)}. The columns are {', '.join(names)}{header}. Put texts with commas in double quotes."
+                f"{len(fields)}. The columns are {', '.join(names)}{header}. Put fields that contain "
+                "commas in double quotes."
             )
     return [dict(zip(names, fields, strict=True)) for _, fields in lines]
 

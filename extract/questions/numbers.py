@@ -72,7 +72,7 @@ _MOST_DIGITS = 300  # in a gold number, on either side of the decimal point
 
 
 def numbers(text: str) -> list[Fraction]:
-    r"""Find the numbers stated in a text, in order.
+    r"""Find the numbers stated in `text`, in order.
 
     Numbers that the text rules out ("not 5"), operands ("9 - 2") and alternatives ("7 or 8") are left out.
 
@@ -99,7 +99,7 @@ def found_numbers(text: str) -> list[Fraction | None]:
 
 
 def has_terms(text: str) -> bool:
-    """Whether a text contains a number that is only part of a term, as in 4x, 2√3 or x + 4.
+    """Whether `text` contains a number that is only part of a term, as in 4x, 2√3 or x + 4.
 
     Numbers connected to another number, as in "2x + 3", are ignored.
     """
@@ -128,7 +128,7 @@ def _is_part(text: str, match: re.Match[str]) -> bool:
 
 
 def plain_number(text: str) -> Fraction | None:
-    r"""Parse a text that consists of a single number, or return None.
+    r"""Parse a string that consists of a single number, or return None.
 
     >>> plain_number(r"-1\frac{4}{5}"), plain_number("5 apples")
     (Fraction(-9, 5), None)
@@ -140,7 +140,7 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def number_with_unit(text: str) -> Fraction | None:
-    r"""Parse a text that consists of a single number and an optional unit, or return None.
+    r"""Parse a string that consists of a single number and an optional unit, or return None.
 
     >>> number_with_unit("5.4 square inches"), number_with_unit("2 pi"), number_with_unit("1 or 2")
     (Fraction(27, 5), None, None)

@@ -27,7 +27,7 @@ class Source:
 
     Attributes:
         dataset: Name of the dataset, recorded in each question.
-        set: Location and row format, including the command's options.
+        set: Location and row format of the questions, with the command's options applied.
         path: File, or folder in the layout of a Hub dataset; None to read from the Hub.
     """
 
@@ -36,7 +36,7 @@ class Source:
     path: Path | None = None
 
     def questions(self, seed: int) -> list[Question]:
-        """Read and check all questions in row order. The seed shuffles options.
+        """Read and check all questions in row order. `seed` determines how options are shuffled.
 
         Rows that repeat a question are merged. Rows without a gradable answer are skipped, and their number is printed
         to standard error.

@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """Parse a YAML text. Dates, and grids such as 0:1:0.5, remain strings.
+    """Parse a YAML string. Dates, and grids such as 0:1:0.5, are returned as strings.
 
     >>> [load_yaml(text) for text in ("0:1:0.5", "1:2:1", "60.5", "1e-3", "[7, 2024-01-01]")]
     ['0:1:0.5', '1:2:1', 60.5, 0.001, [7, '2024-01-01']]

@@ -17,7 +17,8 @@ _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fm
 class Progress:
     """A progress bar that counts items and tokens. Call it whenever items or tokens are finished.
 
-    The rates are means over the whole run, because answers arrive in bursts. If `total` is None, it is unknown.
+    The rates are means over the whole run, because answers arrive in bursts. `total` is None if the number of items is
+    unknown.
     """
 
     def __init__(self, label: str, total: int | None, unit: str) -> None:

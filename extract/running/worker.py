@@ -69,7 +69,7 @@ class Worker:
         n_rows: Callable[[Item], int],
         bar: Callable[[], Progress],
     ) -> Iterator[Result]:
-        """Process all items in this process, with a single call of the function that `start` yields. Yield its result.
+        """Process all items in this process, with a single call to the function that `start` yields. Yield its result.
 
         The Ray engine instead processes each block in an actor and yields one result per block. `n_rows` returns the
         number of rows in an item. `bar` returns the progress bar and is called after `start`.

@@ -5,8 +5,8 @@ prior of p is
 
 .. math:: p \sim \mathrm{Beta}(a, b), \quad a = \kappa f, \quad b = \kappa (1 - f)
 
-Right answers are equal to each other. Wrong answers follow a Chinese restaurant process: after w wrong answers, the
-next wrong answer is new with probability θ/(θ + w). Otherwise, it repeats a random earlier wrong answer.
+Right answers are equal to each other. Wrong answers follow a Chinese restaurant process: after j wrong answers, the
+next wrong answer is new with probability θ/(θ + j). Otherwise, it repeats a random earlier wrong answer.
 
 A class is a set of equal answers. After n answers, the posterior probability that a class of m answers is right is
 proportional to w(m). The posterior probability that the right answer has not occurred yet is proportional to w(0):
@@ -70,7 +70,7 @@ def write_priors(
     diversity: float,
     prompt: str,
 ) -> None:
-    """Write priors for `read_priors`.
+    """Write priors to a file that `read_priors` can read.
 
     `confidence` has the shape [question]. `prompt` is the SHA-256 of the prompt template.
     """
@@ -194,7 +194,7 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
 
 
 def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDArray[np.float64]:
-    r"""Compute by how much a vote over the whole budget is expected to be more accurate than a vote now.
+    r"""Compute how much more accurate a vote over the whole budget is expected to be than a vote now.
 
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 

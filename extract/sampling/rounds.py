@@ -36,7 +36,8 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
     """Reopen finished ranges of samples to which this run may add answers, by moving their answers back to logs.
 
     If this run has no stopping rule, ranges with skipped samples are reopened. If it has one, ranges that were sampled
-    with any stopping rule are reopened, except in blocks that were finished at all temperatures with the same settings.
+    with any stopping rule are reopened, except in blocks that were finished at all temperatures with the settings of
+    this run.
 
     Damaged ranges and ranges that begin after the first k samples are not changed.
     """

@@ -217,7 +217,7 @@ def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
 
 
 def element_field(query: Tensor, key: Tensor) -> Tensor:
-    """Compute the element field [row, query, key] float32: weights that depend on the distance of query and key.
+    """Compute the element field [row, query, key] float32: weights that depend on the distance between query and key.
 
     The weight is 1 / (i − j + 1) for a query at place i and a key at place j ≤ i, and 1 if j > i.
     """

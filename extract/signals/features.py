@@ -75,7 +75,7 @@ class TokenFeatures:
         """Compute the features, [row, feature] float32. A row without tokens or with a missing value is NaN.
 
         Args:
-            read: Function that returns the values of a signal and a key ``layer/name``: [row] for questions, `Ragged`
+            read: Function of a signal and a key ``layer/name``, which returns the values: [row] for questions, `Ragged`
                 for answers.
         """
         if not self.pooling:
@@ -140,5 +140,5 @@ def check_pooling(pooling: Sequence[str]) -> None:
     if not pooling or len(set(pooling)) < len(pooling):
         raise InputError(
             f"Expected `pooling` to contain at least one name and no duplicates, but got [{', '.join(pooling)}]. "
-            f"To use the default, [{', '.join(DEFAULT_POOLING)}], leave it out."
+            f"To use the default, [{', '.join(DEFAULT_POOLING)}], leave out `pooling`."
         )

@@ -90,7 +90,7 @@ class HiddenCapture(Hooks):
 
     Attributes:
         states: Dict from layer to the hidden states of the most recent pass: [row, position, d_model] after `start`, or
-            [sum of tokens, d_model] after `start_tokens`.
+            [total number of tokens, d_model] after `start_tokens`.
         select: Function that reduces the hidden states [row, token, d_model] of a pass, or None.
 
     Raises:
@@ -116,7 +116,7 @@ class HiddenCapture(Hooks):
         self.select = (lambda hidden: torch.stack([mean(hidden) for mean in means], dim=1)) if means else None
 
     def start_tokens(self, rows: Sequence[range]) -> None:
-        """Set the token range of each row. Later passes keep these states, concatenated over rows."""
+        """Set the token range of each row. Later passes keep the states of these tokens, concatenated over rows."""
         places = [(i, slice(row.start, row.stop)) for i, row in enumerate(rows)]
         self.select = lambda hidden: torch.cat([hidden[place] for place in places])
 

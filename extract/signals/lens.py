@@ -74,7 +74,7 @@ def kl_of_means(p: Tensor, q: Tensor) -> Tensor:
 class LensReader(Hooks):
     """Context manager that computes a `Lens` of each forward pass. Call `start` before the pass and `finish` after it.
 
-    `needs` are any of ``logits`` (the final distribution), ``lens`` (entropies), ``exit`` and ``divergence``.
+    `needs` contains any of ``logits`` (the final distribution), ``lens`` (entropies), ``exit`` and ``divergence``.
 
     Raises:
         InputError: If the model's blocks or its final norm can't be found.

@@ -63,7 +63,7 @@ class Padded:
         return (self.w * self.u).sum(-1) / self.total
 
     def at(self, place: Tensor) -> Tensor:
-        """Return the value at index `place` [..., row] of each row's sorted values, [..., row]."""
+        """For each row, return the sorted value at index `place` [..., row], as a tensor [..., row]."""
         values = self.ascending[0]
         shape = torch.broadcast_shapes(values.shape[:-1], place.shape)
         return values.expand(*shape, -1).gather(-1, place.expand(shape)[..., None])[..., 0]

@@ -156,7 +156,7 @@ PEAKS = (
 
 
 def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | None = None) -> dict[str, Tensor]:
-    """Compute features of the shape of each row's entropy curve.
+    """Compute features that describe the shape of each row's entropy curve.
 
     A peak is a token whose entropy exceeds `threshold`. A critical token is a peak whose weight exceeds the mean weight
     of the row. Counts are returned as log(1 + count). Means and maxima over peaks or critical tokens are 0 if there are
@@ -164,7 +164,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
     Args:
         entropy: Entropies of the tokens, [sum of lengths] in nats.
-        threshold: Threshold of a peak, in nats.
+        threshold: Entropy above which a token is a peak, in nats.
         weights: Non-negative weights of the same tokens, for critical tokens and weighted poolings.
 
     Returns:

@@ -43,7 +43,8 @@ def read_questions(
 
     Returns:
         Dict from signal to a dict from key to a CPU tensor, with rows in the order of `prompts`. Token signals have
-        shape [question], and hidden states have shape [question, d_model]. A row with a non-finite value is all NaN.
+        shape [question], and hidden states have shape [question, d_model]. If any value of a row is not finite, the
+        whole row is NaN.
 
     Raises:
         InputError: If the model can't read a prompt, or does not support a signal.

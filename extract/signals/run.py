@@ -115,7 +115,7 @@ def _reading(
 
 
 def _settings(name: str, dtype: str) -> dict[str, Any]:
-    """Return the settings that a store records for a signal. Only token vectors have a choice of dtype."""
+    """Return the settings that a store records for a signal. The dtype can be chosen only for token vectors."""
     signal = SIGNALS[name]
     other = dtype != "float32" and signal.per_token and signal.vectors
     return signal.settings | ({"dtype": dtype} if other else {})

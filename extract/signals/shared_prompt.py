@@ -78,7 +78,7 @@ def read_prefix(
 
 
 def can_share(model: Any) -> bool:
-    """Whether sequences can share a prefix. This requires a cache without sliding windows and recurrent states."""
+    """Whether sequences can share a prefix. This requires a cache without sliding windows or recurrent states."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 

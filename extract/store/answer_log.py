@@ -31,8 +31,8 @@ Row = dict[str, Any]
 class AnswerLog:
     """Log of the answers in a range of samples, opened for appending.
 
-    Every line survives a crash of the process. After `sync`, it survives a power failure, too. When a log is opened,
-    an incomplete last line is removed.
+    Every line survives a crash of the process and, after `sync`, also a power failure. When a log is opened, an
+    incomplete last line is removed.
 
     Attributes:
         path: Path of the log file.

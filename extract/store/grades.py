@@ -44,7 +44,7 @@ class Grades(ShardFiles):
         """Return the ranges of samples that a grader has graded.
 
         Raises:
-            InputError: If a name is invalid, or two files contain the same samples.
+            InputError: If `grader` or a file name is invalid, or two files contain the same samples.
         """
         return self._folder.ranges(self._place(grader, "sample"))
 

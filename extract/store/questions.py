@@ -27,7 +27,7 @@ BATCH = 1024
 
 
 class Questions(Sequence[Question]):
-    """Questions of a store, divided into blocks of `block_size`, from a table with one of this module's schemas."""
+    """Questions of a store, divided into blocks of `block_size`. `table` has one of this module's schemas."""
 
     def __init__(self, table: pa.Table, block_size: int) -> None:
         self.table, self.block_size = table, block_size

@@ -46,7 +46,7 @@ class Ragged(NamedTuple):
         return list(self.values.split(self.lengths.tolist()))
 
     def padded(self, fill: float = torch.nan) -> Tensor:
-        """Return a tensor [row, token, …] with at least one token, padded on the right with `fill`."""
+        """Return a tensor [row, token, …], padded on the right with `fill` to a width of at least one token."""
         lengths = self.lengths
         width = max(1, int(lengths.max())) if len(lengths) else 1
         out = self.values.new_full((self.n_rows, width, *self.values.shape[1:]), fill)

@@ -151,7 +151,7 @@ class Signals(ShardFiles):
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
     def read_rows(self, signal: str, key: str, shard: Shard, start: int, stop: int) -> Tensor:
-        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …], after `keys` has verified the files.
+        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …]. Call `keys` first to verify the files.
 
         Raises:
             Damaged: If the file no longer exists, can't be read or has too few rows.
@@ -167,7 +167,7 @@ class Signals(ShardFiles):
         return rows
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
-        """Return the dtypes and shapes of a signal's tensors by key. The dict is empty if there are no files.
+        """Return a dict from key to the dtype and shape of a signal's tensor. It is empty if there are no files.
 
         Raises:
             Damaged: If a file is damaged, or two files have different layouts or settings.
@@ -185,7 +185,7 @@ class Signals(ShardFiles):
         return common.layout
 
     def shard_layout(self, signal: str, shard: Shard) -> Layout:
-        """Return the dtypes and shapes of a shard's tensors by key, or raise `Damaged`."""
+        """Return a dict from key to the dtype and shape of a shard's tensor, or raise `Damaged`."""
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:

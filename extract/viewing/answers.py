@@ -61,7 +61,7 @@ class ShownAnswer:
 
     @property
     def n_tokens(self) -> int:
-        """Number of content tokens."""
+        """Number of content tokens (all tokens except the end token and tokens within a stop string)."""
         return len(self.entropy)
 
 
@@ -81,8 +81,8 @@ def read_answers(
         questions: Question ids. If None, a few questions are chosen, with a right and a wrong answer to each.
         samples: Sample indices to show for each question. If None, all answers to the given `questions`.
         grader: Grader whose grades are shown. By default, the store's only grader, if any.
-        influence: Token weights to show, such as ``norm_element_mean_token`` (the default if it was read), with or
-            without the signal's name.
+        influence: Name of the token weights to show, such as ``norm_element_mean_token``, which is the default if the
+            store contains it. It can also begin with the signal's name, as in SIGNAL/NAME.
 
     Returns:
         The answers, and the name of the token weights.
@@ -169,7 +169,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 
 
 def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | None:
-    """Find the signal and key of the influence to show, or None if the default influence was not read."""
+    """Return the signal and key of the influence to show, or None if the default influence was not read."""
     prefix, _, name = (influence or INFLUENCE).rpartition("/")
     weights, signals = signals_of("sample", weights=True), store.signals
     complete = [signal for signal in weights if signal in signals.names() and not signals.missing(signal, "sample")]

@@ -100,7 +100,7 @@ def _shortened(text: str, longest: int) -> str:
 
 
 def drawable(text: str) -> str:
-    """Replace each character that no available font contains with `\ufffd`."""
+    """Replace each character that is missing from all available fonts with `\ufffd`."""
     return "".join(letter if letter == "\n" or ord(letter) in _letters() else "\ufffd" for letter in text)
 
 

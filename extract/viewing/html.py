@@ -82,5 +82,5 @@ def _number(value: Tensor, unit: str = "", digits: int = 3) -> str:
 
 
 def _lines(text: str) -> Markup:
-    """Escape a text with visible line breaks."""
+    """Escape a string for HTML, and make its line breaks visible."""
     return escape(text.translate(_VISIBLE)).replace("\n", Markup('<span class="nl" aria-hidden="true">↵</span>\n'))

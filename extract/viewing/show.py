@@ -31,11 +31,12 @@ def show(
     Args:
         store: Folder of the store. The signal `tokens` must have been read for its answers.
         questions: Ids of the questions to show. By default, a few questions, each with a right and a wrong answer.
-        samples: Indices of the answers to show, starting at 0. By default, all answers to the given questions.
+        samples: 0-based indices of the answers to show. By default, all answers to the given questions.
         out: Output file: .html for a page of answers, or .png, .pdf or .svg for a plot of one answer.
         grader: Grader whose grades are shown. By default, the store's only grader.
         influence: Token weights to show as influence. By default, `norm_element_mean_token` if it was read.
-        model: Hub id or folder of the store's model, required for a model in a folder. Only the tokenizer is loaded.
+        model: Hub id or folder of the store's model. Required if that model was loaded from a folder. Only
+            the tokenizer is loaded.
 
     Returns:
         Path to the output file.

@@ -99,7 +99,7 @@ class Summary:
 def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
     """Count the answers of a store, and draw `n_shown` examples.
 
-    The examples have grades by the grader `show_of`. If it is None, there are no examples.
+    The examples are graded by the grader `show_of`. If `show_of` is None, there are no examples.
 
     Raises:
         Damaged: If a file is damaged.

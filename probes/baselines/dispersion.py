@@ -65,8 +65,8 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
 def eigenscore(states: NDArray[np.floating], alpha: float = 1e-3) -> float:
     """Compute the EigenScore from INSIDE (Chen et al., arXiv 2402.03744): log det(Z J Zᵀ + αI) / n.
 
-    Z contains the hidden states of n non-empty answers, and J subtracts the mean from each of its rows. The result is
-    NaN if n is less than 2.
+    Z contains the hidden states of n non-empty answers, and J subtracts the mean of each row of Z. The result is NaN
+    if n is less than 2.
 
     Args:
         states: [sample, d_model] hidden states. The rows of empty answers are NaN.

@@ -164,7 +164,7 @@ class Comparison:
         return self.out
 
     def _is_missing(self, name: str, method: ProbeMethod) -> bool:
-        """Whether the store lacks a signal that a probe needs. Adds the reason to `masked`."""
+        """Whether the store lacks a signal that a probe needs. If so, the reason is added to `masked`."""
         signals, of_target = self.data.store.signals, FeatureDataModule(target=method.target).needs
         needs: list[tuple[str, Scope]] = [(name, TARGETS[method.target]) for name in (method.signal, *method.join)]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]

@@ -45,8 +45,8 @@ def transfer_record(
     """Train a probe on each question set and test it on every set.
 
     Each store is a set. If there is only one store, each of its question groups is a set. On its own training set, a
-    probe is tested out of fold. For each set, a probe is also trained on all other sets and tested with and without
-    back-off.
+    probe is tested out of fold. For each set, a probe is also trained on all other sets and tested on this set, with
+    and without back-off.
 
     Returns:
         The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set, with
@@ -151,7 +151,9 @@ def _check_grades(group: QuestionSet) -> None:
     rows, table = group.questions.numpy(), group.data.table
     right, known = int(table.right[rows].sum()), int(table.known[rows].sum())
     if right in (0, known):
-        raise InputError(f"Expected right and wrong answers, but all {known} are {'right' if right else 'wrong'}.")
+        raise InputError(
+            f"Expected right and wrong answers, but all {known} answers are {'right' if right else 'wrong'}."
+        )
 
 
 def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> None:

@@ -1,6 +1,6 @@
 """Fit a broader probe to the training questions of an existing probe and to the questions of other stores.
 
-It is a ridge regression with Platt scaling.
+The broader probe is a ridge regression with Platt scaling.
 """
 
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     An input consists of one or more features, such as the hidden states of a layer. The candidate with the lowest
     validation loss is chosen and calibrated on its validation scores. If its confidences predict the validation answers
-    no better than their mean accuracy, the probe always returns this mean accuracy.
+    no better than the mean accuracy of these answers does, the probe always returns this mean accuracy.
 
     Args:
         l2: L2 penalty, or a list of penalties to try.
@@ -184,7 +184,7 @@ class ProbeModule(L.LightningModule, ABC):
             self.log_dict(self.val_figures)
 
     def _score_validation(self) -> tuple[Tensor, Batch]:
-        """Return the scores [penalty, row, input] of the validation rows, and these rows."""
+        """Return the scores [penalty, row, input] of the validation rows, and the rows themselves."""
         batch = self.data.batch("val", prefixes=True).to(self.device)
         return self.candidate_scores(self.standardised(batch.features)), batch
 

@@ -133,7 +133,7 @@ class _Dual:
 
     The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. The mean determines
     the bias instead, which is b = r Σ αᵢ for a constant r. The logits are therefore Kα, where K is the Gram matrix plus
-    r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. In this inner product, the gradient is
+    r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. For this inner product, the gradient is
     the derivative of the mean loss with respect to the logits, plus λ times the centred α. The inverse of the Hessian
     at zero weights maps v to β = (scale · K + shift)⁻¹ v. The image Kβ = (v − shift · β) / scale needs no further
     matrix product.
@@ -185,10 +185,10 @@ def _centred(point: Tensor) -> Tensor:
 
 
 def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a penalty [feature, 1, 1] and the inverse of the Hessian at zero weights, `scale` · `products` + penalty.
+    """Return a penalty [feature, 1, 1] and the inverse of `scale` · `products` + penalty, the Hessian at zero weights.
 
-    All penalties share this preconditioner. Its penalty is the geometric mean of the smallest and the largest one, or
-    more if that is needed to exceed the rounding errors in the dtype of the steps.
+    All penalties share this preconditioner. Its penalty is the geometric mean of the smallest and the largest penalty,
+    or more if that is needed to exceed the rounding errors in the dtype of the steps.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
     dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32

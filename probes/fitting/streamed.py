@@ -67,7 +67,7 @@ def difference_of_means(statistics: Statistics) -> tuple[Tensor, Tensor]:
 
 
 def targets_vary(target: Tensor) -> Tensor:
-    """Whether the targets [row] differ, as a bool tensor."""
+    """Return a bool tensor that tells whether the targets [row] differ."""
     return target.min() < target.max()
 
 

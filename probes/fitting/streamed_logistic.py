@@ -123,8 +123,9 @@ def minimise(
 ) -> Tensor | None:
     """Minimise the losses of all candidates with L-BFGS. Returns None if any candidate does not converge.
 
-    `evaluate` maps points [fit, penalty, d + 1] to losses [fit, penalty] and gradients. `start` has points, losses and
-    gradients. A candidate has converged if its gradient norm is below `enough` [fit, penalty].
+    `evaluate` maps points [fit, penalty, d + 1] to losses [fit, penalty] and gradients. `start` contains the
+    initial points and their losses and gradients. A candidate has converged if its gradient norm is below `enough`
+    [fit, penalty].
     """
     point, loss, gradient = start
     history: list[tuple[Tensor, Tensor, Tensor]] = []  # steps, changes of the gradient, and 1 / (step · change)

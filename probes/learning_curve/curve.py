@@ -42,7 +42,7 @@ class Cell:
 
 
 def halvings(most: int) -> list[int]:
-    """Halve `most` repeatedly down to at least `LEAST_QUESTIONS`, and return all numbers in increasing order.
+    """Halve `most` while the result is at least `LEAST_QUESTIONS`, and return all numbers in increasing order.
 
     >>> halvings(384)
     [48, 96, 192, 384]
@@ -133,8 +133,8 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected all fits on {self.store!r} to succeed for at least one pair of `n` and `k`, but fits failed "
-                f"for every pair. {next(iter(self.masked.values()))}"
+                f"Expected at least one pair of `n` and `k` for which all fits on {self.store!r} succeed, but every pair "
+                f"had failed fits. {next(iter(self.masked.values()))}"
             )
         return self
 

@@ -98,9 +98,10 @@ class _Measured:
 def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
     """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
-    A split (n, k) of n questions with k graded answers each costs n · k, and each cost is a budget. A split of a
-    budget costs at most the budget, and more than half of it. For each k, only the split with the highest n is kept.
-    A budget is left out if it has a single split, or if it is at most 5 % below a larger budget.
+    A split (n, k) has n questions with k graded answers each, and its cost is n · k. The cost of each split is a
+    budget. The splits of a budget are those that cost at most the budget, but more than half of it. Of the splits
+    with the same k, only the one with the highest n is kept. A budget is left out if it has a single split, or if it
+    is at most 5 % below a larger budget.
 
     >>> splits_of_budgets([(48, 1), (96, 1), (48, 2), (96, 2), (48, 5), (96, 5)])
     {96: [(96, 1), (48, 2)], 240: [(96, 2), (48, 5)]}
@@ -173,7 +174,7 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
 
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
-    """Compare the largest of the sorted splits with the split of the next lower n, and with that of the lowest k."""
+    """Compare the largest of the sorted splits with the next lower n at the same k, and the lowest k at the same n."""
     n, k = largest = splits[-1]
     fewer_questions = [split for split in splits if split[1] == k and split[0] < n][-1:]
     fewer_answers = [split for split in splits if split[0] == n and split[1] < k][:1]

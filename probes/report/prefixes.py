@@ -1,4 +1,4 @@
-"""AUROC and Brier score of a probe by the fraction of the answer that it has read."""
+"""AUROC and Brier score of a probe as a function of the fraction of the answer that it has read."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,8 +19,8 @@ def by_fraction(module: ProbeModule, data: FeatureDataModule, **resampling: Any)
     """Score a probe on the prefixes of the test answers and on the whole answers.
 
     Returns:
-        A dict for each `fraction`, with `auroc`, `brier` (calibrator for this fraction) and `brier_whole` (calibrator
-        for whole answers). See `estimate` for the values and for `resampling`.
+        A dict for each `fraction`. `auroc` and `brier` use the calibrator for this fraction, and `brier_whole` uses the
+        calibrator for whole answers. See `estimate` for the values and for `resampling`.
     """
     assert module.choice is not None
     batch, head, rows = data.batch("test", prefixes=True), module.head(), []

@@ -78,7 +78,7 @@ def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
 
 
 def inline(text: str) -> str:
-    """Replace line breaks and backticks in a text for inline code."""
+    """Replace line breaks and backticks in a string for inline code."""
     return text.replace("`", "'").replace("\n", "⏎")
 
 
@@ -92,7 +92,7 @@ def cell(text: str) -> str:
 
 
 def spans(layers: Sequence[int]) -> str:
-    """Name layers in words.
+    """Describe layers in words.
 
     >>> spans([3]), spans([15, 16, 17, 20])
     ('layer 3', 'layers 15–17, 20')

@@ -153,7 +153,7 @@ class ConfidenceProbe(ModelHubMixin):
         Args:
             hf_model: The model that the probe was trained on.
             tokenizer: Tokenizer of the model.
-            prompts: One or more texts, chats or lists of token ids.
+            prompts: One or more strings, chats or lists of token ids.
             answers: One answer per question. Required if the probe's target is `response`, and not accepted otherwise.
             attention_mask: [question, token] mask that is 0 at padding. Required if `prompts` is a padded tensor.
             backoff: Whether to shift the confidences of novel questions. See `Confidences`.

@@ -114,7 +114,7 @@ class ConfidentModel:
         Other probes need one more forward pass.
 
         Args:
-            inputs: One or more texts, chats or lists of token ids, or a left-padded tensor of token ids
+            inputs: One or more strings, chats or lists of token ids, or a left-padded tensor of token ids
                 [question, token], whose `attention_mask` is passed as an option.
             backoff: Whether to shift the confidences of novel questions. See `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
@@ -165,7 +165,7 @@ class ConfidentModel:
         than `tokens`. To stop the generation, close the iterator or stop iterating.
 
         Args:
-            question: One text, one chat, or the token ids of one prompt.
+            question: One string, one chat, or the token ids of one prompt.
             backoff: Whether to shift the confidences of novel questions. See `Confidences`.
             **options: Options of transformers' `generate` for greedy search or sampling.
 

@@ -54,7 +54,7 @@ def abstain(
 
     Args:
         model: Model with an attached probe.
-        questions: Texts, chats or lists of token ids.
+        questions: Strings, chats or lists of token ids.
         risk: Largest acceptable fraction of wrong answers among those not withheld. The probe must contain a threshold
             for this risk, stored by `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
@@ -97,7 +97,7 @@ def route(
     Args:
         cheap: Model with an attached probe.
         strong: Another model with an attached probe, or a function from a list of questions to their answers.
-        questions: Texts, chats or lists of token ids.
+        questions: Strings, chats or lists of token ids.
         risk: Largest acceptable fraction of wrong answers among the cheap model's answers. See `abstain`.
         threshold: Threshold to use instead of a stored one.
         backoff: See `abstain`.
@@ -116,7 +116,7 @@ def route(
         if len(answers) != len(rows):
             raise InputError(
                 f"Expected `strong` to return one answer per question, but got {len(answers)} answers to {len(rows)} "
-                "questions. Return a list with one text per question."
+                "questions. Return a list with one string per question."
             )
         for row, text in zip(rows, answers, strict=True):
             texts[row], who[row] = text, "strong"
@@ -130,7 +130,7 @@ def best_of(
 
     Args:
         model: Model with an attached probe that reads answers.
-        questions: Texts, chats or lists of token ids.
+        questions: Strings, chats or lists of token ids.
         n: Number of answers per question.
         backoff: Whether to shift the confidences of novel answers. See `Confidences`.
         **options: Options of transformers' `generate`. Answers are sampled unless `do_sample` is False.
@@ -181,8 +181,8 @@ def _listed(questions: Any) -> list[Any]:
     """Return a non-empty list of the questions, or raise InputError."""
     if isinstance(questions, str) or not questions:
         raise InputError(
-            f"Expected `questions` to be a list of questions, but got {questions!r}. Pass a list with one text per "
-            "question."
+            f"Expected `questions` to be a list of questions, but got {questions!r}. Pass a list with one string "
+            "per question."
         )
     return list(questions)
 

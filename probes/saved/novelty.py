@@ -5,9 +5,10 @@ training data than the row is. If a row is more novel than 99 % of the training 
 base rate, which is the mean accuracy of the training rows. The weight of the base rate increases linearly with the
 distance, up to a maximum that `probes.fitting.backoff` fits.
 
-A broader probe is also trained on the questions of other stores. The confidence of a novel row that is close to these
-questions is mixed with the broader probe's confidence. The weight of the broader probe decreases linearly to 0 between
-the 90th and the 95th percentile of the distances of held-out groups from its training rows.
+A broader probe, if there is one, was trained on the same rows and on the questions of other stores. The confidence of a
+novel row that is close to the broader probe's training rows is mixed with the broader probe's confidence. The weight of
+the broader probe decreases linearly to 0 between two distances from its training rows: the 90th and the 95th percentile
+of the distances of held-out groups.
 """
 
 from typing import Any, NamedTuple
@@ -40,7 +41,8 @@ class Broader(nn.Module):
 
     Attributes:
         weight, bias: [n_features] weights and bias. The score is the log-odds of a right answer.
-        share: Weight of this probe, in [0, 1], for novel rows close to its training rows.
+        share: Weight of this probe, in [0, 1], for rows that are novel to the saved probe but close to the training
+            rows of this probe.
         known: Distance from the training rows of this probe. Its percentiles are computed on held-out groups.
     """
 

@@ -50,7 +50,7 @@ def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
 def rolling_pool(numbers: Tensor, there: Tensor, window: int) -> Tensor:
     """Return the largest mean over `window` consecutive tokens. For shorter rows, return the mean over all tokens.
 
-    There is one number per token.
+    `numbers` contains one number per token.
     """
     step, n_tokens = torch.arange(there.shape[1], device=there.device), there.sum(1, keepdim=True)
     total = torch.nn.functional.pad(numbers[..., 0].movedim(1, -1), (1, 0)).double().cumsum(-1)
@@ -62,7 +62,7 @@ def rolling_pool(numbers: Tensor, there: Tensor, window: int) -> Tensor:
 def softmax_pool(numbers: Tensor, there: Tensor) -> Tensor:
     r"""Return the sum of the numbers z weighted by their softmax, :math:`\sum_t \mathrm{softmax}_t(z_t) \, z_t`.
 
-    There is one number per token.
+    `numbers` contains one number per token.
     """
     z = numbers[..., 0]
     return (z.masked_fill(~_like(there, z), -torch.inf).softmax(1) * z).sum(1)

@@ -8,7 +8,7 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 def until(stop: Sequence[str], text: str) -> str:
-    """Truncate a text at the first stop string."""
+    """Truncate `text` at the first stop string."""
     return text[: min((text.index(end) for end in stop if end in text), default=len(text))]
 
 
@@ -28,7 +28,7 @@ class StreamedText:
     def add(self, token: int) -> str:
         """Add a token and return the new part of `shown`.
 
-        The last few tokens are decoded together, because some are decoded differently at the beginning of a text.
+        The last few tokens are decoded together, because some are decoded differently at the beginning of a string.
         """
         self._recent.append(token)
         before, now = (

@@ -125,7 +125,7 @@ class _Reader(RunningConfidence):
     def capturing(self) -> Iterator[None]:
         """Within this context, capture the state of the last token in each pass.
 
-        Passes that read only a beginning of the prompt are ignored.
+        Passes that read only the first part of the prompt are ignored.
         """
         from extract.signals.hidden import HiddenCapture
         from extract.signals.model_parts import decoder_of

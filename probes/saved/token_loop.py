@@ -1,6 +1,6 @@
 """Greedy search and sampling of one answer in the caller's thread, one token at a time.
 
-A streamer would need a second thread, in which small matrix products on a CPU take a third longer.
+A transformers streamer would need another thread, in which small matrix products on a CPU take a third longer.
 """
 
 from __future__ import annotations

@@ -70,11 +70,11 @@ class Defaults:
     def prompt(self, question: str | Sequence[Message], param: str) -> str | list[dict[str, str]]:
         """Convert a question to a prompt for the engine.
 
-        A text, or a single message from the user, is inserted into the probe's prompt template. Other chats are used
+        A string, or a single message from the user, is inserted into the probe's prompt template. Other chats are used
         unchanged.
 
         Raises:
-            RequestError: If the probe's prompts are plain text, and the question is neither a text nor a single user
+            RequestError: If the probe's prompts are plain text, and the question is neither a string nor a single user
                 message.
         """
         if isinstance(question, str):
@@ -146,7 +146,7 @@ class Answering:
 
 
 def confidence_fields(step: AnswerStep) -> dict[str, Any]:
-    """Return the fields of a choice that OpenAI's format does not have. Undefined numbers are None."""
+    """Return the fields of a choice that are not part of OpenAI's format. Undefined numbers are None."""
     entropies = {} if step.entropies is None else {"entropy": [number(value) for value in step.entropies]}
     return {
         "confidence": number(step.confidence),

@@ -72,7 +72,7 @@ class Engine:
         attached.result()
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a text or chat in the probe's prompt template.
+        """Return the token ids of a string or chat in the probe's prompt template.
 
         Raises:
             InputError: If the prompt is empty or too long for the model.
@@ -156,9 +156,9 @@ class Engine:
         return self._is_closed
 
     def close(self, timeout: float = 10.0) -> None:
-        """Refuse new requests, end all others with `EngineClosed`, and wait for the engine's thread.
+        """Refuse new requests, end all others with `EngineClosed`, and wait for the engine's thread to end.
 
-        Waits at most `timeout` seconds: the thread can't end during a pass of the model.
+        Because the thread can't end during a pass of the model, the wait is limited to `timeout` seconds.
         """
         with self._changed:
             self._is_closed = True
@@ -204,7 +204,7 @@ class Engine:
             self._end_all(EngineClosed("The engine was closed."))
 
     def _next_requests(self) -> list[Job] | None:
-        """Wait for requests, pass those for scores to the scorer, and return the new answers, or None if closed."""
+        """Wait for requests, pass score requests to the scorer, and return the jobs to start, or None if closed."""
         with self._changed:
             self._running = [job for job in self._running if not job.has_ended]
             self._changed.wait_for(

@@ -64,7 +64,7 @@ class AnswerStep(Step):
 
     Attributes:
         entropies: Next-token entropies in nats for the tokens of `piece`, computed before temperature, top-p and top-k.
-            None if they were not requested. If the text of a token is withheld, a later piece has its entropy.
+            None if they were not requested. If the text of a token is withheld, its entropy comes with a later piece.
     """
 
     entropies: tuple[float, ...] | None = None

@@ -80,7 +80,7 @@ def _text_of(content: Any) -> Any:
     for part in content:
         is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
         if not is_text or part != {"type": "text", "text": part["text"]}:
-            raise ValueError("Only texts, and parts with the type text, are supported")
+            raise ValueError("Only strings, and parts with the type text, are supported")
     return "".join(part["text"] for part in content)
 
 
@@ -103,7 +103,7 @@ class Message(Body):
 
 #: Messages of a chat. Only the first invalid one is reported.
 Chat = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
-#: A question is a text or a chat. The tags are removed from the names of invalid fields.
+#: A question is a string or a chat. The tags are removed from the names of invalid fields.
 Question = Annotated[
     Annotated[str, Tag("[text]")] | Annotated[Chat, Tag("[chat]")],
     Discriminator(lambda value: "[chat]" if isinstance(value, list) else "[text]"),

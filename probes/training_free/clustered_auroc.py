@@ -133,7 +133,7 @@ def max_t(
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
 
     Returns:
-        [score] float64 p-values; NaN for constant scores, and for scores that all right or all wrong answers lack.
+        [score] float64 p-values; NaN for scores that are constant or are missing for all right or all wrong answers.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1

@@ -112,7 +112,7 @@ class Scores:
         self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
 
     def key_of(self, position: str) -> str | None:
-        """Return the key of the signal `tokens` whose part after the layer is `position`, or None.
+        """Return the key for a position in the signal `tokens`, or None if there is no such key.
 
         For the position ``entropy``, for example, the key is ``30/entropy`` in a model with 30 layers.
         """
@@ -151,7 +151,7 @@ class Scores:
         """Return three scores [3, answer] from the log-probabilities of the tokens.
 
         Row 0 is the negative log-likelihood of the answer. Row 1 is the mean of row 0 over the even-numbered answers to
-        the question. Row 2 is the mean of their negative log-likelihoods per token.
+        the question. Row 2 is the mean of the negative log-likelihood per token over the same answers.
         """
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]

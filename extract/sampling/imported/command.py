@@ -37,7 +37,7 @@ def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> 
             references are read. By default, `choice` for questions with options, and `short` for others.
 
     Raises:
-        InputError: If the file is missing, damaged or from an unknown version, if an answer occurs twice, or if the
+        InputError: If the file is missing, is damaged or has an unknown version, if an answer occurs twice, or if the
             folder contains another store.
     """
     read, file = SOURCES[source], Path(path)

@@ -129,7 +129,7 @@ def _has_failed(sample: Mapping[str, Any]) -> bool:
 
 
 def _question(sample: Mapping[str, Any], system: str | None, task: str, where: str) -> Question:
-    """Return the question of a sample: all messages before the last answer."""
+    """Return the question of a sample. It consists of all messages before the last answer."""
     messages = sample["messages"]
     ends = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not ends:

@@ -35,7 +35,7 @@ def read_lm_eval(path: Path, kind: Kind | None) -> Log:
     Scores become grades of the first answer to a question. Scores that combine several answers are left out.
 
     Raises:
-        InputError: If a line is damaged or from an unknown version, if a line occurs twice, or if the task does not
+        InputError: If a line is damaged or has an unknown version, if a line occurs twice, or if the task does not
             generate answers.
     """
     with readable(path, "a samples file of lm-evaluation-harness 0.4"):
@@ -131,7 +131,7 @@ def _question(row: Record, prompt: str, task: str, has_choices: bool) -> Questio
 
 
 def _literal(parse: Callable[[str], Any], text: str) -> Any:
-    """Parse the text of a list. Returns None if the text is not a list."""
+    """Parse a string that contains a list. Returns None if it contains anything else."""
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
         return parse(text) if text.startswith("[") else None
 

@@ -1,4 +1,4 @@
-"""Content of a log of another tool, and helpers for the readers of such logs."""
+"""Content of a log that another tool wrote, and helpers for the readers of such logs."""
 
 import re
 from collections.abc import Container, Iterable, Iterator
@@ -79,7 +79,7 @@ def grader_name(*parts: str) -> str:
 
 
 def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
-    """Add the grade of an answer. Raises an `InputError` if it already has one with this name."""
+    """Add a grade to the grades of an answer. Raises an `InputError` if they already contain this name."""
     if name in grades:
         raise InputError(
             f"Expected scores to have different names, but two of them would be stored as {name!r}. Rename or "
@@ -103,7 +103,7 @@ def safe_name(name: object) -> str:
 
 
 def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Path) -> list[Question]:
-    """Check the questions of a log, which may lack references.
+    """Check the questions of a log. They may lack references.
 
     If `kind` is passed, it replaces the kind of all questions except `choice` questions.
     """
@@ -153,5 +153,5 @@ def readable(path: Path, form: str) -> Iterator[None]:
         # zipfile, zlib, struct, pyarrow and look-ups in unknown records raise many exception types
         raise InputError(
             f"Expected {str(path)!r} to be {form}, but it can't be read "
-            f"({type(error).__name__}: {one_line(error, 200)}). It may be truncated or from an unknown version."
+            f"({type(error).__name__}: {one_line(error, 200)}). It may be truncated or have an unknown version."
         ) from None

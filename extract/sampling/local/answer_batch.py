@@ -61,7 +61,7 @@ class AnswerBatch:
     """Draws several answers at the same time, one token per step. Each row is an answer.
 
     `shared_attention` must be active for the model. If `temperature` is None, each row has its own temperature. `end`
-    contains the end tokens.
+    contains the ids of the end tokens.
     """
 
     def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, temperature: float | None, end: Tensor) -> None:
@@ -117,7 +117,7 @@ class AnswerBatch:
         return len(now), len(now) - n_running
 
     def remove_ended(self) -> Rows | None:
-        """Remove the answers that have ended, and return them. If only a few have ended, do nothing."""
+        """Remove the answers that have ended, and return them. If only a few have ended, return None and keep them."""
         if self._n_running > (1 - _ENDED_SHARE) * len(self):
             return None
         removed, kept = self._rows.select(~self._rows.running), self._rows.running.nonzero()[:, 0]

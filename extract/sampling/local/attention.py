@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
     Attributes:
         values: [..., query, d_head] sum of the value vectors, weighted by exp(score − top).
-        top: [..., query, 1] largest score, or the logarithm of the sum of exp(score).
+        top: [..., query, 1] offset of the scores: the largest score, or the logarithm of the sum of exp(score).
         total: [..., query, 1] sum of exp(score − top).
     """
 

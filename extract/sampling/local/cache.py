@@ -129,7 +129,7 @@ class AnswerCache(DynamicCache):
     def may_be_prefix(self) -> bool:
         """Whether the cached tokens can be the prefix of padded prompts.
 
-        The padding follows the prefix, so all layers must respect the mask, as functions in transformers' attention
+        The padding follows the prefix, so all layers must respect the mask, as the functions in transformers' attention
         registry do.
         """
         return self._called == set(range(len(self.layers)))

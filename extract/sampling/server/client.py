@@ -140,7 +140,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             Unanswered: If all attempts failed, or if `stop` was called.
             BudgetSpent: If another attempt could exceed a budget.
             RejectedRequest: If the server rejects this request.
-            InputError: If all other requests would fail, too.
+            InputError: If the cause of the failure would make all other requests fail, too.
         """
         try:
             return await self._retrying.copy()(self._attempt, request)  # a copy, because it is stateful

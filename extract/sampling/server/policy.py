@@ -124,9 +124,9 @@ def _check_url(url: str) -> None:
         )
     if parts.username or parts.password or parts.query:
         raise InputError(
-            "Expected `server.url` to contain no user name, password or query, but it contains at least one. "
-            "These parts may be secret. Remove them, and put the API key into the environment variable named by "
-            "`server.api_key_env`."
+            "Expected `server.url` to contain no user name, password or query, but it contains at least one of "
+            "these parts, which may be secret. Remove them, and put the API key into the environment variable named "
+            "by `server.api_key_env`."
         )
 
 
@@ -159,7 +159,7 @@ def request_for(question: Question, samples: Sequence[int], decoding: Decoding, 
 
 
 def request_seed(seed: int, question_id: str, sample: int) -> int:
-    """Derive a 31-bit seed from the policy's seed, the question and the sample. Some servers reject larger ones.
+    """Derive a 31-bit seed from the policy's seed, the question and the sample. Some servers reject larger seeds.
 
     >>> request_seed(0, "q1", 0), request_seed(0, "q1", 1)
     (1445421104, 1971607367)

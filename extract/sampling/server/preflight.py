@@ -1,4 +1,4 @@
-"""Test whether the server supports all options and whether its answers vary.
+"""Preflight: test whether the server supports all options and whether its answers vary.
 
 Many servers silently ignore options that they do not support, such as log-probabilities or the temperature.
 """
@@ -54,7 +54,9 @@ class Preflight:
 
 
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
-    """Test each address with one of the run's requests. If it is rejected, try others. Budgets are checked first.
+    """Test each address with one of the run's requests. If that request is rejected, try others.
+
+    Budgets are checked first.
 
     `asks` are requests for different questions, up to `TRIES` per address.
     """
@@ -95,7 +97,7 @@ async def try_server(
     ):
         if budget is not None and budget < cost:
             raise InputError(
-                f"Expected `server.budget_{name}` to be at least {cost}, which is enough for the preflight, but got "
+                f"Expected `server.budget_{name}` to be at least {cost}, so that it covers the preflight, but got "
                 f"{budget}. Nothing was sent. Pass a larger budget."
             )
     found, pairs = Preflight(spending), zip(server.urls, requests.values(), strict=False)
@@ -159,7 +161,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
 
 
 async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str | None:
-    """Describe how the server fails on requests with a seed. Returns None if the seed is not the cause.
+    """Describe how the server fails on requests with a seed. Returns None if the seed did not cause the failure.
 
     Some versions of vLLM fail on requests with a seed.
     """
@@ -206,7 +208,7 @@ def _is_constrained(request: Request) -> bool:
 
 
 def _open_requests(request: Request) -> list[Request]:
-    """Return open-ended variants of a request. Empty at temperature 0 or if the form of answers is constrained."""
+    """Return open-ended variants of a request, or [] at temperature 0 or if the form of answers is constrained."""
     if request.temperature == 0 or _is_constrained(request):
         return []
     open_request = replace(

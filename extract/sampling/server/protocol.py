@@ -76,7 +76,7 @@ class Choice:
         text: Answer as valid Unicode text. Empty if the server returned no text.
         reasoning: Reasoning before the answer, if the server returns it separately.
         logprobs: Log-probability of each token in nats.
-        cut: Whether the client cut the text at a stop string. If so, the server's token count does not match it.
+        cut: Whether the client cut the text at a stop string. If so, the server's token count does not match the text.
     """
 
     text: str
@@ -112,7 +112,7 @@ class Reply:
 
     @property
     def tokens_of_only_choice(self) -> int | None:
-        """Server's token count for the only answer. None if there are several, or if one was cut or dropped."""
+        """Server's token count for the only answer. None if there are several answers, or if one was cut or dropped."""
         alone = len(self.choices) == 1 and not self.n_left_out and not self.choices[0].cut
         return self.completion_tokens if alone else None
 

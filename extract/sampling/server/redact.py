@@ -16,7 +16,7 @@ _BETWEEN_WORDS = re.compile(r"\\[nrt]|[\W_]+")
 
 
 def without_key(text: str, key: str | None) -> str:
-    r"""Remove the API key from a text, even if it is escaped, truncated or masked with asterisks.
+    r"""Remove the API key from a string, even if the key is escaped, truncated or masked with asterisks.
 
     >>> without_key(r"no sk-a/b+c=1234, no sk-a\/b\u002bc=12…, no sk-a***34", "sk-a/b+c=1234")
     'no …, no … no …'
@@ -51,6 +51,6 @@ def public(error: Exception, question: Question) -> str:
 
 
 def _words(text: str) -> str:
-    """Return the lower-case words of a text."""
+    """Return the words of a string in lower case."""
     text = _ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), text)
     return _BETWEEN_WORDS.sub(" ", text.casefold()).strip()

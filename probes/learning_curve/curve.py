@@ -133,8 +133,8 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected at least one pair of `n` and `k` for which all fits on {self.store!r} succeed, but every pair "
-                f"had failed fits. {next(iter(self.masked.values()))}"
+                f"Expected at least one pair of `n` and `k` for which all fits on {self.store!r} succeed, but every "
+                f"pair had failed fits. {next(iter(self.masked.values()))}"
             )
         return self
 

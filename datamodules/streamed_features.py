@@ -102,7 +102,7 @@ class StreamedFeatures:
         return self[:, list(range(len(self.files.keys)))]
 
     def finite(self) -> Tensor:
-        """Return a mask [row] of the rows in which all features are finite."""
+        """Return a mask [row] bool of the rows in which all features are finite."""
         finite = torch.ones(len(self.rows), dtype=torch.bool)
         with Progress("check", len(self.files.keys), "features") as progress:
             for feature in range(len(self.files.keys)):

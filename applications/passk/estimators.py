@@ -94,7 +94,7 @@ def predict_from_prior(a: Values, b: Values, k: Sequence[int]) -> Values:
 
 
 def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Compute unbiased estimates [k, question] of the squared errors of predictions S, where θ is the true Pass@K.
+    r"""Compute unbiased estimates [k, question] of the squared errors of predictions S of the true Pass@K θ.
 
     If a and b are estimates of θ from two disjoint halves of the answers, the expectation of (S − a)(S − b) is
     (S − θ)². The mean of this product over all divisions into halves is

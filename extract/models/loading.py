@@ -166,7 +166,7 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int = 0, name: str = "prompt") -> None:
     """Raise an InputError if a prompt is empty, contains an unknown token, or is too long for the model.
 
-    `n_further` is the maximum number of tokens after each prompt. `name` is the word for a prompt in error messages.
+    `n_further` is the maximum number of tokens after each prompt. `name` is what error messages call a prompt.
     """
     n_vocab = model.get_input_embeddings().num_embeddings
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf

@@ -48,7 +48,7 @@ class Sampler(Protocol):
     Args:
         options: Model, number of samples and other options.
         decoding: Decoding options, including all temperatures of a grid.
-        worker: Worker. The sampler fills only the blocks of this worker.
+        worker: Worker whose blocks the sampler fills.
     """
 
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...

@@ -1,7 +1,7 @@
 """`Question`: a prompt and its gold answers."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from string import ascii_uppercase
 from typing import Any, Literal
 
@@ -78,7 +78,7 @@ class Question:
 
     def record(self) -> dict[str, Any]:
         """Convert the question to a dict of JSON values, without `row`."""
-        return {name: value for name, value in asdict(self).items() if name != "row"}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "row"}
 
 
 def questions_hash(questions: Iterable[Question]) -> str:

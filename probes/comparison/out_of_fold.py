@@ -116,7 +116,7 @@ class Comparison:
         self.out = OutOfFold(self.data, questions, fold)
 
     def _data_of(self, method: ProbeMethod) -> FeatureDataModule:
-        """Return the datamodule for a probe. Probes with the same target and features share it."""
+        """Return the datamodule for a probe. Probes with the same target and features share a datamodule."""
         key = method.target, method.signal, method.positions, method.join
         if key not in self._data:
             data = data_of(method, self.store, self.grader)
@@ -196,7 +196,7 @@ class Comparison:
         self.out.add(data.scope, name, test.row, module.predict(test.features))
         losses = torch.full((len(data.question_of),), torch.nan, dtype=torch.float64)
         losses[module.val_rows] = module.val_losses
-        losses[~torch.isin(data.question_of, rows["val"])] = torch.nan  # cross-fitted probes score more questions
+        losses[~torch.isin(data.question_of, rows["val"])] = torch.nan  # cross-fitted probes have further losses
         chosen = {"probe": name, "layers": choice.layers, "position": choice.position, module.option: choice.value}
         return Fit({**chosen, "val_loss": float(losses.nanmean()), "warning": module.warning}, losses)
 

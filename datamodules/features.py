@@ -56,8 +56,8 @@ class FeatureDataModule(L.LightningDataModule):
         batch_size: Number of questions per batch. For the target `response`, number of answers and prefixes per batch.
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
             questions of all stores. If a question is unlike the training questions, its confidence is shifted towards
-            that of the second probe. If `broader` is null, it is shifted towards the mean accuracy of the training
-            questions.
+            the confidence of the second probe. If `broader` is null, the confidence is shifted towards the mean
+            accuracy of the training questions.
         in_memory: Whether the features are held in memory. If false, they are read from the store in chunks. The
             features of `broader` stores are always held in memory.
         num_workers: Number of threads that read chunks if `in_memory` is false.
@@ -129,7 +129,7 @@ class FeatureDataModule(L.LightningDataModule):
 
         Raises:
             InputError: If `load` fails, if there are fewer than 10 validation questions, if all test answers have the
-                same grade, or if all other answers have the same grade.
+                same grade, or if all answers outside the test split have the same grade.
         """
         if self._batches:
             return

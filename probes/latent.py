@@ -1,4 +1,4 @@
-"""Latent probe, which predicts from a question's hidden state how much its answers vary."""
+"""Latent probe, which predicts from a question's hidden state how much the answers to the question vary."""
 
 import math
 
@@ -36,7 +36,7 @@ class Latent(Descent):
     distribution (see `sampled_score`). Training maximises the likelihood of the answer embeddings (see `answer_loss`)
     and does not use grades.
 
-    Each combination of a layer and a penalty is a candidate. It keeps the weights from the epoch in which its
+    Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from the epoch in which its
     validation scores have the highest rank correlation with the mean cosine similarity between the embeddings of the
     answers (1 − SEU). After training, the candidate with the lowest validation loss is chosen and calibrated.
 

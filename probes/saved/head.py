@@ -27,7 +27,8 @@ class Head(nn.Module, ABC):
 
     #: Name of the head in config.json.
     kind: ClassVar[str]
-    #: Upper limits of the integer arguments of `__init__` after `d_model`. The subclass stores them as attributes.
+    #: Upper limits of the integer arguments of `__init__` after `d_model`. The subclass stores these arguments as
+    #: attributes.
     sizes: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, d_model: int) -> None:

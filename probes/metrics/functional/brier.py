@@ -20,7 +20,7 @@ def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 
 
 def response_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the Brier score against individual answers, which is the mean of `brier_terms`."""
+    """Compute the Brier score against individual answers. The score is the mean of `brier_terms`."""
     weights = torch.ones_like(preds, dtype=torch.float64) if weights is None else weights.double()
     return mean(brier_terms(preds, right, known), weights)
 

@@ -175,7 +175,10 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
 
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
-    """Compare the largest of the sorted splits with the next lower n at the same k, and the lowest k at the same n."""
+    """Compare the largest of the sorted splits with two smaller splits.
+
+    One has the next lower n and the same k. The other has the same n and the lowest k.
+    """
     n, k = largest = splits[-1]
     fewer_questions = [split for split in splits if split[1] == k and split[0] < n][-1:]
     fewer_answers = [split for split in splits if split[0] == n and split[1] < k][:1]

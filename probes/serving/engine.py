@@ -183,7 +183,8 @@ class Engine:
         """Attach the probe, and process requests until the engine is closed."""
         try:
             self._model = ConfidentModel(*parts)
-            self._model.tokenizer("a", add_special_tokens=False)  # sets its options, which is not thread-safe
+            # the first call sets options of the tokenizer, so it must not run in several threads at once
+            self._model.tokenizer("a", add_special_tokens=False)
             self._model.starts.read()
             self._batch = Batch(self._model, self._max_batch_size)
             self._scorer = Scorer(self._model, self._max_batch_size)

@@ -25,7 +25,7 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
     """Evaluate the best score of each family in a grid, and return the results as a record.
 
     Args:
-        n_resamples: Number of resamples for each interval. Each p-value uses five times as many.
+        n_resamples: Number of resamples for each interval. Each p-value uses five times this number.
 
     Returns:
         A record. `chosen` is the name of the best score. `rows` contains the test metrics of all reported scores.

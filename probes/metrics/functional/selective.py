@@ -26,7 +26,7 @@ def aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = N
 
 
 def e_aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the excess AURC, which is `aurc` minus the AURC of an oracle. It is at least 0, and lower is better.
+    """Compute the excess AURC, which is `aurc` minus the AURC of an oracle. Lower is better, and the minimum is 0.
 
     The oracle ranks the questions by their measured accuracies (Geifman, Uziel and El-Yaniv, Bias-Reduced Uncertainty
     Estimation for Deep Neural Classifiers, 2019). Unlike in the paper, the AURC of the oracle is computed exactly.

@@ -18,7 +18,7 @@ from extract.store.shards import Scope
 from extract.store.store import Store
 
 TOKENS = "hidden_tokens"
-#: Positions of the signal `hidden` in an answer and its prefixes. The first one is the default.
+#: Positions of the signal `hidden` in an answer and its prefixes. The first position is the default.
 OF_ANSWERS = ("last_answer", "mean_answer", "first_answer")
 
 

@@ -53,7 +53,7 @@ class ProbeModule(L.LightningModule, ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether the validation scores are out-of-fold scores of the training and validation splits.
     cross_fitted = False
-    #: Whether the scores are log-odds of the target. If so, the validation loss is their cross-entropy.
+    #: Whether the scores are log-odds of the target. If so, the validation loss is the scores' cross-entropy.
     log_odds = True
     _validation: tuple[Tensor, Batch]  # validation scores [penalty, row, input] and their rows
 

@@ -115,7 +115,7 @@ class ConfidentModel:
 
         Args:
             inputs: One or more strings, chats or lists of token ids, or a left-padded tensor of token ids
-                [question, token]. Pass the `attention_mask` of such a tensor as an option.
+                [question, token]. Pass the `attention_mask` of a tensor as an option.
             backoff: Whether to shift the confidences of novel questions. See `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
 

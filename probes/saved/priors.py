@@ -19,7 +19,7 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
 
     Args:
         probe: Folder or Hub id of a saved probe with the target `capability`. The probe must not have been trained on
-            the questions of the recipe, because its confidences for training questions are too extreme.
+            the questions of the recipe, because a probe's confidences for its training questions are too extreme.
         recipe: Questions, prompt and model, as for `python -m extract sample`. If the model runs on a server, pass
             a local copy as `model`.
         out: Parquet file to write.

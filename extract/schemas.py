@@ -135,7 +135,7 @@ def check_options(options: object, fields: Mapping[str, Field], prefix: str = ""
 def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> None:
     """Check a JSON value against its schema.
 
-    Raises an `InputError`. Its message contains `path` and then `prefix` (for example ``"of.policy."``) with the key.
+    Raises an `InputError`. Its message contains `path`, `prefix` (for example ``"of.policy."``) and the key.
     """
     where = repr(str(path))
     if not isinstance(record, dict):

@@ -164,7 +164,7 @@ class RayWorker(Worker):
         """Return the result of a finished task, or raise its error."""
         try:
             result = self._ray.get(task)
-        except self._ray.exceptions.RayTaskError:  # a bug, which keeps its traceback
+        except self._ray.exceptions.RayTaskError:  # a bug, so the traceback is kept
             raise
         except self._ray.exceptions.RayError as error:
             raise _gone(error) from None

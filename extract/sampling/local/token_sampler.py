@@ -45,7 +45,7 @@ class Sample:
 
 
 class TokenSampler:
-    """Draws answers with a transformers model in evaluation mode, at most `max_rows` at the same time."""
+    """Draws answers with a transformers model in evaluation mode, at most `max_rows` answers at a time."""
 
     def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, max_rows: int = 320) -> None:
         self.model, self.tokenizer, self.decoding, self.max_rows = model, tokenizer, decoding, max_rows

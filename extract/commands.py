@@ -60,8 +60,8 @@ def sample_family(
 ) -> list[Store]:
     """Sample k answers to each question and store them. Repeat the command to continue an interrupted run.
 
-    With `stop`, sampling for a question ends when further answers are unlikely to change its most frequent answer. A
-    later run without `stop` completes the store.
+    With `stop`, sampling for a question ends when further answers are unlikely to change the question's most frequent
+    answer. A later run without `stop` completes the store.
 
     Args:
         store: Folder of the store. For a grid of temperatures, it contains one store per temperature.
@@ -72,7 +72,8 @@ def sample_family(
             the number of answers for each threshold.
         priors: File written by `python -m probes priors`. Required by the rule `prior`.
         grader: Grader that parses the answers for the rule. The default depends on the kind of question.
-        per_round: Number of answers to each question per round and temperature. It does not affect the decisions.
+        per_round: Number of answers to each question per round and temperature. It does not affect the decisions of
+            the rule.
         engine: local (this process) or ray (Ray actors). The environment variable RAY_ADDRESS selects an existing Ray
             cluster. By default, a cluster is started on this machine.
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.
@@ -103,8 +104,8 @@ def make_store(
 ) -> Store:
     """Complete a store: sample answers, grade them and read signals. The model is loaded only if needed.
 
-    By default, `grader` is the first grader with grades in the store. If there are no grades, it is the default grader
-    of the command `grade`.
+    By default, `grader` is the first grader with grades in the store. If the store has no grades, the default grader of
+    the command `grade` is used.
     """
     for signal in signals:
         load_signal(signal, scope)

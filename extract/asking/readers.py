@@ -77,7 +77,7 @@ class TextReader:
         )
 
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[dict[str, list[int]]]:
-        """Tokenize texts, or pairs of texts, into one dict of model inputs each. Long inputs are truncated."""
+        """Tokenize each text, or pair of texts, into a dict of model inputs. Long inputs are truncated."""
         cut: dict[str, Any] = {} if math.isinf(self._limit) else {"truncation": True, "max_length": self._limit}
         columns = zip(*texts, strict=True) if texts and isinstance(texts[0], tuple) else [texts]
         encoded = self._tokenizer(*map(list, columns), **cut)

@@ -17,7 +17,7 @@ ENTROPIES = ("normalised", "sink_free", "smallest_head")
 #: Number of scores in memory at a time on a CPU.
 CACHED_SCORES = 1 << 19
 
-#: Number of scores per row in memory at a time on a GPU, for at most 8 rows.
+#: Number of scores per row in memory at a time on a GPU. More than 8 rows count as 8.
 _SCORES_PER_ROW = 1 << 23
 
 
@@ -155,8 +155,8 @@ def _score_chunks(
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the number of keys that each query in `part` sees, a mask of hidden keys, and a bias or None.
 
-    Mask and bias have shape [row, query, key]. If the returned mask has fewer than `n_keys` keys, it covers the last
-    of them.
+    Mask and bias have shape [row, query, key]. If the returned mask has fewer than `n_keys` keys, it covers only
+    the last keys.
     """
     index = places.index[:, part]
     if mask is None:
@@ -225,7 +225,9 @@ def element_field(query: Tensor, key: Tensor) -> Tensor:
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """Sum the attention over keys, weighted by each of `NORMALISERS`, [row, query, normaliser] float32.
+    """Compute weighted sums of the attention over keys, one for each of `NORMALISERS`.
+
+    The result has shape [row, query, normaliser] and dtype float32.
 
     Args:
         mean: Mean attention over heads, [row, query, key].

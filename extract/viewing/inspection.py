@@ -21,7 +21,7 @@ from extract.viewing.stopping import describe_stopping
 from extract.viewing.summary import MARKS, GradeCounts, interval, summarize
 
 _MOST_GROUPS = 40
-#: If there are more groups, those with a single question are left out.
+#: If there are more groups than this, the groups with a single question are left out.
 _FEW_GROUPS = 10
 _MOST_LINES = 30
 
@@ -213,8 +213,8 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
 
     Args:
         store: Folder of a store or a temperature grid.
-        grader: Grader for the detailed tables. If omitted, the default grader for the kind of question or, if it has no
-            grades, the first grader with grades.
+        grader: Grader for the detailed tables. By default, the default grader for the kind of question. If that grader
+            has no grades, the first grader with grades.
         answers: Number of example answers, divided among right, wrong and unknown grades.
     """
     each_store(lambda store: print(describe(Store.open(store), grader, answers)))(store=store)

@@ -64,7 +64,7 @@ def sample_family(
     answer. A later run without `stop` completes the store.
 
     Args:
-        store: Folder of the store. For a grid of temperatures, it contains one store per temperature.
+        store: Folder of the store. For a grid of temperatures, the folder contains one store per temperature.
         recipe: Questions, model and policy.
         worker: Rank of this process and number of workers. By default, both are read from the environment.
         stop: Rule for early stopping: one of {rules} (see docs/applications.md). By default, all k answers are sampled.
@@ -226,7 +226,8 @@ def ask(
             id or a folder.
         nli_model: Classifier for `entailment`: a Hub id or a folder.
         grader: Grader that normalises the answers for `entailment`. By default, the store's only grader.
-        max_new_tokens: Maximum length of a reply for `verbalized`, in tokens. Reasoning models need a higher value.
+        max_new_tokens: Maximum length of a reply for `verbalized`, in tokens. Reasoning models need more tokens than
+            the default.
         worker: See `sample_family`.
         engine: local (this process) or ray (Ray actors, see `sample`).
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.

@@ -62,7 +62,7 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. For a served model, its local copy is loaded first if necessary."""
+        """Identity of the store's model. For a served model, the local copy is loaded first if necessary."""
         if self.store.model_is_unknown:
             self.context.load()
         return self.store.model

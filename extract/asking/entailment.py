@@ -2,7 +2,7 @@
 
 The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024. An answer joins the
 first cluster whose first member entails the answer and is entailed by it. If there is no such cluster, the answer
-starts a new one.
+starts a new cluster.
 """
 
 from collections import Counter, defaultdict
@@ -110,7 +110,7 @@ class Classifier(TextReader):
 class Entailment(AskedTable):
     """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
-    New samples are added to the clusters of earlier ones, so the result does not depend on how samples are divided
+    New samples are added to the clusters of earlier samples, so the result does not depend on how samples are divided
     into ranges.
     """
 

@@ -20,8 +20,8 @@ _STEPS = (
     *("better than even", "likely", "very good chance", "highly likely", "almost certain"),
 )
 _SCALE = "\n".join(f"{i / 10:.1f} to {(i + 1) / 10:.1f}: {words}" for i, words in enumerate(_STEPS))
-#: The example probabilities are symmetric around 0.5, so that copying one adds no bias. The question comes late, so
-#: that the text before it can be cached.
+#: The example probabilities are symmetric around 0.5, so that copying one of them adds no bias. The question comes
+#: late, so that the text before the question can be cached.
 TEMPLATE = (
     f"How likely are you to answer a question correctly? The scale:\n{_SCALE}\n\nYou may think in one short sentence. "
     r"Your reply ends in \boxed{0.05}, \boxed{0.35}, \boxed{0.65}, \boxed{0.95} or another probability "

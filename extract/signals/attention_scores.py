@@ -9,7 +9,7 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.signals.base import Places
 
-#: Score of a hidden key, which the query can't see. Unlike −∞, it has a finite product with 0.
+#: Score of a hidden key, which the query can't see. Unlike −∞, this score has a finite product with 0.
 HIDDEN = -1e30
 
 ENTROPIES = ("normalised", "sink_free", "smallest_head")
@@ -68,7 +68,7 @@ def read_layer(
     layer = {name: torch.cat(chunks, 1) for name, chunks in parts.items()}
     behind = ~places.valid
     for name, values in layer.items():
-        if name in ("mean", "largest"):  # indices past a row's last key were clamped to it
+        if name in ("mean", "largest"):  # indices past a row's last key were clamped to that key
             values.tril_()
         values.masked_fill_(behind if values.dim() == 2 else behind[..., None], 0.0)
     return layer

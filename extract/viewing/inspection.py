@@ -117,7 +117,7 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
 
 
 def _usual_grader(store: Store) -> str | None:
-    """Return the default grader for the questions. If it has no grades, return the first grader with grades."""
+    """Return the default grader for the questions, or the first grader with grades if the default grader has none."""
     names = store.grades.names()
     usual = (GRADER_OF_KIND[question.kind] for question in store.questions)
     return next((name for name in usual if name in names), next(iter(names), None))

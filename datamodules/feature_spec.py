@@ -18,7 +18,7 @@ from extract.store.shards import Scope
 from extract.store.store import Store
 
 TOKENS = "hidden_tokens"
-#: Positions of the signal `hidden` in an answer and its prefixes. The first one is the default.
+#: Positions of the signal `hidden` in an answer and its prefixes. The first position is the default.
 OF_ANSWERS = ("last_answer", "mean_answer", "first_answer")
 
 
@@ -27,8 +27,8 @@ class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
     - A vector signal such as `hidden` gives one feature per layer and position.
-    - The values of all token signals form one vector, which is appended to each of these features. If there is no
-      vector signal, this vector is the only feature.
+    - The values of all token signals form one vector, which is appended to each feature of the vector signal. If there
+      is no vector signal, the values of the token signals are the only feature.
     - `hidden_tokens` gives one feature per layer, with one vector per token.
 
     Args:

@@ -33,31 +33,31 @@ class FeatureDataModule(L.LightningDataModule):
         store: Folder of the store.
         recipe: Recipe of the store. A missing store is created from it, and an existing store must match it. If null,
             the store must exist.
-        grader: Grader whose grades define the target. If null, the store's only grader. A new store is graded with the
-            default grader for its questions.
+        grader: Grader whose grades define the target. If null, the store's only grader is used. A new store is graded
+            with the default grader for its questions.
         target: Target of the probe. `capability`: how often the question is answered correctly. `semantic_entropy`:
             whether the semantic entropy of the question's answers is low. `seu`: the mean cosine similarity between the
             embeddings of the question's answers. `response`: whether an answer is right.
         signal: Signal to read. `hidden_tokens` is for probes that read all tokens of an answer.
-        positions: Token positions of the signal. If null, `last_prompt` for questions, `last_answer` for answers, and
-            all positions of token signals.
-        layers: Layers to use. If null, all layers.
+        positions: Token positions of the signal. The default is `last_prompt` for questions, `last_answer` for answers,
+            and all positions for token signals.
+        layers: Layers to use. If null, all layers are used.
         join: Token signals whose values are appended to every feature. Each entry is SIGNAL or SIGNAL/POSITION.
         pooling: How to pool the tokens of an answer: names from `extract.signals.pooling`, `windows_4` (means over
-            quarters of the answer) or `distribution` (shape of the entropy curve, for tokens/entropy only). If null,
-            mean, std and max.
-        weights: Weights of the pooled tokens: entropy, prob (1 − p_max), or SIGNAL/POSITION, such as
-            rollout/norm_element_mean_token.
+            quarters of the answer) or `distribution` (shape of the entropy curve, for tokens/entropy only). The default
+            is mean, std and max.
+        weights: Weights of the pooled tokens: entropy, prob (1 minus the largest next-token probability), or
+            SIGNAL/POSITION, such as rollout/norm_element_mean_token.
         prefixes: Whether to also train on the first quarter, half and three quarters of each answer, for streaming.
             Requires the signal `hidden_tokens`.
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
-        batch_size: Number of questions per batch. For the target `response`, number of answers and prefixes per batch.
+        batch_size: Number of questions per batch. For the target `response`, it is the number of answers and prefixes.
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
             questions of all stores. If a question is unlike the training questions, its confidence is shifted towards
-            that of the second probe. If `broader` is null, it is shifted towards the mean accuracy of the training
-            questions.
+            the confidence of the second probe. If `broader` is null, the confidence is shifted towards the mean
+            accuracy of the training questions.
         in_memory: Whether the features are held in memory. If false, they are read from the store in chunks. The
             features of `broader` stores are always held in memory.
         num_workers: Number of threads that read chunks if `in_memory` is false.
@@ -129,7 +129,7 @@ class FeatureDataModule(L.LightningDataModule):
 
         Raises:
             InputError: If `load` fails, if there are fewer than 10 validation questions, if all test answers have the
-                same grade, or if all other answers have the same grade.
+                same grade, or if all answers outside the test split have the same grade.
         """
         if self._batches:
             return

@@ -36,7 +36,7 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
     place = np.empty(len(ids))
     for group, members in by_group.items():
         digest = hashlib.sha256(f"{seed}\0{group}".encode()).digest()
-        offset = int.from_bytes(digest[:4], "big") / 2**32  # starts small groups in different parts
+        offset = int.from_bytes(digest[:4], "big") / 2**32  # small groups start in different parts
         place[members] = (np.arange(len(members)) + offset) / len(members)
     ends = np.rint(len(ids) * np.cumsum(fractions))
     parts = np.empty(len(ids), dtype=np.int64)

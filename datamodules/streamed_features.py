@@ -91,7 +91,7 @@ class StreamedFeatures:
     def __getitem__(self, index: Tensor | tuple[slice, list[int]]) -> Self | Tensor:
         """Select rows by index or mask.
 
-        `[:, features]` reads these features and returns a tensor [row, feature, d_model] float32.
+        `[:, features]` reads only the listed features and returns a tensor [row, feature, d_model] float32.
         """
         if isinstance(index, Tensor):
             return replace(self, rows=self.rows[index.to(self.rows.device)])

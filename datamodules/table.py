@@ -41,7 +41,7 @@ class AnswerTable:
         mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: [row] largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
         sequence_nll: [row] sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
-        rejected: [row] whether the answer is missing: a server rejected the question, or an imported log has no such
+        rejected: [row] whether the answer is missing: a server rejected the question, or an imported log lacks the
             answer.
         ranges: Ranges of samples in the table.
     """
@@ -100,8 +100,8 @@ class QuestionTable:
         right, known, unknown: [question] numbers of right answers, of answers with a known grade, and of answers with
             an unknown grade.
         held_right, held_known, held_unknown: The same counts for odd sample indices j.
-        consistency: [question] relative frequency of the most frequent answer among answers with even j; NaN if there
-            are none.
+        consistency: [question] relative frequency of the most frequent answer among the answers with even j; NaN if no
+            answer has an even j.
         asked: Dict from names of model-based baselines of questions to their tables. Incomplete baselines are left out.
             The columns are `value` (in [0, 1] or null), `prompt_tokens` and `completion_tokens`.
     """

@@ -60,11 +60,11 @@ def sample_family(
 ) -> list[Store]:
     """Sample k answers to each question and store them. Repeat the command to continue an interrupted run.
 
-    With `stop`, sampling for a question ends when further answers are unlikely to change its most frequent answer. A
-    later run without `stop` completes the store.
+    With `stop`, sampling for a question ends when further answers are unlikely to change the question's most frequent
+    answer. A later run without `stop` completes the store.
 
     Args:
-        store: Folder of the store. For a grid of temperatures, it contains one store per temperature.
+        store: Folder of the store. For a grid of temperatures, the folder contains one store per temperature.
         recipe: Questions, model and policy.
         worker: Rank of this process and number of workers. By default, both are read from the environment.
         stop: Rule for early stopping: one of {rules} (see docs/applications.md). By default, all k answers are sampled.
@@ -72,7 +72,8 @@ def sample_family(
             the number of answers for each threshold.
         priors: File written by `python -m probes priors`. Required by the rule `prior`.
         grader: Grader that parses the answers for the rule. The default depends on the kind of question.
-        per_round: Number of answers to each question per round and temperature. It does not affect the decisions.
+        per_round: Number of answers to each question per round and temperature. It does not affect the decisions of
+            the rule.
         engine: local (this process) or ray (Ray actors). The environment variable RAY_ADDRESS selects an existing Ray
             cluster. By default, a cluster is started on this machine.
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.
@@ -103,8 +104,8 @@ def make_store(
 ) -> Store:
     """Complete a store: sample answers, grade them and read signals. The model is loaded only if needed.
 
-    By default, `grader` is the first grader with grades in the store. If there are no grades, it is the default grader
-    of the command `grade`.
+    By default, `grader` is the first grader with grades in the store. If the store has no grades, the default grader of
+    the command `grade` is used.
     """
     for signal in signals:
         load_signal(signal, scope)
@@ -225,7 +226,8 @@ def ask(
             id or a folder.
         nli_model: Classifier for `entailment`: a Hub id or a folder.
         grader: Grader that normalises the answers for `entailment`. By default, the store's only grader.
-        max_new_tokens: Maximum length of a reply for `verbalized`, in tokens. Reasoning models need a higher value.
+        max_new_tokens: Maximum length of a reply for `verbalized`, in tokens. Reasoning models need more tokens than
+            the default.
         worker: See `sample_family`.
         engine: local (this process) or ray (Ray actors, see `sample`).
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.

@@ -22,7 +22,7 @@ def sha256_json(value: Any) -> str:
 
 
 def sha256_json_list(values: Iterable[Any]) -> str:
-    """SHA-256 (hex) of the canonical JSON of a list, with only one value in memory at a time.
+    """SHA-256 (hex) of the canonical JSON of a list. Only one value is in memory at a time.
 
     >>> sha256_json_list(iter([1, "b"])) == sha256_json([1, "b"])
     True

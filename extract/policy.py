@@ -136,8 +136,8 @@ class Policy:
 
     Attributes:
         decoding: Decoding options with a single temperature.
-        request: Other settings that affect the answers, such as extra request fields, or the origin of imported
-            answers.
+        request: Other settings that affect the answers. For a server, these are the type of API and the additional
+            request fields. For imported answers, they are the origin, number per question and hash of the answers.
     """
 
     model: ModelIdentity
@@ -147,7 +147,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Identity:
-    """Settings that identify a store. They do not include k, the device, the batch size or the number of workers."""
+    """Settings that identify a store.
+
+    They do not include the number of samples per question, the device, the batch size or the number of workers.
+    """
 
     policy: Policy
     questions: str

@@ -10,7 +10,7 @@ from extract.hashing import sha256_text
 #: A string, a chat (messages with ``role`` and ``content``), or prompt token ids, which are used unchanged.
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
-#: Templates by name. Only the text before the question is cached, so there is little text after it.
+#: Templates by name. Only the text before the question is cached, so little text follows the question.
 TEMPLATES = {
     "instruction": "Answer in a few words, without a sentence around them.\n\n{question}",
     "cloze": "{question}",

@@ -84,7 +84,7 @@ class StoreRecipe:
         check_options(self, _OPTIONS)
 
     def load(self) -> tuple[list[Question], Decoding]:
-        """Load the questions. Return them, and `policy` with the chosen worked examples.
+        """Load the questions. Return the questions, and `policy` with the chosen worked examples.
 
         Raises:
             InputError: See `find_source`, `with_examples` and `subset`.

@@ -86,7 +86,7 @@ MODEL: Schema = {
     "tokenizer": SHA256,
     "chat_template": SHA256,
 }
-#: Schema of a served model. Only its name is known.
+#: Schema of a served model, of which only the name is known.
 NAMED_MODEL: Schema = {**dict.fromkeys(MODEL, Field("null", lambda value: value is None)), "id": TEXT}
 EXAMPLES = Field(
     "a list of pairs of strings",
@@ -123,7 +123,7 @@ IDENTITY: Schema = {
 def check_options(options: object, fields: Mapping[str, Field], prefix: str = "") -> None:
     """Check the attributes of an options object.
 
-    Raises an `InputError` that mentions the option, preceded by `prefix` (for example ``"policy."``).
+    Raises an `InputError`. Its message contains `prefix` (for example ``"policy."``) and then the name of the option.
     """
     for name, field in fields.items():
         value = getattr(options, name, None)
@@ -135,7 +135,7 @@ def check_options(options: object, fields: Mapping[str, Field], prefix: str = ""
 def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> None:
     """Check a JSON value against its schema.
 
-    Raises an `InputError` that mentions `path`, and the key preceded by `prefix` (for example ``"of.policy."``).
+    Raises an `InputError`. Its message contains `path`, `prefix` (for example ``"of.policy."``) and the key.
     """
     where = repr(str(path))
     if not isinstance(record, dict):

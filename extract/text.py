@@ -93,10 +93,10 @@ def is_denied(text: str, start: int, end: int) -> bool:
 def contains_answer(
     text: str, references: Iterable[str], case_sensitive: bool = False, rivals: Iterable[str] = ()
 ) -> bool:
-    """Whether a reference occurs in `text` as whole words, and no rival occurs before it. All strings are normalised.
+    """Whether `text` contains a reference as whole words, and no rival before that reference.
 
-    `rivals` are wrong answers to the same question ("Asia" for "Africa"), and longer phrases that contain a reference
-    but mean something else ("South Africa").
+    All strings are normalised. `rivals` are wrong answers to the same question ("Asia" for "Africa"), and longer
+    phrases that contain a reference but mean something else ("South Africa").
 
     >>> contains_answer("That would be Lima.", ["lima"])
     True

@@ -202,7 +202,7 @@ def audit(
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
         seed: Seed for the folds, permutations and resampling.
-        n_resamples: Number of bootstrap resamples for each interval, and of permutations for each p-value.
+        n_resamples: Number of bootstrap resamples for each interval, and number of permutations for each p-value.
 
     Raises:
         InputError: If an option is invalid, if grades are missing or too few, or if all questions have the same

@@ -1,4 +1,4 @@
-"""Latent probe, which predicts from a question's hidden state how much its answers vary."""
+"""Latent probe, which predicts from a question's hidden state how much the answers to the question vary."""
 
 import math
 
@@ -36,7 +36,7 @@ class Latent(Descent):
     distribution (see `sampled_score`). Training maximises the likelihood of the answer embeddings (see `answer_loss`)
     and does not use grades.
 
-    Each combination of a layer and a penalty is a candidate. It keeps the weights from the epoch in which its
+    Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from the epoch in which its
     validation scores have the highest rank correlation with the mean cosine similarity between the embeddings of the
     answers (1 − SEU). After training, the candidate with the lowest validation loss is chosen and calibrated.
 
@@ -158,7 +158,7 @@ class Latent(Descent):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Restore the best weights, choose and calibrate a candidate, and warn if its spread has collapsed."""
+        """Restore the best weights, choose and calibrate a candidate, and warn if the predicted spread collapsed."""
         batch = self.data.batch("val").to(self.device)
         features = self.standardised(batch.features)
         self._keep_best(self.candidate_scores(features), batch)

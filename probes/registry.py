@@ -76,7 +76,7 @@ METHODS = Registry(
         "text_embedding": ProbeMethod(LOGISTIC, signal="text_embedding", positions=("question",), compared=False),
     },
 )
-#: Methods that read the hidden states of questions, from which a comparison selects the best one.
+#: Methods that read the hidden states of questions. A comparison selects the best of these methods.
 PROBES = Registry(
     "probes", {name: method for name, method in METHODS.items() if method.compared}, renamed={"aseu": "latent"}
 )

@@ -8,7 +8,7 @@ from probes.fitting.training import ClosedForm
 
 
 class Ridge(ClosedForm):
-    """Ridge regression that predicts the expected accuracy p̂. The calibrator maps its predictions to confidences.
+    """Ridge regression that predicts the expected accuracy p̂. The calibrator maps the predictions to confidences.
 
     Args:
         l2: L2 penalty λ, or a list of penalties to try. λ/2 · ‖w‖² is added to half the mean squared error, where w are

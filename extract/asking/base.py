@@ -50,7 +50,7 @@ class AskContext:
 
 
 class AskedBaseline(ABC):
-    """Baseline that queries a model about one shard of a store at a time. `name` is its key in `ASKED`."""
+    """Baseline that queries a model about one shard of a store at a time. `name` is the baseline's key in `ASKED`."""
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
         self.name, self.store, self.context = name, store, context
@@ -62,7 +62,7 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. For a served model, its local copy is loaded first if necessary."""
+        """Identity of the store's model. For a served model, the local copy is loaded first if necessary."""
         if self.store.model_is_unknown:
             self.context.load()
         return self.store.model
@@ -76,7 +76,7 @@ class AskedBaseline(ABC):
     def settings(self, scope: Scope) -> dict[str, Any]:
         """Return the settings as JSON values: the model, the prompts and the options.
 
-        They must be the same for all files with this scope.
+        The settings must be the same for all files with this scope.
         """
 
     @property
@@ -163,8 +163,8 @@ def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
     """Build the prompt template for querying the store's model.
 
-    It uses the tokenizer's chat template if there is one, even if the policy's prompt is plain text. The system message
-    of the chat is that of the policy.
+    The tokenizer's chat template is applied if there is one, even if the policy's prompt is plain text. The system
+    message of the chat is that of the policy.
     """
     chat = policy["model"]["chat_template"] != sha256_text("")
     return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)

@@ -51,13 +51,13 @@ class Encoder(TextReader):
 class TextEmbedding(AskedBaseline):
     """Embeds each question alone, and together with the first line of each of its answers.
 
-    Only the first line is embedded, because the embedding of a long solution hardly depends on its result. The
-    embedding of an empty answer is NaN.
+    Only the first line is embedded, because the embedding of a long solution hardly depends on the solution's
+    result. The embedding of an empty answer is NaN.
     """
 
     @property
     def always_compared(self) -> bool:
-        """False for the default encoder, because the comparison would load it."""
+        """False for the default encoder, because the comparison would load the encoder."""
         return self.context.embedding_model != EMBEDDED_ENCODER
 
     @cached_property

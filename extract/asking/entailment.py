@@ -1,7 +1,8 @@
 """The `entailment` baseline: clusters of answers that entail each other according to a classifier.
 
-The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024. Each answer joins the
-first cluster whose first member entails it and is entailed by it. Otherwise, it starts a new cluster.
+The method follows Kuhn et al. 2023 (https://arxiv.org/abs/2302.09664) and Farquhar et al. 2024. An answer joins the
+first cluster whose first member entails the answer and is entailed by it. If there is no such cluster, the answer
+starts a new cluster.
 """
 
 from collections import Counter, defaultdict
@@ -109,7 +110,7 @@ class Classifier(TextReader):
 class Entailment(AskedTable):
     """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
 
-    New samples are added to the clusters of earlier ones, so the result does not depend on how samples are divided
+    New samples are added to the clusters of earlier samples, so the result does not depend on how samples are divided
     into ranges.
     """
 
@@ -140,7 +141,7 @@ class Entailment(AskedTable):
         return {**self.classifier.settings, "grader": self._grader, "entailment": "strict", "text": text}
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per answer. Its value is the cluster id."""
+        """Return one row per answer. The value is the cluster id."""
         assert isinstance(shard, SampleRange)
         clusters: dict[str, Clusters] = defaultdict(Clusters)
         for earlier in self.store.samples.ranges():

@@ -1,6 +1,6 @@
 """The baselines `p_true` (can the model answer a question?) and `p_true_answer` (is an answer right?).
 
-Both are the probability that the model replies Yes rather than No (Kadavath et al. 2022,
+Each value is the probability that the model replies Yes rather than No (Kadavath et al. 2022,
 https://arxiv.org/abs/2207.05221).
 """
 
@@ -23,7 +23,7 @@ from extract.sampling.local.reading import PromptReader
 from extract.signals.reader import by_length
 from extract.store.shards import Scope, Shard
 
-#: Minimum total probability of all forms of Yes and No. Below it, the ratio of Yes to No is meaningless.
+#: Minimum total probability of all forms of Yes and No. Below this minimum, the ratio of Yes to No is meaningless.
 LEAST_MASS = 1e-3
 _BATCH_TOKENS = 2048
 

@@ -77,7 +77,7 @@ class TextReader:
         )
 
     def encode(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[dict[str, list[int]]]:
-        """Tokenize texts, or pairs of texts, into one dict of model inputs each. Long inputs are truncated."""
+        """Tokenize each text, or pair of texts, into a dict of model inputs. Long inputs are truncated."""
         cut: dict[str, Any] = {} if math.isinf(self._limit) else {"truncation": True, "max_length": self._limit}
         columns = zip(*texts, strict=True) if texts and isinstance(texts[0], tuple) else [texts]
         encoded = self._tokenizer(*map(list, columns), **cut)
@@ -91,7 +91,7 @@ class TextReader:
     ) -> Tensor:
         """Run the model on encoded texts, batched by length. Return results [text, …] on the CPU.
 
-        `result` is a function of the model's output and a mask [row, token]. It returns a tensor [row, …].
+        `result` is a function of the model's output and a mask [row, token]. The function returns a tensor [row, …].
         """
         lengths = [len(inputs["input_ids"]) for inputs in encoded]
         pad = {"input_ids": self._tokenizer.pad_token_id or 0}

@@ -1,4 +1,4 @@
-"""Registry of model-based baselines. To add one, register a subclass of `AskedTable` here."""
+"""Registry of model-based baselines. To add a baseline, register a subclass of `AskedTable` here."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -20,8 +20,8 @@ _STEPS = (
     *("better than even", "likely", "very good chance", "highly likely", "almost certain"),
 )
 _SCALE = "\n".join(f"{i / 10:.1f} to {(i + 1) / 10:.1f}: {words}" for i, words in enumerate(_STEPS))
-#: The example probabilities are symmetric around 0.5, so that copying one adds no bias. The question comes late, so
-#: that the text before it can be cached.
+#: The example probabilities are symmetric around 0.5, so that copying one of them adds no bias. The question comes
+#: late, so that the text before the question can be cached.
 TEMPLATE = (
     f"How likely are you to answer a question correctly? The scale:\n{_SCALE}\n\nYou may think in one short sentence. "
     r"Your reply ends in \boxed{0.05}, \boxed{0.35}, \boxed{0.65}, \boxed{0.95} or another probability "
@@ -37,9 +37,9 @@ _BARE = re.compile(rf"{_NAMED}{_NUMBER}\.?", re.IGNORECASE)
 def parse_confidence(text: str, ended: bool = True) -> float | None:
     r"""Return the probability that a reply states, or None if it states none.
 
-    Text up to ``</think>`` is ignored. The probability is in the last box that contains one, such as ``\boxed{0.85}``,
-    ``\boxed{85\%}`` or ``\boxed{P = 0.85}``. If there is none, the last line must have the form ``0.85``, ``85%`` or
-    ``P = 0.85``. A whole number on that line is ignored, because it may be the answer.
+    Text up to ``</think>`` is ignored. The result is the last probability in a box, such as ``\boxed{0.85}``,
+    ``\boxed{85\%}`` or ``\boxed{P = 0.85}``. If no box contains a probability, the last line must have the form
+    ``0.85``, ``85%`` or ``P = 0.85``. A whole number on that line is ignored, because it may be the answer.
 
     Args:
         ended: Whether the reply is complete. In a truncated reply, only boxes are read.

@@ -92,7 +92,7 @@ def from_decisions(
     """Build a grader whose decisions are expensive. It grades each distinct answer to a question only once.
 
     Args:
-        parse: Function of a question and an answer without its reasoning, which returns the parsed answer or None.
+        parse: Function that returns the parsed answer or None, given a question and an answer without its reasoning.
         start: Function that returns a context manager, which yields a function that grades a list of cases.
         name, rule, kinds: See `Grader`.
     """

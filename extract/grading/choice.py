@@ -42,7 +42,7 @@ _BETWEEN = re.compile(
 #: A lowercase letter that must be an option.
 _SMALL = re.compile(r"(\W{0,6}(?:(?:option|choice)\W{1,3})?)([a-z])(?=[)\].:*\"'”]|\W*$)")
 _SURELY_SMALL = re.compile(r"(?<!\w)\([a-z]\)|(?<!\w)[a-z](?=\s+is (?:the|my) (?:\w+ )?(?:answer|option|choice)\b)")
-#: Before most words, "A" is an article and "I" is a pronoun. Before the words excluded here, they can be options.
+#: Before most words, "A" is an article and "I" is a pronoun. Before the words excluded here, both can be options.
 _AFTER_LETTER = re.compile(
     r"[ \t]+(?!(?:is|are|was|seems|looks|must|would|because|since|as|and|or|not|maybe|possibly|which|for|due|unlike"
     r"|rather)\b)[A-Za-z]{2}"
@@ -204,7 +204,7 @@ def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
-    """Find the options whose text occurs in an answer, except denied ones."""
+    """Find the options whose text occurs in an answer, except denied options."""
     words, values = f" {_form(text)} ", set(numbers(text))
     found, forms = set(), {letter: _form(choice) for letter, choice in options.items()}
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):
@@ -246,7 +246,7 @@ def _without_list(text: str, options: Mapping[str, str]) -> str:
     # a list has at least two options in alphabetical order; an option that breaks this order is the answer
     letters = options.items()
     listed = {start: (end, letter) for letter, choice in letters for start, end in _listed(text, letter, choice)}
-    for head in _HEAD.finditer(text):  # the text after the letter can differ
+    for head in _HEAD.finditer(text):  # the text after the letter can differ from the option
         if head[1] in options:
             listed.setdefault(head.start(), (head.end(), head[1]))
     runs: list[list[tuple[int, int, str]]] = []

@@ -43,7 +43,7 @@ class Judge:
     Attributes:
         model: Name of the model on the server.
         server: Server of the judge. Replies are drawn at temperature 0.
-        name: Name of the judge, by default the model name. Its grades are stored in the folder `judge-NAME`.
+        name: Name of the judge, by default the model name. The grades are stored in the folder `judge-NAME`.
         max_tokens: Maximum number of tokens in a reply. Reasoning models need a high limit.
     """
 

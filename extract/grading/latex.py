@@ -149,7 +149,7 @@ def spelled(latex: str) -> str | None:
     latex = latex.strip(" ,;:").rstrip(" .")
     if (number := value(latex)) is not None:
         return str(number)
-    return None if _SEVERAL.fullmatch(latex) else latex or None  # math-verify would use only one of them
+    return None if _SEVERAL.fullmatch(latex) else latex or None  # math-verify would use only one number
 
 
 def value(spelling: str) -> Fraction | None:

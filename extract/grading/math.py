@@ -97,7 +97,7 @@ class Algebra:
 def _start() -> subprocess.Popen[str]:
     """Start the math-verify process and wait until it is ready."""
     worker = Path(__file__).with_name("math_worker.py")
-    command = [sys.executable, "-P", str(worker)]  # -P: no imports from its folder
+    command = [sys.executable, "-P", str(worker)]  # -P: no imports from the folder of the worker
     process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
     if process.stdout and not process.stdout.readline():
         lines = process.communicate()[1].strip().splitlines() or ["nothing"]

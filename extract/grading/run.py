@@ -60,7 +60,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
 @contextmanager
 def _grading(store: Store, grader: Grader) -> Iterator[Callable[[SampleRange, Progress], Counter[str]]]:
     """Start the grader, and yield a function that grades a range of samples."""
-    known: dict[int, Known] = {}  # by block; only the current one is kept
+    known: dict[int, Known] = {}  # by block; only the current block is kept
     with grader.running() as grade_all:
 
         def grade(samples: SampleRange, progress: Progress) -> Counter[str]:
@@ -99,7 +99,7 @@ def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
     if not n_unknown:
         return 0
     reasons = store.samples.read(samples)["finish_reason"].to_pylist()
-    return n_unknown - sum(reason in WITHOUT_ANSWER for reason in reasons)  # which stay unknown
+    return n_unknown - sum(reason in WITHOUT_ANSWER for reason in reasons)  # these answers stay unknown
 
 
 def _grade_range(

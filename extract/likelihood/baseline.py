@@ -22,7 +22,7 @@ class Likelihood(AskedTable):
 
     A question without options has a single continuation, its reference answer. Each continuation is scored twice: after
     the policy's prompt, and without a prompt. The column `value` contains the probability of the question's most likely
-    continuation, divided by the total probability of its continuations.
+    continuation, divided by the total probability of all continuations.
     """
 
     _batch_tokens = BATCH_TOKENS
@@ -36,7 +36,7 @@ class Likelihood(AskedTable):
         self._model, self._tokenizer = self.context.load()
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per question. `mass` is the total probability of its continuations."""
+        """Return one row per question. `mass` is the total probability of the question's continuations."""
         questions, prompt = self.store.questions.block(shard), prompt_of(self.store)
         options = [continuations_of(question, self.context.continuations) for question in questions]
         for question, (texts, _) in zip(questions, options, strict=True):

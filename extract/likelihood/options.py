@@ -72,7 +72,9 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
 
 
 def probability(logprobs: Sequence[float]) -> float | None:
-    """Return the largest probability, divided by the sum of all probabilities. None for a single continuation.
+    """Return the largest probability, divided by the sum of all probabilities.
+
+    The result is None for a single continuation.
 
     >>> round(probability([-1.0, -2.0]), 4), probability([-1.0])
     (0.7311, None)
@@ -83,7 +85,7 @@ def probability(logprobs: Sequence[float]) -> float | None:
 def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
     """Return 1 if the continuation with the largest score is right and 0 if it is wrong, [question] float64.
 
-    NaN if the right continuation is unknown, or if there is only one continuation.
+    The value is NaN if the right continuation is unknown, or if there is only one continuation.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

@@ -57,7 +57,7 @@ def read_texts(path: str) -> list[str]:
 
 
 def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the start and end of each window, and the index of the first token to score in it.
+    """Yield the start and end of each window, and the index of the first token to score in the window.
 
     Every token except the first is scored once, given at least ``window - stride`` earlier tokens. If there are fewer
     earlier tokens, all of them are given.

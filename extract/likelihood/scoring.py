@@ -26,7 +26,7 @@ _ROUNDING = 0.05
 
 
 class Item(NamedTuple):
-    """A prompt and its continuations as token ids. None of them is empty."""
+    """A prompt and its continuations as token ids. Neither the prompt nor any continuation is empty."""
 
     prompt: Sequence[int]
     continuations: Sequence[Sequence[int]]

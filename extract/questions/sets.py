@@ -22,7 +22,8 @@ class QuestionSet:
         config: Hub configuration, or None.
         split: Split of the questions.
         revision: Hub commit; None for the newest commit.
-        train: Split of the worked examples. If None, they are taken from `split` and excluded from the questions.
+        train: Split of the worked examples. If None, the examples are taken from `split` and
+            excluded from the questions.
         gated: Whether users must accept terms on the Hub. The texts of gated sets are never shown.
         in_csv: Whether the Hub stores the set as CSV.
         columns: Column names of an original CSV file without a header.

@@ -78,7 +78,7 @@ def known_options(parser: Any) -> list[str]:
 
 
 def explain(message: str, known: list[str], prefix: str = "--") -> str:
-    """Convert a parser's error message to one line. For an unknown option, suggest the closest known one."""
+    """Convert a parser's error message to one line. For an unknown option, suggest the closest known option."""
     line = " ".join(message.split())
     if nested := re.search(r"Parser key \"([\w.]+)\":.*?given class_path '([\w.]+)': (.*)", line):
         key, given = prefix + nested[1], locate(nested[2])

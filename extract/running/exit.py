@@ -92,7 +92,7 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine to completion, in a new thread if an event loop is already running.
+    """Run a coroutine to completion. If an event loop is already running, run the coroutine in a new thread.
 
     Ctrl-C or SIGTERM cancels the coroutine and then raises `KeyboardInterrupt` or `Terminated`. Later signals are
     ignored.

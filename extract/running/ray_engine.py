@@ -58,7 +58,9 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
 
 
 class RayWorker(Worker):
-    """Worker that assigns all blocks to Ray actors, which write the files. It connects to the cluster on first use.
+    """Worker that assigns all blocks to Ray actors. The actors write the files.
+
+    The worker connects to the cluster on first use.
 
     Raises:
         InputError: If Ray is not installed, or if the cluster can't be reached, disappears or is too small for the
@@ -75,7 +77,7 @@ class RayWorker(Worker):
 
     @cached_property
     def _resources(self) -> tuple[int, dict[str, int]]:
-        """Number of actors, and the resources of each."""
+        """Number of actors, and the resources of each actor."""
         total = self._ray.cluster_resources()
         unit = "GPU" if total.get("GPU") else "CPU"
         n_units = int(total.get(unit, 0))
@@ -113,7 +115,7 @@ class RayWorker(Worker):
     ) -> Iterator[Result]:
         """Process the items in actors. Each actor processes one block at a time. See `Worker.run`.
 
-        The function that `start` yields must skip existing files, because blocks are repeated if an actor dies.
+        The function that `start` yields must skip existing files, because a block is repeated if its actor dies.
         """
         blocks: dict[int, list[Item]] = defaultdict(list)
         for item in items:
@@ -144,7 +146,7 @@ class RayWorker(Worker):
                 self._ray.kill(actor)
 
     def _wait(self, tasks: list[Any]) -> Any:
-        """Wait until one of the tasks has finished, and return it."""
+        """Wait until one of the tasks has finished, and return the finished task."""
         while True:
             finished, _ = self._ray.wait(tasks, timeout=CHECK_SECONDS)
             if finished:
@@ -162,7 +164,7 @@ class RayWorker(Worker):
         """Return the result of a finished task, or raise its error."""
         try:
             result = self._ray.get(task)
-        except self._ray.exceptions.RayTaskError:  # a bug, which keeps its traceback
+        except self._ray.exceptions.RayTaskError:  # a bug, so the traceback is kept
             raise
         except self._ray.exceptions.RayError as error:
             raise _gone(error) from None
@@ -211,7 +213,8 @@ def connect() -> Any:
         if address:
             wanted = f"a Ray cluster at RAY_ADDRESS={address!r}"
             remedy = (
-                "Start it with `ray start --head`, or unset RAY_ADDRESS. If it requires a token, set RAY_AUTH_TOKEN."
+                "Start it with `ray start --head`, or unset RAY_ADDRESS. If the cluster requires a token, set "
+                "RAY_AUTH_TOKEN."
             )
         raise InputError(f"Expected {wanted}, but got: {str(error).strip().splitlines()[0]} {remedy}") from None
     finally:

@@ -69,10 +69,12 @@ class Worker:
         n_rows: Callable[[Item], int],
         bar: Callable[[], Progress],
     ) -> Iterator[Result]:
-        """Process all items in this process, with a single call to the function that `start` yields. Yield its result.
+        """Process all items in this process, with a single call to the function that `start` yields.
 
-        The Ray engine instead processes each block in an actor and yields one result per block. `n_rows` returns the
-        number of rows in an item. `bar` returns the progress bar and is called after `start`.
+        Yield the result of this call. The Ray engine instead processes each block in an actor and yields one result per
+        block.
+
+        `n_rows` returns the number of rows in an item. `bar` returns the progress bar and is called after `start`.
         """
         with start() as process, bar() as progress:
             yield process(items, progress)
@@ -135,7 +137,7 @@ def alone(store: Path) -> Iterator[None]:
 
 
 class Lazy(Generic[Result]):
-    """Value that each process builds on first use, such as a loaded model. Ray sends `build` instead of the value."""
+    """Value, such as a loaded model, that each process builds on first use. Ray sends `build` instead of the value."""
 
     def __init__(self, build: Callable[[], Result]) -> None:
         self._build, self._built = build, list[Result]()

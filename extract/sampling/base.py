@@ -56,10 +56,10 @@ class Sampler(Protocol):
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
         """Return the policy as far as it is known before `prepare` is called.
 
-        It is compared with the policy of an existing store.
+        The result is compared with the policy of an existing store.
 
         `decoding` has one temperature. `model` is the `ModelIdentity` of the existing store as a dict. Values that are
-        not known yet are copied from it.
+        not known yet are copied from `model`.
         """
         return self.policy(decoding)
 

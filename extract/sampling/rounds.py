@@ -1,7 +1,7 @@
 """Sample answers in rounds, and stop sampling for a question as soon as a stopping rule is met.
 
-The answers are logged after each round. When sampling has stopped for all questions of a block, its tables are written.
-They record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
+The answers are logged after each round. When sampling has stopped for all questions of a block, the tables of the
+block are written. The tables record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,11 +33,11 @@ Draw = Callable[
 
 
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
-    """Reopen finished ranges of samples to which this run may add answers, by moving their answers back to logs.
+    """Reopen the finished ranges to which this run may add answers. The answers in these ranges are moved back to logs.
 
-    If this run has no stopping rule, ranges with skipped samples are reopened. If it has one, ranges that were sampled
-    with any stopping rule are reopened, except in blocks that were finished at all temperatures with the settings of
-    this run.
+    If this run has no stopping rule, ranges with skipped samples are reopened. If this run has a stopping rule,
+    ranges that were sampled with any stopping rule are reopened, except in blocks that were finished at all
+    temperatures with the settings of this run.
 
     Damaged ranges and ranges that begin after the first k samples are not changed.
     """
@@ -99,7 +99,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
 
 
 class _Rounds:
-    """Draws the answers to a block of questions in rounds. `ranges` contains its unfinished ranges by temperature."""
+    """Draws the answers to a block of questions in rounds. `ranges` contains the unfinished ranges by temperature."""
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ class StoppingRule:
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
         """Apply the rule to the answers to one question. The answers must be given in a single order.
 
-        Answers after the one at which the rule is first met are ignored.
+        Answers after the first answer at which the rule is met are ignored.
         """
         evidence = self.evidence(answers, prior)
         stops = self.stops(evidence, threshold)[0]
@@ -123,7 +123,7 @@ def two_stage(
     """Compute the evidence of two-stage voting over temperatures (arXiv 2510.02611).
 
     For each temperature, τ_intra is the relative frequency of the most frequent answer. The evidence is the smallest
-    τ_intra. It is −∞ in three cases:
+    τ_intra. In three cases, the evidence is −∞:
 
     - The fraction of temperatures with the same most frequent answer is below `cross` (τ_cross).
     - A temperature other than 0 has fewer than `least` answers. (The paper has no such minimum.)
@@ -173,7 +173,7 @@ def _beta_above_half(n: int) -> NDArray[np.float64]:
 def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
     """Compute the evidence of early-stopping self-consistency.
 
-    The evidence after each answer is the length of the run of equal answers that ends with it.
+    The evidence after each answer is the length of the run of equal answers that ends with that answer.
     """
     classes = answers.classes
     place = np.arange(classes.shape[1])

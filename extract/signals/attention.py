@@ -21,7 +21,7 @@ FIELDS = ("none", "column", "element")
 NORMALISERS = ("column_emit", "column_token", "element")
 
 _TINY = 1e-12
-COLUMNS_AT_ONCE = 128  #: Number of columns of R that are computed at a time.
+COLUMNS_AT_ONCE = 128  #: Number of columns of the rollout matrix that are computed at a time.
 
 
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
@@ -43,9 +43,9 @@ def attention_entropy(batch: Pass) -> dict[str, Tensor]:
 def macs(batch: Pass) -> dict[str, Tensor]:
     """Compute the attention that each token receives from later tokens (Hu et al. 2025, "MACS", arXiv 2509.17178).
 
-    For each query and layer, a is the largest attention of any head to the token. A floor ε raises it to (1 − ε) a + ε.
-    The geometric mean over the L layers is then combined over queries (AGG). The signal is a dict from
-    ``L/floor_EPS_AGG_ALIGN`` to tensors [row, token] float32, where EPS is ε in hundredths.
+    For each query and layer, a is the largest attention of any head to the token. A floor ε raises this attention to
+    (1 − ε) a + ε. The geometric mean of the raised attention over the L layers is then combined over queries (AGG). The
+    signal is a dict from ``L/floor_EPS_AGG_ALIGN`` to tensors [row, token] float32, where EPS is ε in hundredths.
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last query.
       `last` is the value of the last query.
@@ -142,9 +142,10 @@ def rows_summed(
     """Compute the sum of the rows of the rollout matrix R, and the last row of R.
 
     Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of
-    the tokens. Ã is the attention, averaged over heads, weighted by a field and normalised by row. a is the share of
-    attention in the residual stream. R = Â_L … Â_1 is the product over L layers. All matrices are lower triangular, so
-    the columns for the answer tokens require only the attention among these tokens and the sums in `norms`.
+    the tokens. Ã is the attention, averaged over heads, weighted by a field and normalised by row. The weight a is the
+    share of attention in the residual stream. R = Â_L … Â_1 is the product over L layers. All matrices are lower
+    triangular, so the columns for the answer tokens require only the attention among these tokens and the sums in
+    `norms`.
 
     Args:
         blocks: For each layer, the attention averaged over heads, [row, query, key]. Queries and keys run from the last

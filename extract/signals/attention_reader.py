@@ -22,8 +22,8 @@ from extract.signals.model_parts import Hooks, decoder_blocks
 
 #: Floors ε of MACS, in hundredths. The paper writes ε as 1 − α and uses 20.
 FLOORS = (1, 20)
-#: Pairs of modules. The first returns the attention output (a norm in Gemma 2 and 3). The input of the second is the
-#: sum of this output and the residual stream.
+#: Pairs of modules. The first module, which is a norm in Gemma 2 and 3, returns the attention output. The input of the
+#: second module is the sum of the attention output and the residual stream.
 _ADDED = [
     ("post_attention_layernorm", "pre_feedforward_layernorm"),
     *product(("self_attn", "attn", "attention"), ("post_attention_layernorm", "ln_2")),
@@ -189,7 +189,7 @@ _active: ContextVar[AttentionReader | None] = ContextVar("attention_reader", def
 
 
 def _register(implementation: str) -> str:
-    """Register an attention function that reads attention and calls `implementation`. Return its name."""
+    """Register an attention function that reads attention and calls `implementation`. Return the registered name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import eager_mask, sdpa_mask

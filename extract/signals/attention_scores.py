@@ -9,7 +9,7 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.signals.base import Places
 
-#: Score of a hidden key, which the query can't see. Unlike −∞, it has a finite product with 0.
+#: Score of a hidden key, which the query can't see. Unlike −∞, this score has a finite product with 0.
 HIDDEN = -1e30
 
 ENTROPIES = ("normalised", "sink_free", "smallest_head")
@@ -17,7 +17,7 @@ ENTROPIES = ("normalised", "sink_free", "smallest_head")
 #: Number of scores in memory at a time on a CPU.
 CACHED_SCORES = 1 << 19
 
-#: Number of scores per row in memory at a time on a GPU, for at most 8 rows.
+#: Number of scores per row in memory at a time on a GPU. More than 8 rows count as 8.
 _SCORES_PER_ROW = 1 << 23
 
 
@@ -68,7 +68,7 @@ def read_layer(
     layer = {name: torch.cat(chunks, 1) for name, chunks in parts.items()}
     behind = ~places.valid
     for name, values in layer.items():
-        if name in ("mean", "largest"):  # indices past a row's last key were clamped to it
+        if name in ("mean", "largest"):  # indices past a row's last key were clamped to that key
             values.tril_()
         values.masked_fill_(behind if values.dim() == 2 else behind[..., None], 0.0)
     return layer
@@ -155,8 +155,8 @@ def _score_chunks(
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the number of keys that each query in `part` sees, a mask of hidden keys, and a bias or None.
 
-    Mask and bias have shape [row, query, key]. If the returned mask has fewer than `n_keys` keys, it covers the last
-    of them.
+    Mask and bias have shape [row, query, key]. If the returned mask has fewer than `n_keys` keys, it covers only
+    the last keys.
     """
     index = places.index[:, part]
     if mask is None:
@@ -225,7 +225,9 @@ def element_field(query: Tensor, key: Tensor) -> Tensor:
 
 
 def normalisers(mean: Tensor, column: Tensor, element: Tensor) -> Tensor:
-    """Sum the attention over keys, weighted by each of `NORMALISERS`, [row, query, normaliser] float32.
+    """Compute weighted sums of the attention over keys, one for each of `NORMALISERS`.
+
+    The result has shape [row, query, normaliser] and dtype float32.
 
     Args:
         mean: Mean attention over heads, [row, query, key].

@@ -75,7 +75,7 @@ class TokenFeatures:
         """Compute the features, [row, feature] float32. A row without tokens or with a missing value is NaN.
 
         Args:
-            read: Function of a signal and a key ``layer/name``, which returns the values: [row] for questions, `Ragged`
+            read: Function that returns the values of a signal at a key ``layer/name``: [row] for questions, `Ragged`
                 for answers.
         """
         if not self.pooling:

@@ -13,8 +13,8 @@ from extract.signals.base import Pass
 from extract.signals.model_parts import Hooks, decoder_blocks, decoder_of, n_layers
 from extract.store.shards import Scope
 
-#: Functions that return the token indices over which states are averaged, from the numbers of prompt tokens P and
-#: answer tokens n. Answer token y_t is at index P + t − 1.
+#: Functions of the number P of prompt tokens and the number n of answer tokens. Each returns the token indices over
+#: which states are averaged. Answer token y_t is at index P + t − 1.
 POSITIONS: dict[Scope, dict[str, Callable[[int, int], range]]] = {
     "question": {"last_prompt": lambda n_prompt, n_answer: range(n_prompt - 1, n_prompt)},
     "sample": {

@@ -12,7 +12,7 @@ from torch.linalg import vecdot
 from extract.signals.base import Lens, TokenSpans
 from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_norm, n_layers, not_norm_alone
 
-#: Number of layers before the last layer that are compared with it.
+#: Number of layers that are compared with the last layer. These layers directly precede the last layer.
 N_COMPARED = 10
 #: Number of logits in memory at a time.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}
@@ -20,7 +20,7 @@ LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}
 REDUCED_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
 #: Lower bound of shifted logits. Excluded tokens (−∞) get a finite logit and keep probability 0.
 _IMPOSSIBLE = -1e4
-#: Lower bound of exponents. Lower ones give subnormal numbers, which are ten times slower.
+#: Lower bound of exponents. Lower exponents give subnormal numbers, which are ten times slower than normal numbers.
 _NOTHING = -80.0
 
 
@@ -46,7 +46,7 @@ def entropy(p: Softmax) -> Tensor:
 
 
 def most_likely(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the most likely token, its probability, and its margin over the second, [token] each."""
+    """Return the most likely token, its probability, and its margin over the second most likely, [token] each."""
     best = p.shifted.topk(2)
     first, second = best.values.exp().unbind(-1)
     return best.indices[:, 0], first / p.total, (first - second) / p.total

@@ -74,7 +74,7 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
 
     The result is a dict from ``L/name`` to tensors [row, token] float32 in (0, 1]. Names contain the threshold λ in
     thousandths. h_l is the residual stream of layer l before the final norm, and p₁ and p₂ are the two largest
-    probabilities in the distribution of layer l. If no earlier layer meets the condition, the value is 1.
+    probabilities in the distribution of layer l. A value is 1 if no layer before L meets the condition given below.
 
     - ``softmax_response_λ``: first layer l ≥ 1 with p₁ − p₂ ≥ λ (CALM, arXiv 2207.07061).
     - ``state_saturation_λ``: first layer l ≥ 2 with cos(h_{l−1}, h_l) ≥ λ (CALM).

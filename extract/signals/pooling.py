@@ -160,7 +160,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
     A peak is a token whose entropy exceeds `threshold`. A critical token is a peak whose weight exceeds the mean weight
     of the row. Counts are returned as log(1 + count). Means and maxima over peaks or critical tokens are 0 if there are
-    none.
+    no such tokens.
 
     Args:
         entropy: Entropies of the tokens, [sum of lengths] in nats.
@@ -201,7 +201,7 @@ def weight_of(name: str) -> tuple[str, str]:
     """Return the signal of token weights and the last part of their key.
 
     Args:
-        name: One of `WEIGHTS`, or the key of an influence without its layer, such as
+        name: One of `WEIGHTS`, or the key of an influence without the layer, such as
             ``rollout/norm_element_mean_token``.
 
     Raises:

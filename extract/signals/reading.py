@@ -39,7 +39,7 @@ def read_questions(
         layers: Layers whose hidden states are kept, or a dict from signal to layers.
         batch_tokens: Maximum number of tokens in a batch, including padding. A longer prompt forms its own batch.
         progress: Callback with the numbers of questions and tokens in each finished batch.
-        shared: Cache of a common prefix of the prompts, if one has already been read.
+        shared: Cache of a common prefix of the prompts, if such a prefix has already been read.
 
     Returns:
         Dict from signal to a dict from key to a CPU tensor, with rows in the order of `prompts`. Token signals have
@@ -196,8 +196,8 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
 def drawn_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> list[int]:
     """Return the token ids of a stored sample, including the end token if one was drawn.
 
-    If the sample has no token ids, its text is tokenized, which may give different tokens. If it has reasoning but no
-    token ids, the list is empty.
+    If the sample has no token ids, its text is tokenized. The result may differ from the tokens that were drawn. If the
+    sample has reasoning but no token ids, the list is empty.
     """
     if sample["token_ids"] is not None:
         return list(sample["token_ids"])

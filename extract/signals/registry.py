@@ -1,6 +1,6 @@
 """Registry of signals: functions that take a `Pass` and return a dict from ``layer/name`` to tensors.
 
-Their modules import model code, and are imported on first use.
+The modules of these functions import model code. They are loaded on first use.
 """
 
 from collections.abc import Callable
@@ -39,8 +39,8 @@ class Signal(NamedTuple):
         by_layer: Whether the layers to read can be chosen.
         depths: Layers that are read by default, as fractions of the number of blocks. If empty, all layers.
         weights: Whether the values measure a token's influence and can be used as token weights.
-        rising: Names of the values that tend to be larger for right answers. All others tend to be larger for wrong
-            answers.
+        rising: Names of the values that tend to be larger for right answers than for wrong answers. All other values
+            tend to be smaller for right answers.
         version: Version of the definition, recorded in stores. Increase it if values or names change.
     """
 
@@ -124,7 +124,7 @@ SIGNALS: Registry[Signal] = Registry(
         ),
         "rollout_max": _influence(
             "extract.signals.attention:rollout_max",
-            "largest influence of a token on any answer token, in O(n³) instead of O(n²) time",
+            "largest influence of a token on any answer token, in O(n³) time instead of rollout's O(n²)",
             ("attention_blocks", "mixing"),
         ),
         "macs": _influence(

@@ -136,14 +136,14 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
         folder = store.signals.file(signal, store.shards(scope)[0]).parent
         raise InputError(
             f"Expected `layers` to be among {held}, the stored layers of {signal!r} in {str(store.path)!r}, but got "
-            f"{sorted(set(layers or ()))}. Leave out `layers` to use these layers, or delete {str(folder)!r} to read "
-            "other layers."
+            f"{sorted(set(layers or ()))}. Leave out `layers` to use the stored layers, or delete {str(folder)!r} "
+            "to read other layers."
         )
     return held or (None if layers is None else sorted(set(layers)))
 
 
 class _ShardReader:
-    """Reads and writes the signals of shards. `layers` maps each signal to its layers, or None for the default."""
+    """Reads and writes the signals of shards. `layers` maps each signal to its layers, or to None for the default."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ def read_prefix(
     start: SharedPrompt | None = None,
     previous: SharedPrompt | None = None,
 ) -> SharedPrompt | None:
-    """Read the common prefix of several prompts, so that passes over the prompts can skip it.
+    """Read the common prefix of several prompts, so that it is not read again for each prompt.
 
     Args:
         model: Causal language model in evaluation mode.
@@ -78,7 +78,7 @@ def read_prefix(
 
 
 def can_share(model: Any) -> bool:
-    """Whether sequences can share a prefix. This requires a cache without sliding windows or recurrent states."""
+    """Whether sequences can share a prefix. Sharing requires a cache without sliding windows or recurrent states."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 

@@ -148,14 +148,14 @@ def finish_range(
     Nothing is changed if a sample is missing and its question is not in `absent`, or if the table can't be written.
 
     Args:
-        absent: Dict from question id to the finish reason of its missing samples, `REJECTED` or `SKIPPED`.
+        absent: Dict from question id to the finish reason (`REJECTED` or `SKIPPED`) of the question's missing samples.
         stopping: Record of early stopping (see `Samples.stopping`), without the number of skipped samples.
 
     Raises:
         InputError: If the table can't be written.
         OSError: If the log can't be read or deleted.
     """
-    # this process may have written only part of the log; a log without answers has been deleted
+    # read from disk, because other processes may have written parts of the log. `close` deletes a log without answers
     logged = read_log(store, samples) if store.samples.log_file(samples).is_file() else []
     rows = {(row["question_id"], row["sample"]): row for row in logged}
     keys = [(id_, j) for id_ in store.questions.ids(samples) for j in range(samples.start, samples.stop)]
@@ -176,12 +176,12 @@ def reopen_range(store: Store, samples: SampleRange) -> None:
     with closing(AnswerLog(store, samples)) as log:
         log.append([row for row in rows if row["finish_reason"] != SKIPPED])
     file = store.samples.file(samples)
-    file.with_suffix(".json").unlink()  # deleted first, so that a run that is killed here leaves an unfinished file
+    file.with_suffix(".json").unlink()  # the sidecar first, so that a run killed here leaves an unfinished table
     file.unlink()
 
 
 def delete_finished_logs(store: Store, worker: Worker) -> None:
-    """Delete the answer logs of a worker's finished ranges, which a killed run can leave behind."""
+    """Delete the answer logs of a worker's finished ranges. A killed run can leave such logs behind."""
     for samples in logged_ranges(store):
         if worker.has(samples.block) and is_whole(store.samples.file(samples), store.path):
             store.samples.log_file(samples).unlink()

@@ -1,4 +1,4 @@
-"""Write data files atomically, each with a sidecar, and verify them before they are read."""
+"""Write data files atomically, and verify them before they are read. A sidecar contains a file's size and checksum."""
 
 import hashlib
 import json
@@ -82,7 +82,7 @@ def read_json(path: Path, largest: int) -> Any:
     """Parse a JSON file of at most `largest` bytes.
 
     Raises:
-        ValueError: If the file cannot be read, is too large, or is not valid JSON (without NaN and infinity).
+        ValueError: If the file cannot be read, is too large, is not valid JSON, or contains NaN or infinity.
     """
     try:
         with path.open("rb") as file:
@@ -138,7 +138,7 @@ def check_file(path: Path, folder: Path) -> None:
     """Check the size, location and checksum of a data file.
 
     Raises:
-        Damaged: If `check_size` fails, or the checksum differs.
+        Damaged: If `check_size` raises it, if the file can't be read, or if its checksum differs from the recorded one.
     """
     sidecar = check_size(path, folder)
     try:

@@ -53,8 +53,8 @@ def fill(
         unit: Unit of the rows, for example ``"answers"``.
         n_rows: Function that returns the number of rows in an item.
         start: Function that prepares a process, for example by loading a model, and yields a function that writes the
-            file of an item and reports progress. The Ray engine can process an item twice, so this function should skip
-            existing files.
+            file of an item and reports progress. The Ray engine can process an item twice, so the yielded
+            function should skip existing files.
     """
     bar = partial(Progress, f"{label}{worker.label}", sum(map(n_rows, items)), unit)
     return [result for results in worker.run(partial(_one_by_one, start), items, n_rows, bar) for result in results]

@@ -53,7 +53,7 @@ class StoreFolder:
         return self.path / "samples" / f"{samples.stem}.parquet"
 
     def samples_sha256(self, samples: SampleRange) -> str | None:
-        """SHA-256 of the file for a range of samples, or None if it is not finished."""
+        """SHA-256 of the file for a range of samples, or None if the file is not finished."""
         file = self.samples_file(samples)
         return read_sidecar(file).sha256 if is_finished(file) else None
 
@@ -80,7 +80,9 @@ class StoreFolder:
 
 
 class ShardFiles:
-    """Base class for the grades, signals or model-based baselines of a store, with one file per name and shard.
+    """Base class for the grades, signals or model-based baselines of a store.
+
+    Each grader, signal or baseline has a name, and one file per shard.
 
     Args:
         subfolder: Format string of the subfolder, for example ``"grades/{name}"``. It can also contain ``{scope}``.

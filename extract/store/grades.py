@@ -83,7 +83,7 @@ class Grades(ShardFiles):
         metadata = {str(key, "utf-8", "replace"): str(value, "utf-8", "replace") for key, value in pairs}
         if metadata.get("grader") != grader:
             raise Damaged(file, f"it contains grades by {metadata.get('grader')!r}, not by {grader!r}")
-        # not recorded by early versions
+        # early versions did not record the checksum of the samples
         graded, there = metadata.get("samples"), self._folder.samples_sha256(samples)
         if None not in (graded, there) and graded != there:
             raise Damaged(file, "its samples have been replaced since they were graded")

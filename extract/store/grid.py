@@ -18,13 +18,16 @@ def copy_known(
     layers: dict[str, list[int] | None],
     settings: Mapping[str, dict[str, Any]],
 ) -> dict[Shard, list[str]]:
-    """Copy missing question signals from stores that differ only in temperature, and return those still missing.
+    """Copy missing question signals from stores that differ from `store` only in temperature.
 
     Args:
-        missing: Dict from block to the names of its missing signals. The result has the same form.
+        missing: Dict from block to the names of the block's missing signals.
         layers: Dict from signal to the layers to keep (None for all). It is updated with the layers of the copied
             signals.
-        settings: Dict from signal to its required settings.
+        settings: Dict from signal to the signal's required settings.
+
+    Returns:
+        The signals that are still missing, in the same form as `missing`.
     """
     others, still_missing = same_but_temperature(store), {shard: list(signals) for shard, signals in missing.items()}
     for signal in dict.fromkeys(signal for signals in missing.values() for signal in signals):
@@ -46,7 +49,7 @@ def copy_known(
 
 
 def same_but_temperature(store: Store) -> list[Store]:
-    """Return the neighbouring stores that differ only in temperature and have the same `reader`."""
+    """Return the stores in the same folder that differ from `store` only in temperature and have the same `reader`."""
     found = []
     for folder in member_stores(store.path.absolute().parent):
         with suppress(InputError):  # skip stores that cannot be opened

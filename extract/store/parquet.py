@@ -24,7 +24,7 @@ COMPACT_SAMPLES_SCHEMA = _schema(
     "question_id:string sample:int32 token_ids:int32s text:string logprobs:float32s finish_reason:string "
     "prompt_tokens:int32"
 )
-#: Samples with nullable columns. `reasoning` precedes the answer.
+#: Samples with nullable columns. The column `reasoning` contains the text before the answer.
 SAMPLES_SCHEMA = _schema(
     "question_id:string sample:int32 text:string reasoning:string token_ids:int32s logprobs:float32s n_tokens:int32 "
     "finish_reason:string prompt_tokens:int32"
@@ -41,7 +41,7 @@ ASKED_SCHEMAS = {
     "sample": _schema("question_id:string sample:int32 value:float64 prompt_tokens:int64 completion_tokens:int64"),
 }
 #: Additional columns of baselines. `likelihood` has the continuations of each question, their log-probabilities in nats
-#: with and without the prompt, their lengths, and the index of the right one (null if unknown).
+#: with and without the prompt, their lengths, and the index of the right continuation (null if unknown).
 _ADDED_COLUMNS = {
     "likelihood": _schema(
         "continuations:strings logprobs:float64s unconditional:float64s n_tokens:int32s n_bytes:int32s target:int32"

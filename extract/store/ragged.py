@@ -42,7 +42,7 @@ class Ragged(NamedTuple):
         return self.offsets.diff()
 
     def rows(self) -> list[Tensor]:
-        """Return one tensor [token, …] per row, which shares memory with `values`."""
+        """Return one tensor [token, …] per row. The tensors share memory with `values`."""
         return list(self.values.split(self.lengths.tolist()))
 
     def padded(self, fill: float = torch.nan) -> Tensor:

@@ -82,7 +82,7 @@ class Samples:
 
         - ``budget``: maximum number of samples per question and temperature.
         - ``grader``: grader that parsed the answers.
-        - ``priors``: SHA-256 of the priors.
+        - ``priors``: SHA-256 of the questions' priors (see `extract.sampling.prior`), or null.
         - ``skipped``: number of skipped samples in the range.
         - ``questions``: dict from question id to a dict with these keys:
 

@@ -34,7 +34,7 @@ _ASKED = ("text_embedding",)
 
 
 class Entry(NamedTuple):
-    """Dtype (as named by safetensors) and row shape of a tensor. If it is ragged, the shape is that of one token."""
+    """Dtype of a tensor, as named by safetensors, and the shape of one row, or of one token if the tensor is ragged."""
 
     dtype: str
     shape: torch.Size
@@ -167,7 +167,7 @@ class Signals(ShardFiles):
         return rows
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
-        """Return a dict from key to the dtype and shape of a signal's tensor. It is empty if there are no files.
+        """Return a dict from key to the dtype and shape of a signal's tensor. Without files, the dict is empty.
 
         Raises:
             Damaged: If a file is damaged, or two files have different layouts or settings.
@@ -189,7 +189,7 @@ class Signals(ShardFiles):
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
-        """Return the shards of a complete signal. Its tensor `key` must be ragged if and only if `ragged` is true."""
+        """Return the shards of a complete signal. The tensor `key` must be ragged if and only if `ragged` is true."""
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the signal {signal!r} in {str(self._folder.path)!r}"
         if key not in keys:
@@ -204,7 +204,7 @@ class Signals(ShardFiles):
         return shards
 
     def _values(self, signal: str, key: str, shards: list[Shard], counts: list[int]) -> Tensor:
-        """Concatenate a tensor over shards. `counts` contains its length in each shard."""
+        """Concatenate a tensor over shards. `counts` contains the length of the tensor in each shard."""
         entry = self.shard_layout(signal, shards[0])[key]
         values = torch.empty(sum(counts), *entry.shape, dtype=_DTYPES[entry.dtype])
         step = max(1, CHUNK_BYTES // max(1, entry.shape.numel() * values.element_size()))
@@ -216,7 +216,7 @@ class Signals(ShardFiles):
         return values
 
     def _header(self, signal: str, shard: Shard) -> _Header:
-        """Return the header of a file, which is verified on first access."""
+        """Return the header of a file. On first access, verify the file."""
         path = self.file(signal, shard)
         if path in self._headers:
             return self._headers[path]

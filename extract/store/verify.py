@@ -17,7 +17,7 @@ _LARGEST_MANIFEST = 2**28  # bytes
 
 
 def data_files(folder: Path) -> list[Path]:
-    """Return all Parquet and safetensors files in a folder, including unfinished ones."""
+    """Return all Parquet and safetensors files in a folder, including unfinished files."""
     return sorted(path for path in folder.rglob("*") if path.suffix in _DATA)
 
 

@@ -81,8 +81,8 @@ def read_answers(
         questions: Question ids. If None, a few questions are chosen, with a right and a wrong answer to each.
         samples: Sample indices to show for each question. If None, all answers to the given `questions`.
         grader: Grader whose grades are shown. By default, the store's only grader, if any.
-        influence: Name of the token weights to show, such as ``norm_element_mean_token``, which is the default if the
-            store contains it. It can also begin with the signal's name, as in SIGNAL/NAME.
+        influence: Name of the token weights to show. By default, ``norm_element_mean_token`` if the store contains
+            these weights. The name can also begin with the name of the signal, as in SIGNAL/NAME.
 
     Returns:
         The answers, and the name of the token weights.
@@ -194,8 +194,8 @@ def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
     Tokens that add no text, such as bytes of an unfinished character, are merged into the next piece. At the end of the
-    answer, they are merged into the last piece. `text` ends before any stop string, which can begin inside the last
-    token.
+    answer, such tokens are merged into the last piece. `text` ends before any stop string, which can begin inside the
+    last token.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)

@@ -9,7 +9,7 @@ from extract.errors import InputError
 from extract.viewing.answers import ShownAnswer
 
 WIDEST = 56
-#: Maximum number of tokens in a plot, which is then about 8,000 pixels high.
+#: Maximum number of tokens in a plot. With this number, the plot is about 8,000 pixels high.
 LONGEST = 800
 _INK, _GREY, _ORANGE, _BLUE = "#222222", "#8a8a8a", "#c75000", "#2463a8"
 #: Font families for scripts that matplotlib's default font lacks.

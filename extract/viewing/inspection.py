@@ -21,7 +21,7 @@ from extract.viewing.stopping import describe_stopping
 from extract.viewing.summary import MARKS, GradeCounts, interval, summarize
 
 _MOST_GROUPS = 40
-#: If there are more groups, those with a single question are left out.
+#: If there are more groups than this, the groups with a single question are left out.
 _FEW_GROUPS = 10
 _MOST_LINES = 30
 
@@ -117,7 +117,7 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
 
 
 def _usual_grader(store: Store) -> str | None:
-    """Return the default grader for the questions. If it has no grades, return the first grader with grades."""
+    """Return the default grader for the questions, or the first grader with grades if the default grader has none."""
     names = store.grades.names()
     usual = (GRADER_OF_KIND[question.kind] for question in store.questions)
     return next((name for name in usual if name in names), next(iter(names), None))
@@ -213,8 +213,8 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
 
     Args:
         store: Folder of a store or a temperature grid.
-        grader: Grader for the detailed tables. If omitted, the default grader for the kind of question or, if it has no
-            grades, the first grader with grades.
+        grader: Grader for the detailed tables. By default, the default grader for the kind of question. If that grader
+            has no grades, the first grader with grades.
         answers: Number of example answers, divided among right, wrong and unknown grades.
     """
     each_store(lambda store: print(describe(Store.open(store), grader, answers)))(store=store)

@@ -34,7 +34,7 @@ def show(
         samples: 0-based indices of the answers to show. By default, all answers to the given questions.
         out: Output file: .html for a page of answers, or .png, .pdf or .svg for a plot of one answer.
         grader: Grader whose grades are shown. By default, the store's only grader.
-        influence: Token weights to show as influence. By default, `norm_element_mean_token` if it was read.
+        influence: Token weights to show as influence. By default, `norm_element_mean_token` if these weights were read.
         model: Hub id or folder of the store's model. Required if that model was loaded from a folder. Only the
             tokenizer is loaded.
 
@@ -51,7 +51,7 @@ def show(
             f"Expected `out` to end in .html for a page, or in one of {', '.join(_PICTURES)} for a plot of one answer, "
             f"but got {out!r}. Pass, for example, --out answers.html."
         )
-    named = None if questions is None else [str(id_) for id_ in questions]  # YAML reads some as numbers
+    named = None if questions is None else [str(id_) for id_ in questions]  # YAML reads some ids as numbers
     answers, key = read_answers(opened, lambda: _tokenizer_of(opened, model), named, samples, grader, influence)
     if path.suffix == ".html":
         from extract.viewing.html import page

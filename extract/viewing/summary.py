@@ -171,7 +171,7 @@ def _draw(drawn: dict[bool | None, list[tuple[float, Shown]]], n: int, part: Sam
 
 
 def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
-    """Choose `n` answers, divided evenly among the grades, and to different questions if possible."""
+    """Choose `n` answers, divided evenly among the grades. If possible, each belongs to a different question."""
     taken: dict[bool | None, list[Shown]] = {mark: [] for mark in left}
     seen: set[str] = set()
     while sum(map(len, taken.values())) < n and any(left.values()):
@@ -185,7 +185,7 @@ def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
 def interval(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
     """Return the mean of `values` [question] and its 95 % interval (Student's t). NaN values are left out.
 
-    The interval is clipped to [0, 1]. If all n values are equal, its half-width is 1 − 0.025^(1/n), the exact binomial
+    The interval is clipped to [0, 1]. If all n values are equal, the half-width is 1 − 0.025^(1/n), the exact binomial
     bound for values of 0 or 1. The result is None if n < 2.
     """
     known = values[~np.isnan(values)]

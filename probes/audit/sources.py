@@ -37,7 +37,7 @@ SOURCES: dict[str, Source] = {
     "text_embedding": Source("text embedding", "sentence embedding of the question, from `extract ask`"),
     "group": Source("group", "the question's group"),
     "options": Source("options alone", "words, number and lengths of the options, without the question", leak=True),
-    "key": Source("key", "letter of the right option, and its length relative to the other options", leak=True),
+    "key": Source("key", "letter of the right option, and length of this option relative to the others", leak=True),
     "length": Source("length", "number of characters and words in the question, without its options", leak=True),
     "position": Source("position", "position of the question in its source", leak=True),
 }
@@ -93,8 +93,8 @@ def _option_features(questions: Sequence[Question]) -> dict[str, Features]:
 def ngrams(texts: Sequence[str]) -> Features:
     """Return the first 128 singular components of the TF-IDF weights of words and word pairs.
 
-    Numbers and punctuation marks are treated as words. The result is [text, feature]. If all texts are equal, it has a
-    single feature, which is 0.
+    Numbers and punctuation marks are treated as words. The result is [text, feature]. If all texts are equal, the
+    result has a single feature, which is 0.
     """
     from sklearn.decomposition import TruncatedSVD  # takes a second to import
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -130,6 +130,6 @@ def _is_constant(features: Features) -> bool:
 
 
 def _joined(*blocks: Features) -> Features:
-    """Centre blocks, scale them to a total variance of 1 (constant ones to 0), and concatenate them."""
+    """Centre each block, scale it to a total variance of 1, and join the blocks. Constant blocks become 0."""
     centred = [block - block.mean(0) for block in blocks]
     return np.hstack([block / (np.sqrt(np.square(block).sum() / len(block)) or 1.0) for block in centred])

@@ -40,7 +40,7 @@ def eccentricity(similarity: NDArray[np.float64], threshold: float = 0.9) -> flo
     """Compute the distance of the answers from their centre in a spectral embedding of the similarities (Lin et al.).
 
     The result is √(Σ_j ‖v_j − v̄‖²), where v_j contains the entries for the jth answer in all eigenvectors of the
-    Laplacian (see `eigenvalue_sum`) with eigenvalues below `threshold`, and v̄ is the mean of these vectors.
+    Laplacian (see `eigenvalue_sum`) with eigenvalues below `threshold`, and v̄ is the mean of all v_j.
     """
     values, vectors = np.linalg.eigh(_normalised(similarity))
     coordinates = vectors[:, 1 - values < threshold]
@@ -51,8 +51,8 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
     """Compute the normalised kernel language entropy with a heat kernel (Nikitin et al., arXiv 2405.20003).
 
     The graph Laplacian is L = D − W, with the weights W = 2 S as in the paper. D is the diagonal matrix of the row sums
-    of W. The heat kernel exp(−t L) is scaled so that its diagonal entries are 1/n. The result is the entropy of its
-    eigenvalues, divided by ln n.
+    of W. The heat kernel exp(−t L) is scaled so that its diagonal entries are 1/n. The result is the entropy of the
+    eigenvalues of the scaled kernel, divided by ln n.
     """
     n, weights = len(similarity), 2 * similarity
     values, vectors = np.linalg.eigh(np.diag(weights.sum(1)) - weights)

@@ -30,9 +30,9 @@ Rows = dict[str, Tensor]
 Score = Callable[[FeatureDataModule, Rows], Tensor]
 #: Function that maps the data to the uncertainties [answer]; NaN if missing.
 AnswerUncertainty = Callable[[FeatureDataModule], NDArray[np.float64]]
-#: Function that maps rows of the answer table to the joint uncertainty of these answers.
+#: Function that maps answers, given as rows of the answer table, to their joint uncertainty.
 JointUncertainty = Callable[[NDArray[np.int64]], float]
-#: Function that maps rows of the answer table to the similarities [row, row] of these answers.
+#: Function that maps answers, given as rows of the answer table, to their similarities [row, row].
 Similarities = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
 
@@ -52,7 +52,10 @@ def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Score each question by the mean accuracy of its group, or by the overall mean if the group is unseen."""
+    """Score each question by the mean accuracy of its group in the training and validation splits.
+
+    If these splits contain no question of the group, the score is the mean accuracy of all questions in these splits.
+    """
     table, rows_of, known = data.table, defaultdict(list), outside_test(rows)
     for row in known.tolist():
         rows_of[table.groups[row]].append(row)
@@ -177,7 +180,10 @@ def of_embeddings(data: FeatureDataModule) -> Similarities:
 def dispersed(
     similarities: Callable[[FeatureDataModule], Similarities], dispersion: Callable[[NDArray[np.float64]], float]
 ) -> Mapping[Scope, Score]:
-    """Return a score function for questions, based on the dispersion of half of the answers (NaN if fewer than two)."""
+    """Return a score function for questions, based on the dispersion of half of the answers.
+
+    If this half contains fewer than two answers, the score is NaN.
+    """
 
     def uncertainty(data: FeatureDataModule) -> JointUncertainty:
         of_rows = similarities(data)
@@ -194,7 +200,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    Of the stored layers, the one whose index is closest to half of the highest index is used.
+    The states are those of the stored layer whose index is closest to half of the highest stored index.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

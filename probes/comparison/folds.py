@@ -34,7 +34,7 @@ def data_of(method: ProbeMethod, store: str, grader: str | None) -> FeatureDataM
 def folds(
     table: QuestionTable, questions: Tensor, n_folds: int, seed: int, least_val: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield the `train`, `val` and `test` rows of each fold, stratified by question group.
+    """Yield the `train`, `val` and `test` rows of each fold. All splits are stratified by question group.
 
     `questions` are rows of the question table. Each fold needs at least `least_val` validation questions.
     """

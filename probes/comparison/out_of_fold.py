@@ -116,7 +116,7 @@ class Comparison:
         self.out = OutOfFold(self.data, questions, fold)
 
     def _data_of(self, method: ProbeMethod) -> FeatureDataModule:
-        """Return the datamodule for a probe. Probes with the same target and features share it."""
+        """Return the datamodule for a probe. Probes with the same target and features share a datamodule."""
         key = method.target, method.signal, method.positions, method.join
         if key not in self._data:
             data = data_of(method, self.store, self.grader)
@@ -196,15 +196,15 @@ class Comparison:
         self.out.add(data.scope, name, test.row, module.predict(test.features))
         losses = torch.full((len(data.question_of),), torch.nan, dtype=torch.float64)
         losses[module.val_rows] = module.val_losses
-        losses[~torch.isin(data.question_of, rows["val"])] = torch.nan  # cross-fitted probes score more questions
+        losses[~torch.isin(data.question_of, rows["val"])] = torch.nan  # cross-fitted probes also score train rows
         chosen = {"probe": name, "layers": choice.layers, "position": choice.position, module.option: choice.value}
         return Fit({**chosen, "val_loss": float(losses.nanmean()), "warning": module.warning}, losses)
 
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is at most one standard error above the lowest loss.
 
-        The standard error is that of the mean difference between the losses of this probe and of the probe with the
-        lowest loss, on the same questions.
+        The difference between the two losses is a mean over the same questions, and the standard error is that of this
+        mean.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

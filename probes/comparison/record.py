@@ -25,7 +25,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
     """Compute the metrics and tests of a comparison.
 
     Args:
-        n_resamples: Number of resamples for each interval. The p-values use five times as many.
+        n_resamples: Number of resamples for each interval. Each p-value uses five times this number.
 
     Returns:
         The content of comparison.json. `methods` contains the metrics of each method. Methods that use answers with
@@ -111,7 +111,7 @@ def scored(out: OutOfFold, name: str, half: bool) -> Scored:
 def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:
     """Compute the question-level metrics of a method with `evaluate`, and add `response_brier` and `gap`.
 
-    `response_brier` is the Brier score on individual answers. `gap` is its excess over the debiased Brier score, and
+    `response_brier` is the Brier score on individual answers. `gap` is this score minus the debiased Brier score. It
     estimates the mean of p(1−p), where p is the true accuracy.
     """
     method, reference = scored(out, name, half), scored(out, "constant", half).confidence

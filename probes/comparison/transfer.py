@@ -45,8 +45,8 @@ def transfer_record(
     """Train a probe on each question set and test it on every set.
 
     Each store is a set. If there is only one store, each of its question groups is a set. On its own training set, a
-    probe is tested out of fold. For each set, a probe is also trained on all other sets and tested on this set, with
-    and without back-off.
+    probe is tested out of fold. For each set, a probe is also trained on all other sets and tested on the set that
+    was left out, with and without back-off.
 
     Returns:
         The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set, with

@@ -1,7 +1,7 @@
 """Fit the novelty measure and the back-off of a probe. See `probes.saved.novelty`.
 
 Back-off shifts the confidences of novel questions towards the base rate, which is the mean accuracy of the training
-rows. It is fitted to the scores of a ridge regression for held-out groups of questions.
+rows. The back-off is fitted to scores that ridge regressions compute for held-out groups of questions.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ MOST_BYTES = 96 * 2**20
 def fit_novelty(module: ProbeModule) -> Novelty:
     """Fit the novelty measure and the back-off of a probe to the rows of the training and validation splits.
 
-    If their features take more than `MOST_BYTES` bytes, only evenly spaced rows are used.
+    If the features of these rows take more than `MOST_BYTES` bytes, only evenly spaced rows are used.
     """
     assert module.choice is not None
     data, rows, chosen = module.data, module.data.batch("train", "val", prefixes=True), module.choice.features
@@ -132,7 +132,7 @@ def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, sh
     .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
 
     where row i has the confidence f_i, the measured accuracy p̂_i and the share s_i of the total row weight, and r_i is
-    the base rate of the other folds. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
+    the base rate of the folds without row i. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
 
     Args:
         confidence, base_rate, accuracy, share: [row] float64. The shares sum to 1.

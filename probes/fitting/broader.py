@@ -29,16 +29,16 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe, its weight relative to the existing probe, and the distance from its training questions.
+    """Fit a broader probe, its weight relative to the existing probe, and the distance from all training questions.
 
-    To fit the weight, question groups of the other stores are held out in turn, and rewordings of their questions are
-    left out of the training data. A ridge regression stands in for the existing probe.
+    To fit the weight, question groups of the other stores are held out in turn, and rewordings of held-out questions
+    are left out of the training data. A ridge regression stands in for the existing probe.
 
     Args:
         features: [row, layer, width] float32 features of all questions.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
-        groups, questions: Question group and question id of each row. Rewordings of a question share its id.
+        groups, questions: Question group and question id of each row. A question and its rewordings have the same id.
         is_own: [row] bool mask of the existing probe's training questions.
     """
     accuracy, question = right / known, torch.from_numpy(np.unique(questions, return_inverse=True)[1])

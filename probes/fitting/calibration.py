@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_
 from extract.errors import InputError
 from probes.saved.calibrators import Calibrator, Isotonic, Platt, Temperature
 
-#: Minimum number of rows for isotonic regression. With fewer rows, most of its steps are noise.
+#: Minimum number of rows for isotonic regression. With fewer rows, most steps of the fitted function are noise.
 LEAST_ISOTONIC_ROWS = 30
 #: Penalty per answer on the squared slope of standardised scores.
 RIDGE = 1e-4
@@ -33,11 +33,12 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
         scores: [row] finite scores; higher means more likely right.
         right: [row] number c of right answers.
         known: [row] number n of graded answers.
-        ridge: Ridge coefficient ρ, at least 0. It keeps the slope finite if the scores separate right from wrong.
+        ridge: Ridge coefficient ρ, at least 0. A positive ρ keeps the slope finite if the scores separate right from
+            wrong answers.
 
     Returns:
-        The calibrator. If the fitted slope is negative, or the answers are all right or all wrong, its confidence is
-        always the base rate. See `base_rate_calibrator`.
+        The calibrator. If the fitted slope is negative, or the answers are all right or all wrong, the calibrator
+        always returns the base rate. See `base_rate_calibrator`.
 
     >>> scores, right, known = torch.tensor([0.0, 1.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_platt(scores, right, known, ridge=0.0)(scores)  # the measured accuracies
@@ -84,9 +85,9 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
 def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature:
     r"""Fit a temperature T (Guo et al. 2017) to counts of right answers by penalised maximum likelihood.
 
-    The confidence for the score s, in log-odds, is σ(s/T), where σ is the logistic function. T is between 1e-5 and 1e3
-    times the root mean square of the scores. If higher scores indicate wrong answers, all confidences are close to ½.
-    See `fit_platt` for the arguments.
+    The scores are log-odds. The confidence for the score s is σ(s/T), where σ is the logistic function. T is between
+    1e-5 and 1e3 times the root mean square of the scores. If higher scores indicate wrong answers, all confidences are
+    close to ½. See `fit_platt` for the arguments.
 
     >>> scores, right, known = torch.tensor([-2.0, 2.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_temperature(scores, right, known)(scores)  # close to the measured accuracies
@@ -110,10 +111,10 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
 
 
 def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
-    """Fit isotonic regression of the accuracy on the score, with weights proportional to the number of answers.
+    """Fit isotonic regression of the accuracy on the score. Each row is weighted by its number of answers.
 
-    Confidences are clipped to [m, 1 − m], where m is ½ divided by the total number of answers, to keep the log-loss
-    finite. See `fit_platt` for the arguments.
+    To keep the log-loss finite, confidences are clipped to [m, 1 − m], where m is ½ divided by the total number of
+    answers. See `fit_platt` for the arguments.
 
     Raises:
         InputError: If there are fewer than `LEAST_ISOTONIC_ROWS` rows.
@@ -150,7 +151,7 @@ def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> C
 def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
     """Return a calibrator whose confidence is always the base rate, the fraction of right answers.
 
-    The confidence is clipped to [m, 1 − m] with m = ½ / n for n answers. If there are no answers, it is ½.
+    The confidence is clipped to [m, 1 − m] with m = ½ / n for n answers. Without answers, the confidence is ½.
     """
     n = known.double().sum().clamp_min(1)
     rate = (right.double().sum() / n).clamp(0.5 / n, 1 - 0.5 / n)
@@ -161,7 +162,7 @@ def cross_fitted_losses(kind: str | None, scores: Tensor, right: Tensor, known: 
     """Compute the cross-entropy [row] between each row's cross-fitted confidence and its accuracy, in nats (float64).
 
     The calibrator of each fold of questions is fitted on the other four folds. If `kind` is None or the calibrator
-    cannot be fitted, the base rate of the other folds is used. `question` [row] is the question of each row.
+    cannot be fitted, the confidence is the base rate of the other folds. `question` [row] is the question of each row.
     """
     fold = question.unique(return_inverse=True)[1] % 5
     confidence = torch.empty(len(scores), dtype=torch.float64)

@@ -13,7 +13,8 @@ class Choice:
         features, names: Indices and names of the features that the candidate reads.
         candidate, value: Index and value of the penalty, or of the number of neighbours.
         calibrator: Calibrator for the scores of the candidate.
-        prefixes: Calibrators for the scores of prefixes, in the order of `PREFIXES`; empty for a probe without them.
+        prefixes: Calibrators for the scores of prefixes, in the order of `PREFIXES`; empty if the probe was not trained
+            on prefixes.
     """
 
     features: tuple[int, ...]

@@ -9,9 +9,9 @@ from probes.saved.distance import N_QUANTILES, RANK, START, Distance
 
 #: Minimum number of rows per principal direction.
 ROWS_PER_DIRECTION = 10
-#: Maximum number of rows for computing principal directions, which takes quadratic time.
+#: Maximum number of rows for computing principal directions. This computation takes quadratic time.
 MOST_ROWS = 2048
-#: Quantile of the distances of held-out groups at which the remoteness reaches 1.
+#: The remoteness reaches 1 at this quantile of the distances of held-out groups.
 FULL = 0.1
 
 
@@ -20,13 +20,14 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
 
     Args:
         hidden: The hidden states of a set.
-        fold: [row] int64 folds. `Distance.quantiles` is computed from each row's distance from the other folds.
+        fold: [row] int64 folds. `Distance.quantiles` is computed from each row's distance from the rows of the other
+            folds.
         groups: [row] int64 folds that keep question groups together. `Distance.full` is computed from each row's
-            distance from the other folds of this partition. If None, `full` is the highest quantile.
+            distance from the rows of the other folds in `groups`. If None, `full` is the highest quantile.
         rows: [row] bool mask of the rows used for the quantiles. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)
-    rank = min(RANK, (len(hidden) - largest_fold) // ROWS_PER_DIRECTION)  # for comparable distances
+    rank = min(RANK, (len(hidden) - largest_fold) // ROWS_PER_DIRECTION)  # the same for all fits
     distance, held_out = principal(hidden, rank), distances(hidden, rank, fold)
     held_out = held_out if rows is None else held_out[rows]
     distance.quantiles.copy_(held_out.quantile(torch.linspace(0, 1, N_QUANTILES)))

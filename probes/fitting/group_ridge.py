@@ -26,7 +26,7 @@ def whole_groups(groups: Sequence[Any]) -> Tensor:
 
 
 def each_fold(fold: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield a mask [row] of each fold's rows and one of all other rows."""
+    """For each fold, yield a mask [row] of the fold's rows and a mask [row] of all other rows."""
     for number in fold.unique():
         yield fold == number, fold != number
 

@@ -41,7 +41,7 @@ class Answers(NamedTuple):
 
     Attributes:
         number: [question] float32, number of answers with an embedding.
-        mean: [question, component] float32, mean of the projected embeddings; 0 if there are none.
+        mean: [question, component] float32, mean of the projected embeddings; 0 if there are no embeddings.
         variance: [question, component] float32, mean squared deviation from `mean`; 0 if there are no embeddings.
     """
 
@@ -154,8 +154,8 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
 
     The spread has collapsed if one of these conditions is met on the validation questions:
         1. At least 99 % of the predicted standard deviations σ are within 1 % of `FLOOR`.
-        2. The standard deviation of Σ σ² over questions is less than 1 % of its mean.
-        3. The standard deviation of the scores is less than 5 % of that of the agreements.
+        2. The standard deviation of Σ σ² over questions is less than 1 % of the mean of Σ σ².
+        3. The standard deviation of the scores is less than 5 % of the standard deviation of the agreements.
         4. The rank correlation between scores and agreements is not significantly positive at the 5 % level.
 
     Args:

@@ -53,7 +53,7 @@ class ProbeModule(L.LightningModule, ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether the validation scores are out-of-fold scores of the training and validation splits.
     cross_fitted = False
-    #: Whether the scores are log-odds of the target. If so, the validation loss is their cross-entropy.
+    #: Whether the scores are log-odds of the target. If so, the validation loss is the scores' cross-entropy.
     log_odds = True
     _validation: tuple[Tensor, Batch]  # validation scores [penalty, row, input] and their rows
 
@@ -95,7 +95,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     @abstractmethod
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """Return the head of one candidate, which takes the raw features of an input."""
+        """Return the head of one candidate. The head takes the raw features of an input."""
 
     @abstractmethod
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
@@ -242,7 +242,10 @@ class ProbeModule(L.LightningModule, ABC):
         return scores[candidate, rows, place].double(), *(column[rows] for column in batch[2:6])
 
     def _figures(self, confidence: Tensor, right: Tensor, known: Tensor) -> dict[str, float]:
-        """Compute the AUROC and the Brier score, debiased if all rows have at least two graded answers."""
+        """Compute the AUROC and the Brier score.
+
+        If all rows have at least two graded answers, the Brier score is debiased.
+        """
         metrics = {"val/auroc": capability_auroc, "val/brier": debiased_brier if known.min() > 1 else response_brier}
         return {name: float(metric(confidence, right, known)) for name, metric in metrics.items()}
 

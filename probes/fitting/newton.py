@@ -5,7 +5,7 @@ weights and the bias themselves (`_Primal`). If there are fewer rows than weight
 the rows instead (`_Dual`).
 
 Losses and gradients are computed in float64. Unless a penalty is tiny, Newton steps are computed in float32, because
-later steps correct their errors.
+later steps correct the errors of earlier steps.
 """
 
 import torch
@@ -131,15 +131,15 @@ class _Primal:
 class _Dual:
     """Coordinates [feature, penalty, row]: coefficients α of the rows. The methods are those of `_Primal`.
 
-    The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. The mean determines
-    the bias instead, which is b = r Σ αᵢ for a constant r. The logits are therefore Kα, where K is the Gram matrix plus
-    r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. For this inner product, the gradient is
-    the derivative of the mean loss with respect to the logits, plus λ times the centred α. The inverse of the Hessian
-    at zero weights maps v to β = (scale · K + shift)⁻¹ v. The image Kβ = (v − shift · β) / scale needs no further
-    matrix product.
+    The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. The mean of α
+    determines the bias instead, which is b = r Σ αᵢ for a constant r. The logits are therefore Kα, where K is the Gram
+    matrix plus r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. For this inner product, the
+    gradient is the derivative of the mean loss with respect to the logits, plus λ times the centred α. The inverse of
+    the Hessian at zero weights maps v to β = (scale · K + shift)⁻¹ v. The image Kβ = (v − shift · β) / scale needs no
+    further matrix product.
 
     In Newton steps, the bias also has a small penalty, and the formula for the image uses a slightly smaller shift.
-    This saves operations and limits the coefficients if K is singular.
+    These approximations save operations and limit the coefficients if K is singular.
     """
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:
@@ -187,8 +187,8 @@ def _centred(point: Tensor) -> Tensor:
 def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
     """Return a penalty [feature, 1, 1] and the inverse of `scale` · `products` + penalty, the Hessian at zero weights.
 
-    All penalties share this preconditioner. Its penalty is the geometric mean of the smallest and the largest penalty,
-    or more if that is needed to exceed the rounding errors in the dtype of the steps.
+    All penalties share this preconditioner. Its penalty is the geometric mean of the smallest and the largest penalty.
+    If this mean is too small to exceed the rounding errors in the dtype of the steps, a larger penalty is used.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
     dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32

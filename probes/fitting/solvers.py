@@ -17,7 +17,7 @@ from torch import Tensor
 from extract.errors import InputError
 from probes.fitting.newton import minimise
 
-#: Maximum ratio of two penalties of a logistic regression that are fitted together.
+#: Maximum ratio of two penalties for which logistic regressions are fitted together.
 MOST_RATIO = 1e4
 #: Maximum size in bytes of a chunk of float64 features that `logistic` fits together on a CPU.
 CPU_CHUNK_BYTES = 2**23

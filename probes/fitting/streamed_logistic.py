@@ -11,7 +11,8 @@ from probes.fitting.solvers import check_fit
 from probes.fitting.streamed import Fits, targets_vary
 from probes.fitting.sums import Column, outside_folds
 
-#: Maximum number of passes. Most problems take about ten, but up to 150 if there are fewer rows than coordinates.
+#: Maximum number of passes. Most problems take about ten passes. With fewer rows than coordinates, some problems take
+#: up to 150 passes.
 MOST_PASSES = 1000
 #: Number of earlier steps that determine the next step.
 MEMORY = 10

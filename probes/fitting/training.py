@@ -156,7 +156,8 @@ class ClosedForm(Directions, AtOnce):
     """Base class of linear probes whose solver fits all layers and penalties at once.
 
     The questions of the training and validation splits are divided into five folds, and each fold is scored by probes
-    fitted on the other folds. These scores are used to choose and calibrate a candidate, which is fitted on all folds.
+    fitted on the other folds. These scores are used to choose and calibrate a candidate. Finally, the candidates are
+    fitted on all folds.
     """
 
     cross_fitted = True
@@ -172,7 +173,9 @@ class ClosedForm(Directions, AtOnce):
         """
 
     def solve_streamed(self, column: Column, target: Tensor, fold: Tensor) -> Fits:
-        """Fit one feature, whose rows are read in chunks, to targets [row] float64 with folds [row] int64.
+        """Fit all candidates that read one feature. The rows of the feature are read in chunks.
+
+        `target` [row] is float64, and `fold` [row] is int64.
 
         Raises:
             InputError: If the probe does not implement this method.

@@ -79,7 +79,7 @@ class LearningCurve:
 
     Args:
         n: Numbers of training questions. The default is `halvings` of the number of questions outside a test fold.
-        k: Numbers of graded answers per training question. The default is `round_numbers` up to the maximum.
+        k: Numbers of graded answers per training question. The default is `round_numbers` of the maximum.
 
     Attributes:
         data, table: Datamodule of the store, and its question table with all grades.
@@ -139,7 +139,7 @@ class LearningCurve:
         return self
 
     def subsets(self, n: int, k: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return a random order of the questions and the `random_ranks` of the answers for each subset."""
+        """Return for each subset a random order of the questions, and the `random_ranks` of the answers."""
         generators = [np.random.default_rng([self.seed, subset]) for subset in range(self._n_subsets(n, k))]
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
 

@@ -85,7 +85,7 @@ class _Measured:
         return self._over_subsets(self.metrics(split, name))
 
     def difference(self, a: Split, b: Split, name: str = "auroc") -> dict[str, Any] | None:
-        """Compute the difference a − b between two cells, with paired subsets."""
+        """Compute the difference a − b in the metric `name` between two cells, with paired subsets."""
         of_a, of_b = self.metrics(a, name), self.metrics(b, name)
         n_subsets = max(len(of_a), len(of_b))
         pairs = [(of_a[s % len(of_a)], of_b[s % len(of_b)]) for s in range(n_subsets)]
@@ -125,9 +125,10 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
     Returns:
         The content of curve.json. `cells` contains a dict for each pair of `n` and `k`. For `auroc` and `brier_skill`,
         see `over_subsets`. `budgets` contains a dict for each budget: `best` and `runner_up` are the splits [n, k] with
-        the highest and second-highest AUROC, and `difference` is their difference in AUROC. `many_minus_few` is the
-        difference in AUROC between the splits with the most and the fewest questions. `contrasts` compares the largest
-        cell with smaller ones. `masked` contains the reasons for missing cells.
+        the highest and second-highest AUROC, and `difference` is the AUROC of `best` minus that of `runner_up`.
+        `many_minus_few` is the AUROC of the split with the most questions minus that of the split with the fewest
+        questions. `contrasts` compares the largest cell with smaller cells. `masked` contains the reasons for missing
+        cells.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))
@@ -174,7 +175,10 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
 
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
-    """Compare the largest of the sorted splits with the next lower n at the same k, and the lowest k at the same n."""
+    """Compare the largest of the sorted splits with two smaller splits.
+
+    One has the next lower n and the same k. The other has the same n and the lowest k.
+    """
     n, k = largest = splits[-1]
     fewer_questions = [split for split in splits if split[1] == k and split[0] < n][-1:]
     fewer_answers = [split for split in splits if split[0] == n and split[1] < k][:1]

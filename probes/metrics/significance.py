@@ -19,9 +19,9 @@ _CHUNK = 2**22
 def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> float:
     """Compute the p-value of the sign-flip test.
 
-    It is the fraction of sign patterns for which the mean difference is at least as far from 0 as the observed mean.
-    With up to 20 questions, all patterns are enumerated. With more, `n_flips` random patterns are drawn, and the
-    observed pattern is added.
+    The p-value is the fraction of sign patterns for which the mean difference is at least as far from 0 as the observed
+    mean difference. With up to 20 questions, all patterns are enumerated. With more questions, `n_flips` random
+    patterns are drawn, and the observed pattern is added.
 
     Args:
         differences: [question] finite differences between two methods, for example between their

@@ -173,8 +173,8 @@ def difference(
     """Compute the paired difference a − b in `auroc` or `brier`, with its 95 % interval.
 
     Both methods must have the same rows (see `common_rows`). The result is None if the difference is undefined. If
-    `n_draws` is positive, the dict also contains a two-sided p-value `p`, which comes from a paired bootstrap over
-    questions for AUROC, and from sign flips for the Brier score.
+    `n_draws` is positive, the dict also contains a two-sided p-value `p`. For AUROC, the p-value comes from a paired
+    bootstrap over questions. For the Brier score, the p-value comes from sign flips.
     """
     if not a.n_questions:
         return None

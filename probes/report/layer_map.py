@@ -56,10 +56,10 @@ def layer_map(
 
     Returns:
         A dict. `auroc` is a nested list [position][layer], in which missing cells are None. `best` describes the cell
-        with the highest AUROC. Its entry `of` is the number of cells that are not missing. Its 95 % interval is not
-        corrected for the choice of the cell. `n_questions` and `n_rows` are the numbers of tested questions and of
-        tested rows (questions or answers). `n_missing` is the number of graded rows without a hidden state, which are
-        left out.
+        with the highest AUROC. Its entry `of` is the number of cells that are not missing. The 95 % interval of
+        this cell is not corrected for the choice of the cell. `n_questions` and `n_rows` are the numbers of tested
+        questions and of tested rows (questions or answers). `n_missing` is the number of graded rows that are left out,
+        because hidden states are missing.
 
     Raises:
         InputError: If the probe is unknown, hidden states are missing, or there are too few questions.

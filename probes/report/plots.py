@@ -45,7 +45,8 @@ def annotate_cells(
     """Write the values [row, column] of a heat map into its cells, except NaN."""
     rgb = image.to_rgba(values)[..., :3]
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213  # luminance at which white text has more contrast (WCAG 2)
+    # below this luminance, white text has more contrast than dark text (WCAG 2)
+    dark = linear @ (0.2126, 0.7152, 0.0722) < 0.213
     for cell, value in np.ndenumerate(values):
         if value == value:
             weight = "bold" if bold is not None and bold[cell] else "normal"
@@ -59,7 +60,10 @@ def frame_cell(axes: Axes, row: int, column: int, colour: str) -> None:
 
 
 def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float], list[float], list[float], list[int]]:
-    """Return the mean confidence, mean accuracy, standard error and size of each bin. See `bin_index` for `by`."""
+    """Return for each bin the mean confidence, the mean accuracy, its standard error, and the number of rows.
+
+    See `bin_index` for `by`.
+    """
     accuracy = scored.accuracy
     bins = bin_index(scored.confidence, n_bins, by)
     members = [bins == i for i in bins.unique()]
@@ -138,7 +142,7 @@ def by_layer(
         names: Name of each feature, in the form ``layer/position``.
         intervals: Dict from `auroc` and `brier` to the interval of every feature.
         chosen: Layers that the probe reads.
-        figures: AUROC and Brier score of the probe, drawn as circles, or as lines if it reads more than one layer.
+        figures: AUROC and Brier score of the probe, drawn as circles, or as lines if the probe reads several layers.
         references: AUROC and Brier score of up to two baselines, by name, drawn as lines.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)

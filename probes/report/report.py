@@ -41,8 +41,8 @@ class Report:
     Attributes:
         target: Target of the metrics: `response` if the rows are answers, else `capability`. The probe may have been
             trained on a different target.
-        confidences: Maps each method to its confidences [row] for all rows of the store; NaN if missing. Those of the
-            probe include the back-off (see `Novelty`).
+        confidences: Maps each method to its confidences [row] for all rows of the store; NaN if missing. The
+            confidences of the probe include the back-off (see `Novelty`).
         novelty: The fitted `Novelty` of the probe.
         novelties: [row] float64 novelties of all rows of the store; NaN outside the splits.
         methods: Maps each method to its confidences and grades on the test split.

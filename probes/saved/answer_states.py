@@ -24,11 +24,12 @@ class AnswerStates:
     def of(self, drawn: Tensor, mask: Tensor, cache: Any, lengths: Sequence[int]) -> Ragged | None:
         """Return the states of the answers' content tokens, [row, token, d_model] on the CPU.
 
-        The last token of each row of `drawn` was not read during generation. If its state is needed, the model reads it
-        now. The result is None if an answer's tokens were not recorded in sequence, for example in a beam search.
+        The last token of each row of `drawn` was not read during generation. If the state of this token is needed, the
+        model reads the token now. The result is None if an answer's tokens were not recorded in sequence, for example
+        in a beam search.
 
         `drawn` [row, token] int64 are the generated tokens and `mask` is the prompts' attention mask. `cache` is the
-        key/value cache at the end. `lengths` contains the number of content tokens of each answer.
+        key/value cache after the generation. `lengths` contains the number of content tokens of each answer.
         """
         read = torch.cat(self.tokens, 1)
         n = read.shape[1]

@@ -194,7 +194,8 @@ class ConfidenceProbe(ModelHubMixin):
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload the probe with its model card to the Hub, and return the address of the commit.
 
-        The access token comes from `hf auth login` or the environment variable HF_TOKEN. It cannot be passed here.
+        The access token comes from `hf auth login` or the environment variable HF_TOKEN. The token cannot be passed as
+        an option.
 
         Args:
             repo_id: Hub id of the repository, such as "ORG/NAME".

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Calibrator(nn.Module):
-    """Base class of the calibrators. It stores named parameters as float64 buffers.
+    """Base class of the calibrators. A calibrator stores named parameters as float64 buffers.
 
     Args:
         *values: The parameters, in the order of the class attribute `values`: numbers, or lists for `Isotonic`.

@@ -34,7 +34,7 @@ class Answers:
     Attributes:
         text: The answers, without special tokens.
         confidence: [answer] float32 probability that the model answers the question correctly. If the probe reads
-            answers, it is the probability that this answer is right, or NaN for an empty answer.
+            answers, the confidence is the probability that this answer is right, or NaN for an empty answer.
         novelty, is_novel: [answer] float32 and bool. See `Confidences`.
         sequences: [answer, token] int64 token ids of the padded prompts and answers, as returned by transformers.
         question: Index of each answer's question.
@@ -111,11 +111,11 @@ class ConfidentModel:
         Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. In either
         case, `text` ends before the first stop string of the training data. Features are captured during generation if
         the probe reads hidden states of the question (with or without the signal `tokens`) or of all answer tokens.
-        Other probes need one more forward pass.
+        Other probes need one forward pass after the generation.
 
         Args:
             inputs: One or more strings, chats or lists of token ids, or a left-padded tensor of token ids
-                [question, token], whose `attention_mask` is passed as an option.
+                [question, token]. Pass the `attention_mask` of a tensor as an option.
             backoff: Whether to shift the confidences of novel questions. See `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
 
@@ -208,8 +208,8 @@ class ConfidentModel:
             ids = torch.atleast_2d(prompts)
             if mask is None and len(ids) > 1 and bool((ids[:, [0, -1]] == self._pad_token()).any()):
                 raise InputError(
-                    "Expected an `attention_mask` with the tensor of prompts, but got none. It is needed, because some "
-                    "prompts begin or end with the padding token. Pass the mask that the tokenizer returned."
+                    "Expected an `attention_mask` with the tensor of prompts, but got none. The mask is needed because "
+                    "some prompts begin or end with the padding token. Pass the mask that the tokenizer returned."
                 )
             masks = torch.ones_like(ids) if mask is None else torch.atleast_2d(mask)
             prompts = [row[present.bool()].tolist() for row, present in zip(ids, masks, strict=True)]

@@ -27,7 +27,8 @@ class Head(nn.Module, ABC):
 
     #: Name of the head in config.json.
     kind: ClassVar[str]
-    #: Upper limits of the integer arguments of `__init__` after `d_model`. The subclass stores them as attributes.
+    #: Upper limits of the integer arguments of `__init__` after `d_model`. The subclass stores these arguments as
+    #: attributes.
     sizes: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, d_model: int) -> None:
@@ -201,7 +202,8 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
     """Average the labels of the nearest points, weighted by inverse distance, for each number of neighbours.
 
     The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, except that points that tie for
-    the last place share the remaining weight. A row at distance 0 from some points gets their mean label.
+    the last place share the remaining weight. If some points are at distance 0 from a row, the result for the row is
+    the mean label of these points.
 
     Args:
         queries: [row, d] features. The result for a row with NaN is NaN.

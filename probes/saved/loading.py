@@ -25,11 +25,12 @@ from probes.saved.novelty import Novelty
 from probes.saved.prefixes import N_LENGTHS, PrefixCalibrator
 
 FORMAT_VERSION = 6
-#: Version 3 adds token signals, 4 several layers, 5 `prefixes` and `novelty`, and 6 broader probes.
+#: Version 3 added token signals. Version 4 added several layers. Version 5 added `prefixes` and `novelty`. Version 6
+#: added broader probes.
 _READ_VERSIONS = (2, 3, 4, 5, 6)
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
 _CALIBRATOR, _PREFIXES, _NOVELTY = "calibrator.", "prefixes.", "novelty."  # prefixes of tensor names
-#: Fields of `prefixes`, which only probes that read hidden states of answers have.
+#: Fields of `prefixes`. Only probes that read hidden states of answers can have `prefixes`.
 _OF_PREFIXES: Schema = {
     "lengths": Field(
         f"a list of 1 to {N_LENGTHS} positive whole numbers in ascending order",

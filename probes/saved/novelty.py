@@ -3,12 +3,12 @@
 A row is a question or an answer. Its novelty is the fraction of training rows that are closer to the rest of the
 training data than the row is. If a row is more novel than 99 % of the training rows, its confidence is mixed with the
 base rate, which is the mean accuracy of the training rows. The weight of the base rate increases linearly with the
-distance, up to a maximum that `probes.fitting.backoff` fits.
+row's distance from the training rows, up to a maximum that `probes.fitting.backoff` fits.
 
 A broader probe, if there is one, was trained on the same rows and on the questions of other stores. The confidence of a
 novel row that is close to the broader probe's training rows is mixed with the broader probe's confidence. The weight of
-the broader probe decreases linearly to 0 between two distances from its training rows: the 90th and the 95th percentile
-of the distances of held-out groups.
+the broader probe decreases linearly to 0 between two distances from the broader probe's training rows: the 90th and the
+95th percentile of the distances of held-out groups.
 """
 
 from typing import Any, NamedTuple
@@ -25,8 +25,8 @@ class Confidences(NamedTuple):
     """Confidences of questions or answers, with their novelties.
 
     Attributes:
-        confidence: [row] float32 probability of being right. For a novel row, it is shifted towards the mean
-            accuracy of the training rows, or towards the confidence of a broader probe.
+        confidence: [row] float32 probability of being right. For a novel row, the probability is shifted towards the
+            mean accuracy of the training rows, or towards the confidence of a broader probe.
         novelty: [row] float32 fraction of the training rows that are less novel; NaN if the probe has no `Novelty`.
         is_novel: [row] bool. Whether the row is more novel than 99 % of the training rows.
     """

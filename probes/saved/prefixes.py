@@ -16,7 +16,7 @@ N_LENGTHS = 101
 
 
 class PrefixCalibrator(nn.ModuleDict):
-    """Calibrators for prefixes of answers. Confidences are interpolated linearly between fractions.
+    """Calibrators for prefixes of answers. Between the calibrated fractions, confidences are interpolated linearly.
 
     Args:
         calibrators: One calibrator for each fraction in `PREFIXES`, in the same order.
@@ -51,6 +51,6 @@ class PrefixCalibrator(nn.ModuleDict):
 
     def problem(self) -> str | None:
         """Return a short description of the first invalid value, or None."""
-        calibrators: Any = self.items()  # torch declares them as modules
+        calibrators: Any = self.items()  # torch declares the values as modules
         problems = ((name, calibrator.problem()) for name, calibrator in calibrators)
         return next((f"in {name}, {problem}" for name, problem in problems if problem), None)

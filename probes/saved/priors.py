@@ -14,12 +14,12 @@ from probes.saved.artefact import load_probe
 def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path:
     """Write the priors of questions for `python -m extract sample --stop prior`.
 
-    The prior of a question is a beta distribution of the fraction of right answers. Its mean is the probe's confidence.
-    Its concentration was fitted when the probe was trained.
+    The prior of a question is a beta distribution of the fraction of right answers. The mean of the prior is the
+    probe's confidence. The concentration of the prior was fitted when the probe was trained.
 
     Args:
-        probe: Folder or Hub id of a saved probe with the target `capability`. It must have been trained on other
-            questions, because its confidences for training questions are too extreme.
+        probe: Folder or Hub id of a saved probe with the target `capability`. The probe must not have been trained on
+            the questions of the recipe, because a probe's confidences for its training questions are too extreme.
         recipe: Questions, prompt and model, as for `python -m extract sample`. If the model runs on a server, pass
             a local copy as `model`.
         out: Parquet file to write.

@@ -50,12 +50,12 @@ def score(
         questions: File, name of a question set, or Hub id (see docs/questions.md). A .txt file has one question per
             line. Pass - for standard input, with one question or JSON object per line. Each JSON object or row of a
             table has the field `question` (text or chat messages), and optionally `id` and `answer`.
-        out: JSON Lines file to write. The default is standard output. If the file contains results of the same
-            questions, the command continues after them.
+        out: JSON Lines file to write. The default is standard output. If the file contains the results of an
+            earlier run of the same command, scoring continues after the last of these results.
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
-        backoff: Whether to shift the confidences of novel questions towards the mean accuracy of the training
-            questions or the confidence of a broader probe.
+        backoff: Whether to shift the confidences of novel questions. The shift is towards the mean accuracy of the
+            training questions, or towards the confidences of a broader probe.
         model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
             installs.
         revision: Commit, branch or tag of a Hub model.

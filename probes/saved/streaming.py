@@ -29,16 +29,17 @@ _MODES = ("greedy_search", "sample")
 class Step:
     """State of an answer after a token has been drawn. The last step of a stream repeats the complete answer.
 
-    The model reads each token in the pass that draws the next one, so the confidence after t tokens covers the first
-    t − 1. In the last step, it covers the whole answer, or all tokens but the last one if generation stopped at the
-    token limit.
+    The model reads each token in the pass that draws the next token, so the confidence after t tokens covers the first
+    t − 1 tokens. In the last step, the confidence covers the whole answer, or all tokens but the last one if generation
+    stopped at the token limit.
 
     Attributes:
         text: The answer so far, without special tokens. Incomplete characters, and characters that may begin a stop
             string, are withheld until it is clear that they belong to the answer.
         piece: The part of `text` that is new in this step; possibly empty.
-        confidence: Probability that the model answers the question correctly. If the probe reads answers, it is the
-            probability that this answer is right, based on its first `n_read` tokens; NaN if `n_read` is 0.
+        confidence: Probability that the model answers the question correctly. If the probe reads answers, the
+            confidence is the probability that this answer is right, based on its first `n_read` tokens; NaN if
+            `n_read` is 0.
         novelty, is_novel: Novelty of the question or of the answer so far. See `Confidences`.
         n_read: Number of tokens of the answer that the confidence covers; 0 if the probe reads only the question.
         n_tokens: Number of tokens in the answer so far, without the end token. In the last step, the stop string is

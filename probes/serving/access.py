@@ -43,8 +43,8 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
     """Read the API key from an environment variable, or return None if the default variable is not set.
 
     Raises:
-        InputError: If `variable` is not the default variable and is not set, or if the key can't be sent in an HTTP
-            header.
+        InputError: If the variable is empty, if a variable other than the default one is not set, or if the key can't
+            be sent in an HTTP header.
     """
     key = environment.get(variable)
     if not key and (not is_default or key == ""):
@@ -63,7 +63,7 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
 class Gate:
     """ASGI middleware that refuses requests with a wrong host name or key. During shutdown, it allows only ``/health``.
 
-    `check_host` says whether the header `Host` must name this machine, which prevents DNS rebinding.
+    `check_host` says whether the header `Host` must name this machine. This check prevents DNS rebinding.
     """
 
     def __init__(self, app: App, api_key: str | None, check_host: bool) -> None:
@@ -126,7 +126,7 @@ def error_response(error: RequestError) -> Response:
 
 
 async def read_body(request: Request) -> bytes:
-    """Read the body of a request. Raises RequestError if it is not declared as JSON, too large or too slow."""
+    """Read the body of a request. Raises RequestError if the body is too large, too slow or not declared as JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # browsers prevent other sites from sending this type
         message = "Expected the header Content-Type to be application/json, but it is not."

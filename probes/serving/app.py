@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from probes.saved.novelty import Confidences
     from probes.serving.engine import Engine
 
-#: Requests with more questions or characters than this are tokenised in a thread, not in the event loop.
+#: Requests with more than `FEW` questions or `SHORT` characters are tokenised in a thread, not in the event loop.
 FEW, SHORT = 8, 20_000
 
 Result = TypeVar("Result")
@@ -39,7 +39,9 @@ Result = TypeVar("Result")
 def create_app(
     engine: Engine, probe: ConfidenceProbe, model_name: str, api_key: str | None = None, check_host: bool = True
 ) -> FastAPI:
-    """Create the application of a server. While `app.state.closing` is true, it answers only requests for ``/health``.
+    """Create the application of a server.
+
+    While `app.state.closing` is true, the application answers only requests for ``/health``.
 
     Args:
         engine, probe: The engine and its probe.
@@ -165,7 +167,7 @@ class Endpoints:
         return _json(verdict(request, reads_answers, (confidence, novelty, is_novel)))
 
     async def _encode(self, questions: Mapping[str, str | Sequence[Message]]) -> list[list[int]]:
-        """Convert questions to token ids. Their keys are used in error messages."""
+        """Convert questions to token ids. The keys of `questions` are used in error messages."""
         prompts = {param: self._defaults.prompt(question, param) for param, question in questions.items()}
 
         def encode() -> list[list[int]]:
@@ -213,12 +215,12 @@ class Endpoints:
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call `work`, in another thread if it tokenises many or long texts."""
+    """Call `work`. If it tokenises many or long texts, run it in another thread."""
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 
 async def _answered(response: Awaitable[Response]) -> Response:
-    """Await a response. An exception becomes an error response, because Starlette would close the connection."""
+    """Await a response. Exceptions become error responses. Otherwise, Starlette would close the connection."""
     try:
         return await response
     except ClientDisconnect:
@@ -251,7 +253,7 @@ def _template() -> Template:
 
 
 def _page(**facts: Any) -> Response:
-    """Render the server's HTML page. A nonce allows only its own script and style."""
+    """Render the server's HTML page. A nonce allows only the script and the style of the page itself."""
     nonce = secrets.token_urlsafe(16)
     text = _template().render(nonce=nonce, **facts)
     policy = (

@@ -140,7 +140,7 @@ class Answering:
         return self._last if self._last.entropies is None else replace(self._last, entropies=tuple(entropies))
 
     def usage(self, step: AnswerStep) -> dict[str, int]:
-        """Return the numbers of prompt tokens and answer tokens up to a step, and their sum."""
+        """Return the number of prompt tokens, the number of answer tokens up to a step, and the sum of both."""
         n = step.n_tokens
         return {"prompt_tokens": self._n_prompt, "completion_tokens": n, "total_tokens": self._n_prompt + n}
 
@@ -223,7 +223,7 @@ async def events(answering: Answering, model: str, include_usage: bool) -> Async
 
 
 def engine_failure(error: BaseException) -> RequestError:
-    """Convert an exception that the engine has logged to an error for the client."""
+    """Convert an exception to an error for the client. The engine has already logged the exception."""
     if isinstance(error, EngineClosed):
         return closing()
     message = str(error) if isinstance(error, InputError) else FAILED
@@ -231,7 +231,7 @@ def engine_failure(error: BaseException) -> RequestError:
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """Convert any exception to an error for the client, and log it if it is unexpected."""
+    """Convert any exception to an error for the client. Unexpected exceptions are also logged."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, EngineClosed):

@@ -127,7 +127,7 @@ def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to a host and port. Raises InputError if they are invalid or in use."""
+    """Return a socket that is bound to a host and port. Raises InputError if the address is invalid or in use."""
     if not 0 <= port < 2**16:
         raise InputError(f"Expected `port` to be from 0 to 65535, but got {port}. 0 selects a free port.")
     bound = None

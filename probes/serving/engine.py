@@ -89,8 +89,8 @@ class Engine:
         Raises:
             QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
-            InputError: If there are no prompts, one is empty, too long or has unknown tokens, or `answers` does not
-                match the probe or the prompts.
+            InputError: If there are no prompts, a prompt is empty, is too long or has unknown tokens, or `answers` does
+                not match the probe or the prompts.
         """
         from extract.models.loading import check_prompts
 
@@ -156,7 +156,7 @@ class Engine:
         return self._is_closed
 
     def close(self, timeout: float = 10.0) -> None:
-        """Refuse new requests, end all others with `EngineClosed`, and wait for the engine's thread to end.
+        """Refuse new requests, end all other requests with `EngineClosed`, and wait for the engine's thread to end.
 
         Because the thread can't end during a pass of the model, the wait is limited to `timeout` seconds.
         """
@@ -183,7 +183,8 @@ class Engine:
         """Attach the probe, and process requests until the engine is closed."""
         try:
             self._model = ConfidentModel(*parts)
-            self._model.tokenizer("a", add_special_tokens=False)  # sets its options, which is not thread-safe
+            # the first call sets options of the tokenizer, so it must not run in several threads at once
+            self._model.tokenizer("a", add_special_tokens=False)
             self._model.starts.read()
             self._batch = Batch(self._model, self._max_batch_size)
             self._scorer = Scorer(self._model, self._max_batch_size)

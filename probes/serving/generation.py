@@ -41,7 +41,7 @@ class Batch:
         self._context = getattr(config, "max_position_embeddings", None) or math.inf
         self._can_merge = can_merge(self._hf_model)
         self._cache_class: Any = RowCache if self._can_merge else FixedCache
-        # confidences are copied without waiting if the tokens are drawn on the same device
+        # on a single device, confidences reach the CPU before tokens that are drawn later, so no wait is needed
         self._wait = len({parameter.device for parameter in self._hf_model.parameters()}) > 1
         self.clear()
 
@@ -208,7 +208,7 @@ def _draw(rows: Sequence[Row], logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _entropies(rows: Sequence[Row], logits: Tensor) -> dict[int, float]:
-    """Compute the next-token entropies in nats of the rows that request them, by row index."""
+    """Return a dict from the index of each row that requests entropies to its next-token entropy in nats."""
     from extract.signals.lens import entropy, softmax
 
     chosen = [i for i, row in enumerate(rows) if row.job.settings.entropy]

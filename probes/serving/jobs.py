@@ -1,4 +1,4 @@
-"""Requests to the engine: for one generated answer, or for confidences of questions."""
+"""Requests to the engine. A request is for one generated answer, or for confidences of questions or answers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class AnswerStep(Step):
 
     Attributes:
         entropies: Next-token entropies in nats for the tokens of `piece`, computed before temperature, top-p and top-k.
-            None if they were not requested. If the text of a token is withheld, its entropy comes with a later piece.
+            None if they were not requested. If the text of a token is withheld, the entropy of this token comes with a
+            later piece.
     """
 
     entropies: tuple[float, ...] | None = None
@@ -85,7 +86,7 @@ class Job:
         self.is_cancelled, self.has_ended, self._on_end = False, False, on_end
 
     def cancel(self) -> None:
-        """End the answer at the next step. Any thread can call this."""
+        """End the answer at the next step. Any thread can call this method."""
         self.is_cancelled = True
 
     def end(self, result: str | BaseException) -> None:
@@ -101,10 +102,10 @@ class Job:
 class ScoreJob:
     """A request for the confidences of prompts, or of their answers if the probe reads answers.
 
-    `prompts` and `answers` contain token ids.
+    `prompts` and `answers` contain token ids. A row is a prompt, followed by its answer if the probe reads answers.
 
     Attributes:
-        rows: Indices of the rows that have not been read, in ascending order of their lengths.
+        rows: Indices of the rows that have not been read, from the shortest to the longest row.
         future: Future of the confidences. It can be cancelled until it has a result.
     """
 

@@ -1,4 +1,4 @@
-"""Requests of the server, and errors for refused requests.
+"""Requests to the server, and errors for refused requests.
 
 A request with an unsupported option is refused, unless the option's value has no effect.
 """
@@ -124,8 +124,8 @@ class ChatRequest(Body):
 
     Attributes:
         backoff: Whether to shift the confidence of a novel question. See `Confidences`.
-        entropy: Whether each choice has a field `entropy` with the next-token entropies in nats for the tokens of its
-            text, computed before temperature, top-p and top-k.
+        entropy: Whether each choice has a field `entropy` with the next-token entropies in nats for the tokens of the
+            choice's text, computed before temperature, top-p and top-k.
     """
 
     model: str
@@ -215,7 +215,7 @@ def _message(kind: type[Body], problem: Mapping[str, Any], path: Sequence[Any], 
         case "missing":
             return f"Expected the field `{param}`, but it is missing."
         case "extra_forbidden" if len(path) == 1 and path[0] in NO_EFFECT and kind is ChatRequest:
-            return f"The value {_short(problem['input'])} of the option `{param}` is not supported. Remove it."
+            return f"The value {_short(problem['input'])} of the option `{param}` is not supported. Remove the option."
         case "extra_forbidden":
             return f"The field `{param}` is unknown.{nearest(str(path[-1]), kind.model_fields)} Rename or remove it."
     reason = problem["msg"].removeprefix("Value error, ")

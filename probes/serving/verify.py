@@ -20,7 +20,7 @@ class VerifyRequest(Body):
     Attributes:
         question: The question that the user asked.
         answer: The answer to verify. Probes that read only questions ignore it.
-        context: Text that precedes the question in the prompt, separated by a line break.
+        context: Text that precedes the question in the prompt. A line break separates the text from the question.
         threshold: Confidence below which the router should ask a larger model.
     """
 
@@ -36,7 +36,7 @@ class VerifyRequest(Body):
 
 
 def verdict(request: VerifyRequest, reads_answers: bool, score: tuple[float, float, bool]) -> dict[str, Any]:
-    """Return the response to a request. `score` is a confidence, a novelty, and whether the row is novel."""
+    """Return the response to a request. `score` contains the confidence, the novelty and the flag `is_novel`."""
     confidence, novelty, is_novel = score
     return {
         "confidence": number(confidence),

@@ -121,11 +121,11 @@ def max_t(
 ) -> Tensor:
     r"""Compute two-sided p-values against an AUROC of ½, corrected for multiple tests by the max-T method.
 
-    Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). Each
-    answer gets the grade of the answer with the same sample number to another question. The statistic of a score is
-    |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of draws in
-    which the largest statistic of all scores is at least as large as the observed statistic. The familywise error rate
-    is controlled if all questions have the same number of answers.
+    Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
+    grades of a question move together: each answer gets the grade with the same sample number. The statistic of a
+    score is |AUROC − ½|, divided by the root mean square of |AUROC − ½| over a separate set of draws. The p-value is
+    the fraction of draws in which the largest statistic of all scores is at least as large as the observed statistic.
+    The familywise error rate is controlled if all questions have the same number of answers.
 
     Args:
         scores, right, question: See `clustered_auroc`.

@@ -42,14 +42,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """All scores of a store's answers, and their AUROCs.
+    """All scores of a store's answers, and the AUROC of each score.
 
     Attributes:
         store, table: The store and its question table.
         parts: Dict with the parts `val` and `test`.
         names: Names of the scores.
         aurocs: AUROCs of the scores on each part.
-        p: [score] float64, p-values on the test answers from `max_t`; NaN if undefined.
+        p: [score] float64, p-values from `max_t` on the test answers; NaN if undefined.
         scores: [score, answer] float32, scores of the test answers; higher means more likely right.
         n_tokens: [answer] int64, number of content tokens of each answer in the answer table.
         reference: Index of the mean token entropy among the scores, or None.
@@ -138,7 +138,7 @@ class Grid:
 def make_grid(
     store: Store, table: QuestionTable, test_fraction: float = 0.2, seed: int = 0, n_draws: int = 10_000
 ) -> Grid:
-    """Compute all scores of a store's answers and their AUROCs, with p-values from `n_draws` permutations.
+    """Compute all scores of a store's answers, and each score's AUROC and p-value from `n_draws` permutations.
 
     Raises:
         InputError: If token signals are missing, or if the validation or test split lacks questions, right answers or
@@ -170,7 +170,7 @@ def make_grid(
 
 
 def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Part]:
-    """Split the answers into a test part, with the test questions of `train.py`, and a validation part.
+    """Split the answers into a validation part and a test part. The test questions are those of `train.py`.
 
     Questions with fewer than two graded answers are left out.
     """

@@ -13,7 +13,7 @@ from probes.report.plots import INK, annotate_cells, frame_cell, new_figure, sty
 from probes.training_free.grid import Grid
 from probes.training_free.scores import TOKENS, UNWEIGHTED, Score
 
-#: Maximum number of layers per signal. They are evenly spaced and include the first and the last layer.
+#: Maximum number of layers per signal. The layers are evenly spaced and include the first and the last layer.
 _LAYERS = 5
 _COLUMNS = list(POOLINGS)
 

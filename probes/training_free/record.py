@@ -25,13 +25,13 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
     """Evaluate the best score of each family in a grid, and return the results as a record.
 
     Args:
-        n_resamples: Number of resamples for each interval. Each p-value uses five times as many.
+        n_resamples: Number of resamples for each interval. Each p-value uses five times this number.
 
     Returns:
         A record. `chosen` is the name of the best score. `rows` contains the test metrics of all reported scores.
         `groups` contains the test metrics of the chosen score for each group of questions. `tests` compares the chosen
-        score with others. `grid` and `parts` contain counts. `masked` maps each signal or family without a reported
-        score to the reason.
+        score with other scores. `grid` and `parts` contain counts. `masked` maps each signal or family without a
+        reported score to the reason.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc
@@ -104,7 +104,7 @@ class _Tested:
         self._scored = {name: Scored(score, right, known, question) for name, score in scores.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return metrics of every reported score on all answers, untruncated answers and pairs of similar length."""
+        """Compute metrics of each reported score: for all answers, for untruncated answers, and for equal lengths."""
         part, scores = self._part, torch.stack([scored.confidence for scored in self._scored.values()])
         p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()
         rows = []
@@ -177,7 +177,7 @@ class _Tested:
 
 
 def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
-    """Return the fraction of pairs of a right and a wrong answer that share a stratum; None if there are no pairs."""
+    """Return the fraction of pairs (right answer, wrong answer) within one stratum; None if there are no pairs."""
     members = (stratum[scored.usable & (scored.right == grade)] for grade in (0, 1))
     wrong, right = (torch.bincount(strata, minlength=int(stratum.max()) + 1) for strata in members)
     n_pairs = int(wrong.sum()) * int(right.sum())

@@ -59,7 +59,7 @@ class Score(NamedTuple):
     def sign(self) -> int:
         """Factor by which the score is multiplied, so that a higher score means that the answer is more likely right.
 
-        It is 1 for positions in `Signal.rising`, except for standard deviations, and −1 for all others.
+        The factor is 1 if the position is in `Signal.rising` and the pooling is not `std`, and −1 otherwise.
         """
         rising = self.signal in SIGNALS and self.position in SIGNALS[self.signal].rising
         return 1 if rising and self.pooling != "std" else -1
@@ -151,7 +151,7 @@ class Scores:
         """Return three scores [3, answer] from the log-probabilities of the tokens.
 
         Row 0 is the negative log-likelihood of the answer. Row 1 is the mean of row 0 over the even-numbered answers to
-        the question. Row 2 is the mean of the negative log-likelihood per token over the same answers.
+        the question. Row 2 is the same mean for the negative log-likelihood per token.
         """
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]

@@ -16,7 +16,7 @@ from extract.text import shown
 
 GRADER = "score"
 _RULE = "column `score` of a JSON Lines file (1: right, 0: wrong, others: unknown)"
-#: Default of the column `dataset`, the same for all files, so that their stores can be compared.
+#: Default of the column `dataset`. It is the same for all files, so that the stores of different files can be compared.
 DATASET = "imported"
 #: Columns of the policy. They have the same values in all lines.
 _POLICY = {"model": TEXT_OR_NULL, **KNOWN_DECODING}
@@ -66,7 +66,7 @@ def read_json_lines(path: Path, kind: Kind | None) -> Log:
 
 
 def _values(record: Record, where: str) -> dict[str, Any]:
-    """Return the values of all `COLUMNS`, with None for missing ones."""
+    """Return the values of all `COLUMNS`, with None for missing columns."""
     for name, field in COLUMNS.items():
         if not field.holds(record.get(name)):
             raise InputError(
@@ -76,7 +76,7 @@ def _values(record: Record, where: str) -> dict[str, Any]:
 
 
 def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> None:
-    """Check that a line has the same policy as the first, and that both or neither have the column `sample`."""
+    """Check that a line and the first line have the same policy, and that both or neither have the column `sample`."""
     for name in _POLICY:
         if values[name] != first[name]:
             raise InputError(
@@ -91,7 +91,7 @@ def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> N
 
 
 def _question(record: Record, dataset: str, where: str) -> Question:
-    """Return the question of a line. Its default id is a hash of the prompt."""
+    """Return the question of a line. The default id of a question is a hash of its prompt."""
     if unknown := [name for name in record if name not in (*FIELDS, *COLUMNS)]:
         raise InputError(
             f"Expected the fields of {where} to be among {', '.join((*FIELDS, *COLUMNS))}, but got {unknown[0]!r}."

@@ -58,7 +58,7 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
         if given != options:
             raise InputError(
                 f"Expected all questions to have the same generation options, but {where} has {shown(given)} instead "
-                f"of {shown(options)}. Log questions with different options separately."
+                f"of {shown(options)}. Write questions with different options to separate logs."
             )
         id_, key = str(row["doc_id"]), (str(row["doc_id"]), row["filter"])
         check_new(key, lines, where)
@@ -86,7 +86,7 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
 def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> list[tuple[str, Grade]]:
     """Return the grader name and the grade for each score of the first answer.
 
-    Metrics for which lower is better, and scores that combine several answers, are left out.
+    Metrics for which lower values are better, and scores that combine several answers, are left out.
     """
     if len(row["resps"][0]) > 1 and not _takes_first(config, row["filter"]):
         return []

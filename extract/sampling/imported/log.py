@@ -41,7 +41,7 @@ class Log:
     Attributes:
         origin: Name and version of the tool, and name of the task; None if unknown.
         answers: Dict from question id and sample index to answer. Answers may be missing.
-        k: Number of answers to each question, including missing ones.
+        k: Number of answers to each question, including missing answers.
         rules: Dict from grader name to a description of the grader.
     """
 
@@ -79,7 +79,7 @@ def grader_name(*parts: str) -> str:
 
 
 def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
-    """Add a grade to the grades of an answer. Raises an `InputError` if they already contain this name."""
+    """Add a grade to the grades of an answer. Raises an `InputError` if these grades already contain the name."""
     if name in grades:
         raise InputError(
             f"Expected scores to have different names, but two of them would be stored as {name!r}. Rename or "

@@ -12,7 +12,7 @@ from extract.sampling.local.draws import draw
 from extract.sampling.local.reading import forward
 from extract.sampling.local.shared_cache import SharedCache
 
-#: Fraction of rows that must have ended before they are removed. Each removal copies a part of the cache.
+#: Fraction of rows that must have ended before the ended rows are removed. Each removal copies a part of the cache.
 _ENDED_SHARE = 0.2
 
 
@@ -117,7 +117,7 @@ class AnswerBatch:
         return len(now), len(now) - n_running
 
     def remove_ended(self) -> Rows | None:
-        """Remove the answers that have ended, and return them. If only a few have ended, return None and keep them."""
+        """Remove the answers that have ended, and return them. If only a few have ended, keep all and return None."""
         if self._n_running > (1 - _ENDED_SHARE) * len(self):
             return None
         removed, kept = self._rows.select(~self._rows.running), self._rows.running.nonzero()[:, 0]

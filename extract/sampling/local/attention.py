@@ -117,7 +117,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 @contextmanager
 def shared_attention(model: Any) -> Iterator[None]:
-    """Replace SDPA with `attend` inside the with block, if the model uses SDPA."""
+    """If the model uses SDPA, replace SDPA with `attend` inside the with block."""
     with _lock:
         shared = _users[id(model)] > 0 or model.config._attn_implementation == "sdpa"
         _users[id(model)] += shared

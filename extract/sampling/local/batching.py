@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: By default, the length of a common prefix is a multiple of this.
+#: By default, the length of a common prefix in tokens is a multiple of this number.
 _PREFIX_STEP = 16
 
 

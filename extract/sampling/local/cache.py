@@ -36,7 +36,7 @@ class AnswerLayer(DynamicLayer):
         self._buffers: tuple[Tensor, ...] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [row, head, new token, d_head], and return all, including the prefix."""
+        """Append keys and values [row, head, new token, d_head], and return all keys and values, prefix included."""
         if self._buffers is None:  # prompts are still being read
             super().update(key_states, value_states)
             self.handed_out = self._after_prefix()
@@ -81,7 +81,7 @@ class AnswerLayer(DynamicLayer):
 class AnswerCache(DynamicCache):
     """Key/value cache for reading a batch of prompts.
 
-    If answers can't share the keys and values of their prompt, the cache is also used for drawing them.
+    If answers can't share the keys and values of their prompt, the cache is also used for drawing the answers.
 
     Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window prevent sharing.
 
@@ -117,7 +117,7 @@ class AnswerCache(DynamicCache):
         self._called, self._plain = set[int](), set[int]()
 
     def note_call(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
-        """Record whether a layer computes plain attention to its own keys and values, which not all models do."""
+        """Record whether a layer computes plain attention to its own keys and values. Some models do not do this."""
         handed = getattr(self.layers[layer], "handed_out", None) if layer < len(self.layers) else None
         if kwargs.get("position_bias") is None:
             self._called.add(layer)
@@ -166,5 +166,5 @@ class AnswerCache(DynamicCache):
 
 
 def smallest_window(model: Any) -> float:
-    """Return the smallest sliding window of a model's layers in tokens, or infinity for full attention."""
+    """Return the smallest sliding window of a model's layers in tokens, or infinity if all have full attention."""
     return min(getattr(layer, "sliding_window", math.inf) for layer in DynamicCache(config=model.config).layers)

@@ -25,7 +25,7 @@ def question_key(seed: int, question_id: str) -> int:
 def keyed_uniforms(keys: NDArray[np.uint64], samples: NDArray[np.uint64], n_steps: int) -> NDArray[np.float64]:
     """Compute uniform random numbers in [0, 1) with 53 random bits, [row, step] float64.
 
-    Each one is a hash of the row's `question_key`, its sample index and the step.
+    Each number is a hash of the row's `question_key`, the row's sample index and the step.
     """
     steps = np.arange(n_steps, dtype=np.uint64)
     with np.errstate(over="ignore"):

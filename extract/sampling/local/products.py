@@ -1,7 +1,7 @@
 """Matrix products of bfloat16 models on CPUs without bfloat16 instructions.
 
-On such CPUs, converting the matrices to float32 before multiplying them is about three times as fast as multiplying
-them in bfloat16. The precision is the same.
+On such CPUs, converting the matrices to float32 and multiplying them is about three times as fast as multiplying them
+in bfloat16. The precision is the same.
 """
 
 import threading
@@ -24,7 +24,7 @@ _layers: dict[int, list[nn.Linear]] = {}  # layers whose products are replaced
 
 
 def linear_in_float32(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute ``inputs @ weight.T + bias`` in float32, and round it to the dtype of `inputs`.
+    """Compute ``inputs @ weight.T + bias`` in float32, and round the result to the dtype of `inputs`.
 
     `weight` [output feature, input feature] is converted a few rows at a time.
     """

@@ -1,4 +1,4 @@
-"""Key/value caches of a batch of answers, which can join and leave between forward passes."""
+"""Key/value caches of a batch of answers. Answers can join and leave the batch between forward passes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class _RowLayer(DynamicLayer):
         return self._window.stop - self._window.start
 
     def resize(self, n_rows: int, longest: int, n_slots: int, n_columns: int) -> None:
-        """Move `n_rows` rows, which end at column `longest`, to new buffers."""
+        """Move `n_rows` rows to new buffers, in which they end at column `longest`."""
         kept = slice(self._window.start, self._window.stop)
         for i, buffer in enumerate(self.buffers):
             self.buffers[i] = buffer.new_zeros(n_slots, buffer.shape[1], n_columns, buffer.shape[3])
@@ -61,7 +61,9 @@ class _RowLayer(DynamicLayer):
 
 
 class RowCache(DynamicCache):
-    """Cache of rows (answers) that join and leave between passes. They end at the same column but may differ in length.
+    """Cache of rows (answers) that join and leave between passes.
+
+    The rows end at the same column but may differ in length.
 
     Sliding windows are applied by the attention mask, so every layer keeps all tokens. `lengths` contains the number of
     cached tokens in each row.
@@ -88,7 +90,7 @@ class RowCache(DynamicCache):
         return cache
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Append rows of another cache. It must contain all tokens of its prompts, padded on the right.
+        """Append rows of another cache. That cache must contain all tokens of its prompts, padded on the right.
 
         `lengths` are the numbers of tokens in all rows of `read`. `rows` are the indices of the rows to append.
         """
@@ -164,7 +166,7 @@ class FixedCache:
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Take over the given rows of `read`, whose prompts have equal lengths. The cache must be empty."""
+        """Take over the given rows of `read`, whose prompts have equal lengths. This cache must be empty."""
         assert not self.lengths
         assert len(set(lengths)) == 1
         self.cache, self.lengths = read, list(lengths)

@@ -70,7 +70,7 @@ class SharedLayer(DynamicLayer):
         return max((group.width for group in self._groups), default=0)
 
     def set_prompts(self, kept: Tensor, new: Pair, added: Tensor) -> None:
-        """Keep the prompts with the indices `kept`, and append those of `new` with the indices `added`."""
+        """Keep the prompts with the indices `kept`, and append the prompts of `new` with the indices `added`."""
         pairs = ((a[kept], b[added]) for a, b in zip(self.prompts, new, strict=True))
         keys, values = (_stacked(a, b, dim=2) for a, b in pairs)
         self.prompts = keys, values
@@ -105,8 +105,8 @@ class SharedLayer(DynamicLayer):
 class SharedCache(DynamicCache):
     """Cache of the common prefix, one copy of each prompt, and all answers. Each row is an answer.
 
-    Rows join and leave between passes. They are ordered by the length of their answers, longest first, and divided into
-    groups of similar length. Attention is computed for one group at a time, so that short answers need little padding.
+    Rows join and leave between passes. The rows are ordered by length, longest first, and divided into groups of
+    similar length. Attention is computed for one group at a time, so that short answers need little padding.
 
     Attributes:
         slots: [question, slot] row indices of each question's answers, padded with arbitrary rows.
@@ -203,7 +203,7 @@ def _bias(hidden: Tensor) -> Tensor:
 
 
 def _stacked(a: Tensor, b: Tensor, dim: int) -> Tensor:
-    """Concatenate tensors along dimension 0, after padding the shorter one at the start of dimension `dim`."""
+    """Concatenate tensors along dimension 0, after padding the shorter tensor at the start of dimension `dim`."""
     n_tokens = max(a.shape[dim], b.shape[dim])
     after = (0, 0) * (a.dim() - 1 - dim)
     return torch.cat([torch.nn.functional.pad(each, (*after, n_tokens - each.shape[dim], 0)) for each in (a, b)])

@@ -45,7 +45,7 @@ class Sample:
 
 
 class TokenSampler:
-    """Draws answers with a transformers model in evaluation mode, at most `max_rows` at the same time."""
+    """Draws answers with a transformers model in evaluation mode, at most `max_rows` answers at a time."""
 
     def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, max_rows: int = 320) -> None:
         self.model, self.tokenizer, self.decoding, self.max_rows = model, tokenizer, decoding, max_rows
@@ -76,7 +76,7 @@ class TokenSampler:
         """Draw answers to each question at every temperature, reading each prompt only once.
 
         Answers that have ended are replaced by answers to the next questions, shortest prompts first. If answers can't
-        share the keys and values of their prompt, new ones start only when the whole batch has ended.
+        share the keys and values of their prompt, new answers start only when the whole batch has ended.
 
         Args:
             question_ids: Question ids. Random numbers depend on them, but not on the temperature.
@@ -84,8 +84,8 @@ class TokenSampler:
             samples: Indices of the answers to draw.
             temperatures: Distinct temperatures, which override those in `decoding`.
             progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
-            block: All prompts of a block, if several calls draw answers to its prompts. If they fit into one batch,
-                they are read only in the first call.
+            block: All prompts of a block, if several calls draw answers to its prompts. If the answers to all
+                these prompts fit into one batch, the prompts are read only in the first call.
 
         Returns:
             Dict from temperature to answers, ordered by question, then by sample.
@@ -158,7 +158,7 @@ class TokenSampler:
     def _read(
         self, prompts: Sequence[Sequence[int]], prefix: Sequence[int], block: Sequence[Sequence[int]] | None
     ) -> tuple[AnswerCache, Tensor, Sequence[int]]:
-        """Read prompts. Returns a cache, logits, and the index of each prompt in them."""
+        """Read prompts. Returns a cache, logits, and the index of each prompt in the cache and in the logits."""
         if block is None:
             return *self._reader.read(prompts, prefix), range(len(prompts))
         index = {tuple(prompt): i for i, prompt in enumerate(block)}

@@ -1,4 +1,4 @@
-"""Client that sends concurrent requests to one or more servers, with retries and budgets."""
+"""Client that sends concurrent requests to one or more addresses of a server, with retries and budgets."""
 
 import asyncio
 import math
@@ -43,8 +43,8 @@ class BudgetSpent(Exception):
 class Spending:
     """Counts the requests and tokens of a run.
 
-    A failed attempt counts as a request without tokens. If the server does not report the number of prompt tokens, it
-    is estimated. If the server does not report the number of answer tokens, the maximum is assumed.
+    A failed attempt counts as a request without tokens. If the server does not report the number of prompt tokens,
+    this number is estimated. If the server does not report the number of answer tokens, the maximum is assumed.
     """
 
     server: Server
@@ -152,7 +152,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         self._stopping.set()
 
     async def _attempt(self, request: Request) -> Reply:
-        """Make one attempt at the least busy endpoint. Paused endpoints are used only if all are paused."""
+        """Make one attempt at the least busy endpoint. Paused endpoints are used only if all endpoints are paused."""
         async with self._free, self.spending.reserved(request):
             if self._stopping.is_set():
                 raise Unanswered("no further requests are sent")
@@ -176,7 +176,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             await asyncio.wait_for(self._stopping.wait(), seconds)
 
     def _note_retry(self, state: Any) -> None:
-        """Count a retry. Report the first one if no request has been answered yet."""
+        """Count a retry. Report the first retry if no request has been answered yet."""
         self.spending.retries += 1
         if not self.has_answered and not self._has_warned:
             self._has_warned = True
@@ -189,7 +189,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         hint = _SEEDS if failure.crashed and self.server.seeds else ""
         if not self.has_answered:
             problem = "it does not answer" if failure.reached else "the connection failed"
-            if self._known_as:  # it answered the preflight
+            if self._known_as:  # the server answered the preflight
                 return InputError(f"Expected the server at {urls} to keep answering, but {problem}: {failure}.{hint}")
             return InputError(
                 f"Expected an OpenAI-compatible server at {urls}, but {problem}: {failure}. Start the server, "

@@ -23,8 +23,8 @@ from extract.text import one_line
 
 #: Maximum number of questions to try per address.
 TRIES = 4
-#: Number of requests whose answers must not all be identical, and their token limit. If the most likely token always
-#: has probability 0.9, identical answers occur by chance in only one of 25,000 preflights.
+#: Number of requests whose answers must not all be identical, and the token limit of each request. If the most likely
+#: token always has probability 0.9, identical answers occur by chance in only one of 25,000 preflights.
 _VARIED, _VARIED_TOKENS = 4, 32
 #: Open-ended prompts: a chat message and a plain text.
 _OPEN_CHAT = "Make up a name, a place and an odd thing that happened there. Answer in one sentence."
@@ -40,7 +40,7 @@ class Preflight:
     """Results of a preflight.
 
     Attributes:
-        replies: Replies to the run's own requests, by question id and first sample index. The run reuses them.
+        replies: Replies to the run's own requests, by question id and first sample index. The run reuses these replies.
         known_as: Model names in the preflight replies, for `Client`.
         varies: Whether different answers were seen. False at temperature 0.
         notices: One-line warnings that do not stop the run.
@@ -54,7 +54,7 @@ class Preflight:
 
 
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
-    """Test each address with one of the run's requests. If that request is rejected, try others.
+    """Test each address with one of the run's requests. If that request is rejected, try other requests.
 
     Budgets are checked first.
 
@@ -88,7 +88,7 @@ async def try_server(
 ) -> Preflight:
     """Send one of the run's requests to each address.
 
-    Above temperature 0, also send each address four short requests. The answers to these must vary.
+    Above temperature 0, also send each address four short requests. The answers to the short requests must vary.
     """
     planned = [planned for request in requests.values() for planned in [request, *_open_requests(request)]]
     for name, budget, cost in (
@@ -107,7 +107,7 @@ async def try_server(
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
-    """Run coroutines concurrently. After an error, the others are cancelled."""
+    """Run coroutines concurrently. After an error in one coroutine, the others are cancelled."""
     tasks = [asyncio.ensure_future(part) for part in work]
     try:
         return await asyncio.gather(*tasks)
@@ -189,8 +189,8 @@ def _check_reply(request: Request, reply: Reply, url: str) -> None:
         if (choice.logprobs is None and choice.text) or choice.lacks_logprobs(n_tokens):
             got = f"{len(choice.logprobs)} for {n_tokens} tokens" if choice.logprobs else "none"
             raise InputError(
-                f"Expected {url} to return a log-probability for every token, but got {got}. To sample without them, "
-                "set `server.logprobs` to false."
+                f"Expected {url} to return a log-probability for every token, but got {got}. To sample without "
+                "log-probabilities, set `server.logprobs` to false."
             )
     longest = max((reply.completion_tokens or 0) // n, *(len(choice.logprobs or ()) for choice in reply.choices))
     if longest > request.max_tokens and not {"max_tokens", "max_completion_tokens"} & request.extra.keys():
@@ -227,7 +227,7 @@ def _open_requests(request: Request) -> list[Request]:
 async def _answers_vary(client: Client, request: Request, url: str) -> bool:
     """Send an open-ended prompt several times, and raise an InputError if answers that should vary are identical.
 
-    Returns False if this was not tested, because no request was sent or the server returned no text.
+    Returns False if variation could not be tested, because no request was sent or the server returned no text.
     """
     requests = _open_requests(request)
     replies = await _all(map(client.ask, requests))

@@ -10,7 +10,8 @@ from extract.text import one_line, valid_text
 #: Types of the parts into which some servers split an answer.
 _TEXT_PARTS = ("text", "output_text")
 _REASONING_PARTS = ("thinking", "reasoning", "reasoning_text")
-#: Map from a server's finish reasons to stored ones. Tool calls count as "stop", as no tools are offered.
+#: Dict from a server's finish reasons to the stored finish reasons. Tool calls count as "stop", because no tools are
+#: offered.
 FINISH_REASONS: dict[str, Literal["stop", "length", "content_filter"]] = {
     **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "tool_calls", "function_call"), "stop"),
     **dict.fromkeys(("length", "max_tokens"), "length"),
@@ -95,7 +96,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Reply:
-    """Parsed reply with at least one answer, but possibly fewer than requested.
+    """Parsed reply with at least one answer, but possibly with fewer answers than requested.
 
     Fields that the server does not return are None.
 
@@ -151,7 +152,7 @@ class BrokenReply(ValueError):
 
 
 def read_reply(body: bytes, request: Request) -> Reply:
-    """Parse the JSON body of a reply. If the server did not remove a stop string, the answer is cut before it."""
+    """Parse the JSON body of a reply. If the server did not remove a stop string, cut the answer before that string."""
     text = body.decode("utf-8", "replace")
     try:
         content = json.loads(text)

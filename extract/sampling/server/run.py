@@ -54,7 +54,7 @@ class Run:
     async def ask_all(self) -> None:
         """Send all requests concurrently until they are answered or the run stops. Call `conclude` afterwards."""
         requests, syncing = self._requests(), asyncio.create_task(self._sync())
-        # a copy, whose event belongs to this event loop
+        # a copy, because its asyncio.Event must belong to this event loop
         self.preflight.spending = replace(self.preflight.spending)
         self._client = Client(self.server, self.store.model_id, self.preflight.spending, self.preflight.known_as)
         try:
@@ -73,7 +73,7 @@ class Run:
                     self._stop(error)
 
     def _stop(self, reason: Exception) -> None:
-        """Send no further requests. Those in flight are still awaited."""
+        """Send no further requests. Requests in flight are still awaited."""
         self._stopped = self._stopped or reason
         self._client.stop()
 
@@ -97,7 +97,7 @@ class Run:
                 yield opened, ask
 
     async def _work(self, requests: Iterator[tuple[OpenRange, Ask]]) -> None:
-        """Send one request after another, and close each range after its last one."""
+        """Send one request after another, and close each range after its last request."""
         for opened, ask in requests:
             if not await self._ask(opened, *ask):
                 self._completed.discard(opened.samples)
@@ -110,7 +110,7 @@ class Run:
                     self._stop(error)
 
     async def _ask(self, opened: OpenRange, question: Question, samples: list[int]) -> bool:
-        """Request answers and log them. Returns True if all arrived, or if the question was rejected."""
+        """Request answers and log them. Returns True if all answers arrived, or if the question was rejected."""
         while samples and question.id not in self._rejected:
             try:
                 request = request_for(question, samples, self.decoding, self.server)

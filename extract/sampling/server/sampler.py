@@ -131,7 +131,7 @@ def _asking(
 
 
 def n_missing(store: Store, samples: SampleRange) -> int:
-    """Return how many answers of a range are not in its log yet."""
+    """Return how many answers of a range are not in the range's log yet."""
     logged = len(read_log(store, samples)) if store.samples.log_file(samples).is_file() else 0
     return store.questions.n_rows(samples) - logged
 

@@ -28,7 +28,8 @@ def expected_calibration_error(
     """Compute the expected calibration error, which is in [0, 1].
 
     The absolute difference between mean confidence and mean accuracy in each bin is averaged over bins, weighted by bin
-    size. See `bin_index` for `by`. Noise in the measured accuracies biases the error upwards. `rmsce` corrects for it.
+    size. See `bin_index` for `by`. Noise in the measured accuracies biases the error upwards. `rmsce` corrects for this
+    noise.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, by, weights).expand(weights.shape)
@@ -76,8 +77,8 @@ def _merged(sums: Tensor) -> Tensor:
 def rmsce(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10) -> Tensor:
     """Compute the root mean squared calibration error, the square root of `squared_calibration_error`.
 
-    It is 0 if the squared error is negative. Do not average it over splits, because the root is biased. Average
-    `squared_calibration_error` instead.
+    If the squared error is negative, the root is set to 0. Do not average the root over splits, because it is biased.
+    Average `squared_calibration_error` instead.
     """
     squared = squared_calibration_error(preds, right, known, weights, n_bins)
     root = squared.clamp_min(1e-300).sqrt()  # so that the root has a derivative at 0

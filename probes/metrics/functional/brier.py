@@ -20,7 +20,7 @@ def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 
 
 def response_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the Brier score against individual answers, which is the mean of `brier_terms`."""
+    """Compute the Brier score against individual answers. The score is the mean of `brier_terms`."""
     weights = torch.ones_like(preds, dtype=torch.float64) if weights is None else weights.double()
     return mean(brier_terms(preds, right, known), weights)
 
@@ -29,7 +29,7 @@ def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
     """Compute the Brier score against the individual answers to each question, f² − 2fp̂ + p̂, [question] float64.
 
     f is the confidence and p̂ the measured accuracy. These terms differ from those of `debiased_brier` by amounts that
-    do not depend on f, so both scores give the same difference between methods.
+    do not depend on f, so the mean of these terms and `debiased_brier` give the same difference between two methods.
     """
     preds, right, known, _ = prepare(preds, right, known, None, probabilities=True)
     return preds**2 - 2 * preds * right / known + right / known

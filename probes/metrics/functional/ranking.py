@@ -95,7 +95,10 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
 
 
 def spearman(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute Spearman's rank correlation between scores and measured accuracies, or NaN if either is constant."""
+    """Compute Spearman's rank correlation between scores and measured accuracies.
+
+    The result is NaN if all scores or all accuracies are equal.
+    """
     preds, right, known, weights = prepare(preds, right, known, weights)
     x, y = midranks(preds, weights), midranks(right / known, weights)
     x, y = x - mean(x, weights)[..., None], y - mean(y, weights)[..., None]

@@ -26,10 +26,10 @@ def aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = N
 
 
 def e_aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the excess AURC, which is `aurc` minus the AURC of an oracle. It is at least 0, and lower is better.
+    """Compute the excess AURC, which is `aurc` minus the AURC of an oracle. Lower is better, and the minimum is 0.
 
     The oracle ranks the questions by their measured accuracies (Geifman, Uziel and El-Yaniv, Bias-Reduced Uncertainty
-    Estimation for Deep Neural Classifiers, 2019). Unlike in the paper, its AURC is computed exactly.
+    Estimation for Deep Neural Classifiers, 2019). Unlike in the paper, the AURC of the oracle is computed exactly.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     accuracy = right / known
@@ -41,7 +41,8 @@ def prediction_rejection_ratio(
 ) -> Tensor:
     """Compute the prediction–rejection ratio, which is 1 for the best possible order and 0 for a random order.
 
-    The rejection curve shows the mean accuracy of the questions that remain after rejecting the r least confident ones.
+    The rejection curve shows the mean accuracy of the questions that remain if the r least confident questions are
+    rejected.
     The ratio is the area between this curve and the curve of a random order, divided by the corresponding area of an
     oracle, which ranks the questions by their measured accuracies. With N questions, the areas cover r from 0 to
     `max_rejection` · N − 1. Ties are treated as in `aurc`. The result is NaN if all accuracies are equal.
@@ -77,8 +78,8 @@ def auprc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = 
 
     Wrong answers are the positive class. A question counts as p̂ right and 1 − p̂ wrong answers with the same score,
     where p̂ is its measured accuracy. The area is the average precision, as in scikit-learn's
-    `average_precision_score`. For an uninformative score, it is about the fraction of wrong answers. The result is NaN
-    without wrong answers.
+    `average_precision_score`. For an uninformative score, the area is about the fraction of wrong answers. The result
+    is NaN without wrong answers.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))
     detected, flagged = wrong.cumsum(-1), (wrong + right).cumsum(-1)

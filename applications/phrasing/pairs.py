@@ -67,7 +67,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     has = (n_questions > 0).astype(np.int64)
     if np.triu(has @ has.T, 1).max() < 2:
         raise InputError(
-            "Expected questions about at least two facts in the same two forms, but any two of the forms "
+            "Expected at least two facts with a question in each of two forms, but any two of the forms "
             f"{', '.join(forms)} have at most one fact in common. Set `meta.pair` to the same value for all questions "
             "about a fact."
         )

@@ -60,7 +60,7 @@ class Replay:
 
 
 def shuffled(temperatures: NDArray[np.float64], orders: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw random orders [order, answer] of the answers. The sequence of temperatures stays the same."""
+    """Draw random orders [order, answer] of the answers. Only answers at the same temperature trade places."""
     order = np.tile(np.arange(len(temperatures)), (orders, 1))
     for temperature in np.unique(temperatures):
         places = np.flatnonzero(temperatures == temperature)

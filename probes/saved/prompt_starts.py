@@ -1,4 +1,4 @@
-"""Key/value caches for the common beginnings of prompts."""
+"""Key/value caches for prefixes that several prompts share."""
 
 from __future__ import annotations
 

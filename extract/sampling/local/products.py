@@ -19,8 +19,8 @@ from torch.nn.functional import linear
 #: Number of weights that are converted at a time.
 _WEIGHTS = 2**21
 
-#: Whether torch contains the oneDNN operator that torch.compile also uses for linear layers.
-_HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+#: Whether this build of torch contains oneDNN.
+_HAS_ONEDNN = torch.backends.mkldnn.is_available()
 
 _lock = threading.Lock()
 _users: Counter[int] = Counter()  # number of with blocks that use a model, by the model's id()
@@ -31,6 +31,7 @@ def linear_float32(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     """Compute ``inputs @ weight.T + bias`` for float32 tensors, without gradients, with oneDNN if it is available."""
     if not _HAS_ONEDNN:
         return linear(inputs, weight, bias)
+    # the operator that torch.compile uses for linear layers on CPUs
     return torch.as_tensor(torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], ""))
 
 

@@ -96,7 +96,7 @@ class TrainCLI(LightningCLI):
         parser.add_lightning_class_args(self.trainer_class, "trainer")
 
     def before_instantiate_classes(self) -> None:
-        """Check the options, create the run's folder, and make the loggers write to this folder."""
+        """Check the options, create the run's folder, and make the loggers write to it."""
         n_resamples, devices = self.config.n_resamples, self.config.trainer.devices
         at_least_one("n_resamples", n_resamples, default=2000)
         if str(devices) != "1" and not (isinstance(devices, list) and len(devices) == 1):
@@ -118,7 +118,7 @@ class TrainCLI(LightningCLI):
                 logger.init_args.name, logger.init_args.version = "logs", ""
 
     def instantiate_classes(self) -> None:
-        """Create the model, the datamodule and the trainer, or remove the run's folder if an error occurs."""
+        """Create the model, the datamodule and the trainer. If an error occurs, remove the run's folder."""
         with discarding(self.run_folder):
             super().instantiate_classes()
 
@@ -170,7 +170,7 @@ def discarding(folder: Path, errors: type[BaseException] = BaseException) -> Ite
 
 
 def without_paths(value: Any) -> Any:
-    """Replace absolute paths in a config by their last components."""
+    """Replace absolute paths in a config with their last components."""
     if isinstance(value, dict):
         return {key: without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -192,7 +192,7 @@ def git_commit() -> str | None:
 
 def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
     """Make W&B log offline if there is no API key, and print a notice."""
-    for logger in loggers:  # Lightning passes `anonymous`, and W&B then prints a warning
+    for logger in loggers:  # Lightning passes `anonymous`, which makes W&B print a warning
         logger._wandb_init.pop("anonymous", None)
     if not loggers or "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
         return
@@ -234,7 +234,7 @@ def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers:
 
 @contextmanager
 def closing_wandb() -> Iterator[None]:
-    """Finish the W&B run. It is marked as failed if the `with` block raises an error."""
+    """Finish the W&B run, and mark it as failed if the `with` block raises an error."""
     try:
         yield
     except BaseException:

@@ -32,8 +32,8 @@ def beta_priors(
 ) -> tuple[Array, Array] | None:
     """Return the parameters a and b [question] of Beta priors with the given means.
 
-    The concentration for each `fold` [question] is estimated on the other folds. Returns None if a
-    concentration cannot be estimated. See `concentration` for the other arguments.
+    For each fold, the concentration is estimated on the other folds. Returns None if a concentration cannot be
+    estimated. `fold` [question] is the fold of each question. See `concentration` for the other arguments.
     """
     found = np.empty(len(fold))
     for number in np.unique(fold):

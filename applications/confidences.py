@@ -52,7 +52,7 @@ def read_confidence(source: str, store: Store, ignored: Collection[str] = ()) ->
 
 
 def named_confidences(sources: Sequence[str], store: Store, reserved: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """Read the confidences [question] of each source, by their `confidence_name`."""
+    """Read the confidences [question] of all sources, by `confidence_name`."""
     names = [confidence_name(source) for source in sources]
     if len({*names, *reserved}) < len(names) + len(reserved):
         other = f" other than {', '.join(reserved)}" if reserved else ""

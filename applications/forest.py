@@ -14,7 +14,7 @@ from probes.report.templates import LEVEL
 def paired_picture(
     accuracies: Mapping[str, Mapping[str, Any]], differences: Sequence[Mapping[str, Any]], label: str
 ) -> Figure:
-    """Plot accuracies, and paired differences between accuracies. Significant differences are red.
+    """Plot accuracies and their paired differences. Significant differences are red.
 
     Each of `differences` is a result of `paired_record` with the names `a` and `b` of the compared systems and the
     corrected p-value `p_holm`.

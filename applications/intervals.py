@@ -10,7 +10,7 @@ from torch import Tensor
 from probes.metrics.functional.inputs import by_group, mean
 from probes.metrics.intervals import WeightedMetric, bootstrap
 
-#: A `value` and the bounds `low` and `high` of its interval, which can be None.
+#: A `value` with the bounds `low` and `high` of its interval. The bounds are None if there is no interval.
 Estimate = dict[str, Any]
 
 

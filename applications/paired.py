@@ -43,7 +43,7 @@ def standard_error(values: Values, cluster: Labels | None = None) -> float:
 def effective_clusters(cluster: Labels) -> float:
     """Return the effective number of clusters, (Σ n_g)² / Σ n_g² for clusters of n_g units.
 
-    If it is small, clustered intervals are unreliable.
+    If this number is small, clustered intervals are unreliable.
 
     >>> effective_clusters(np.repeat([0, 1, 2], 4)), effective_clusters(np.repeat([0, 1, 2], [6, 1, 1]))
     (3.0, 1.6842105263157894)
@@ -116,10 +116,10 @@ def check_difference(difference: float) -> None:
 
 
 def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
-    """Test whether the mean of differences [unit] is 0, with a two-sided test.
+    """Run a two-sided test of the hypothesis that the mean of differences [unit] is 0.
 
     McNemar's test is used if all differences are −1, 0 or 1 and there are no clusters. Otherwise, a sign-flip test
-    with `n_flips` random patterns flips the signs of units or of whole clusters.
+    is used: `n_flips` random patterns flip the signs of units or of whole clusters.
 
     Returns:
         A dict with the name of the `test`, its p-value `p`, and `p_mid` from `mcnemar` (None for sign-flip tests).
@@ -143,8 +143,8 @@ def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Lab
         The result of `paired_test` with these additional entries:
 
         - `n`, `value`: Number of units and mean difference.
-        - `low`, `high`: Bounds of the clustered interval if there are clusters, otherwise of the t interval.
-        - `t`, `bootstrap`, `clustered`: The intervals. `clustered` is None without clusters.
+        - `low`, `high`: Bounds of the clustered interval, or of the t interval if there are no clusters.
+        - `t`, `bootstrap`, `clustered`: The three intervals. `clustered` is None without clusters.
         - `n_above`, `n_below`: Numbers of units with a positive and with a negative difference.
         - `error`: Standard error of the mean difference.
         - `detectable`: Smallest detectable difference; None if the standard error is 0.

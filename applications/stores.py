@@ -31,8 +31,8 @@ def open_stores(path: str) -> dict[float, Store]:
     The temperature of an imported store can be `UNKNOWN`.
 
     Raises:
-        InputError: If a store has no samples, or if the stores of a grid differ in more than the temperature or have
-            the same temperature.
+        InputError: If a store has no samples, or if the stores of a grid have the same temperature or differ in
+            anything else.
     """
     stores = [Store.open(folder) for folder in member_stores(Path(path)) or [Path(path)]]
     found: dict[float, Store] = {}

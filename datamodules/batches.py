@@ -8,7 +8,7 @@ from torch import Tensor
 
 from datamodules.streamed_features import StreamedFeatures
 
-#: Size in bytes of the buffers in which rows are shuffled, and number of random runs of rows in a buffer.
+#: Size in bytes of the buffers in which rows are shuffled, and number of random runs of rows in each buffer.
 BUFFER_BYTES, RUNS = 2**28, 64
 
 
@@ -16,13 +16,13 @@ class Batch(NamedTuple):
     """A batch of rows, one per question or answer.
 
     Attributes:
-        features: A tensor [row, feature, d_model] float32, `TokenStates` or `StreamedFeatures`.
-        target: [row] float32 target of the probe in [0, 1]. Higher means more likely right.
-        right: [row] float32 number of right answers.
-        known: [row] float32 number of answers with a known grade.
-        row: [row] int64 index in the question table or answer table.
-        question: [row] int64 index in the question table.
-        fraction: [row] float32 fraction of the answer that the features cover; 1 for questions and whole answers.
+        features: A tensor, [row, feature, d_model] float32, or `TokenStates` or `StreamedFeatures`.
+        target: Target of the probe, from 0 to 1, [row] float32. Higher means more likely to be right.
+        right: Number of right answers, [row] float32.
+        known: Number of answers with a known grade, [row] float32.
+        row: Index in the question table or answer table, [row] int64.
+        question: Index in the question table, [row] int64.
+        fraction: Fraction of the answer that the features cover, [row] float32; 1 for questions and whole answers.
     """
 
     features: Any

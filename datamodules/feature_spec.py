@@ -26,17 +26,17 @@ OF_ANSWERS = ("last_answer", "mean_answer", "first_answer")
 class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
-    - A vector signal such as `hidden` gives one feature per layer and position.
+    - A vector signal such as `hidden` yields one feature per layer and position.
     - The values of all token signals form one vector, which is appended to each feature of the vector signal. If there
-      is no vector signal, the values of the token signals are the only feature.
-    - `hidden_tokens` gives one feature per layer, with one vector per token.
+      is no vector signal, that vector is the only feature.
+    - `hidden_tokens` yields one feature per layer, with one vector per token.
 
     Args:
         scope: Whether a row is a question or an answer.
         signal, positions, layers, join, pooling, weights, prefixes, in_memory, num_workers: See `FeatureDataModule`.
 
     Attributes:
-        n_tokens: [row] int64 number of content tokens of each answer, set by `read` if `prefixes` is true.
+        n_tokens: Number of content tokens of each answer, [row] int64, set by `read` if `prefixes` is true.
 
     Raises:
         InputError: If the options do not fit the signals.
@@ -137,7 +137,7 @@ class FeatureSpec:
     ) -> tuple[Tensor | TokenStates | StreamedFeatures, list[str], TokenFeatures | None]:
         """Read the features of a store with `n_rows` rows.
 
-        If `prefixes` is true, the result contains all rows once per fraction, in the order of `fractions`.
+        If `prefixes` is true, the result contains each row once per fraction, in the order of `fractions`.
 
         Returns:
             - Features [row, feature, width] float32, with NaN for missing values. For `hidden_tokens`, the features are

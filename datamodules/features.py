@@ -17,7 +17,7 @@ from extract.registry import Registry
 from extract.store.shards import Scope
 from extract.store.store import Store
 
-#: Minimum number of validation questions, which are used to choose a layer.
+#: Minimum number of validation questions. They are used to choose a layer.
 LEAST_VALIDATION = 10
 
 #: Scope of each probe target.
@@ -53,11 +53,10 @@ class FeatureDataModule(L.LightningDataModule):
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
-        batch_size: Number of questions per batch. For the target `response`, it is the number of answers and prefixes.
+        batch_size: Number of questions per batch, or of answers and prefixes for the target `response`.
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
             questions of all stores. If a question is unlike the training questions, its confidence is shifted towards
-            the confidence of the second probe. If `broader` is null, the confidence is shifted towards the mean
-            accuracy of the training questions.
+            that of the second probe or, if `broader` is null, towards the mean accuracy of the training questions.
         in_memory: Whether the features are held in memory. If false, they are read from the store in chunks. The
             features of `broader` stores are always held in memory.
         num_workers: Number of threads that read chunks if `in_memory` is false.
@@ -155,7 +154,7 @@ class FeatureDataModule(L.LightningDataModule):
     def load(self, table: QuestionTable | None = None) -> None:
         """Read the features of all usable rows into one split named `train`.
 
-        By default, `table` is the store's own table.
+        `table` defaults to the store's own table.
 
         Raises:
             InputError: If features or grades are missing, a file is damaged, or no question is usable.
@@ -186,7 +185,7 @@ class FeatureDataModule(L.LightningDataModule):
 
     @property
     def question_of(self) -> Tensor:
-        """[row] int64 index of each row's question in the question table."""
+        """Index of each row's question in the question table, [row] int64."""
         if self.scope == "question":
             return torch.arange(len(self.table.ids))
         return torch.from_numpy(self.table.answers.question)
@@ -247,7 +246,7 @@ class FeatureDataModule(L.LightningDataModule):
     def use_grades(self, table: QuestionTable) -> None:
         """Use the grades of another table with the same answers.
 
-        Every loaded row must have at least one known grade in this table.
+        Every loaded row must have at least one known grade in it.
         """
         self.table = table
         right, known = (count.float() for count in self._counts())

@@ -28,9 +28,9 @@ def likelihood_entropy(mean_logprobs: NDArray[np.float64], clusters: Sequence[Ha
     """Compute the entropy in nats of likelihood-weighted clusters (the "rao" estimator of Farquhar et al.).
 
     Args:
-        mean_logprobs: [sample] mean log-probability of each answer's tokens in nats. Its exponential is the weight of
+        mean_logprobs: Mean log-probability of each answer's tokens in nats, [sample]. Its exponential is the weight of
             the answer. Answers without tokens (NaN) are ignored.
-        clusters: [sample] cluster of each answer, as in `discrete_entropy`.
+        clusters: Cluster of each answer, [sample], as in `discrete_entropy`.
     """
     if np.isnan(mean_logprobs).all():
         return float("nan")
@@ -46,11 +46,11 @@ def seu(embeddings: NDArray[np.floating]) -> float:
 
     .. math:: 1 - \frac{\lVert \sum_m e_m \rVert^2 - M}{M (M-1)}
 
-    M is the number of answers. The value is 0 for identical answers and at most M/(M−1). It is NaN for fewer than two
+    M is the number of answers. The value lies between 0 (identical answers) and M/(M−1). It is NaN for fewer than two
     answers.
 
     Args:
-        embeddings: [sample, d] embeddings e_m of norm 1. NaN rows (empty answers) are ignored.
+        embeddings: Embeddings e_m of norm 1, [sample, d]. NaN rows (empty answers) are ignored.
 
     >>> seu(np.eye(3))
     1.0
@@ -60,7 +60,7 @@ def seu(embeddings: NDArray[np.floating]) -> float:
     if n < 2:
         return float("nan")
     squared_norm = float(np.square(rows.sum(0)).sum())
-    return max(0.0, 1 - (squared_norm - n) / (n * (n - 1)))  # can be negative by rounding
+    return max(0.0, 1 - (squared_norm - n) / (n * (n - 1)))  # rounding can make it negative
 
 
 def entropy_threshold(entropies: NDArray[np.float64]) -> float:
@@ -71,7 +71,7 @@ def entropy_threshold(entropies: NDArray[np.float64]) -> float:
     training questions.
 
     Args:
-        entropies: [question] semantic entropies in nats. NaN values are ignored.
+        entropies: Semantic entropies in nats, [question]. NaN values are ignored.
 
     Raises:
         InputError: If no threshold has questions on both sides.

@@ -13,7 +13,7 @@ SPLITS = ("train", "val", "test")
 
 
 def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequence[float], seed: int = 0) -> list[int]:
-    """Split questions into parts, stratified by group. Returns the index of each question's part.
+    """Split questions into parts, stratified by group, and return the index of each question's part.
 
     The questions of each group are ordered by a hash of the seed and the question id, and spread evenly over [0, 1].
     This interval is then divided according to `fractions`.

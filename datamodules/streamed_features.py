@@ -29,7 +29,7 @@ class FeatureFiles:
     Attributes:
         keys: Keys of the signal, one per feature.
         starts: Index of the first row in each shard, followed by the total number of rows.
-        numbers: [row, number] float32 values that are appended to each vector of a row.
+        numbers: Values that are appended to each vector of a row, [row, number] float32.
     """
 
     signals: Signals
@@ -60,7 +60,7 @@ class StreamedFeatures:
     """Features of selected rows of a store. Selecting rows copies only indices. Selecting features reads files.
 
     Attributes:
-        rows: [row] int64 rows of the store.
+        rows: Rows of the store, [row] int64.
         n_workers: Number of threads that read chunks.
         device: Device on which the features are returned.
     """
@@ -113,7 +113,7 @@ class StreamedFeatures:
     def map(self, features: Sequence[int], function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Apply a function to features in chunks, and return the results [row, …] in the order of the rows.
 
-        The arguments are described in `chunks`. Here, `function` must return a tensor [row, …].
+        See `chunks` for the arguments. Here, `function` must return a tensor [row, …].
         """
         found = torch.empty(0)
         for places, values in self.chunks(features, function):
@@ -129,9 +129,8 @@ class StreamedFeatures:
 
         Args:
             features: Indices of the features.
-            function: Function of the places and the features of a chunk's rows. Places are indices into `rows`, [row]
-                int64. Features are [row, feature, d_model] float32. The function is called in threads and without
-                gradients.
+            function: Called for each chunk with the places of its rows (indices into `rows`, [row] int64) and their
+                features ([row, feature, d_model] float32), in a thread and without gradients.
         """
         rows, order = self.rows.sort()
         n_rows = max(1, CHUNK_BYTES // (4 * self.shape[2] * len(features)))

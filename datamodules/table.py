@@ -27,21 +27,21 @@ from extract.store.store import Store
 class AnswerTable:
     """Table with one row per answer, in the order of `store.samples`. Log-probabilities exclude the end token.
 
-    Texts are read from the store on first use.
+    All arrays have shape [row]. Texts are read from the store on first use.
 
     Attributes:
-        question: [row] index of the answer's question in the question table.
-        sample: [row] sample index j of the answer.
-        right: [row] 1 if the answer is right, else 0.
-        known: [row] 1 if the answer's grade is known, else 0.
-        answer_class: [row] class of the normalised answer, comparable only among the answers to one question; 0 if the
-            grader found no answer or an empty answer.
-        n_tokens: [row] number of generated tokens, including the end token; NaN if unknown.
-        truncated: [row] whether the answer was truncated at the token limit.
-        mean_nll: [row] mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
-        max_nll: [row] largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
-        sequence_nll: [row] sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
-        rejected: [row] whether the answer is missing: a server rejected the question, or an imported log lacks the
+        question: Index of the answer's question in the question table.
+        sample: Sample index j of the answer.
+        right: 1 if the answer is right, else 0.
+        known: 1 if the answer's grade is known, else 0.
+        answer_class: Class of the normalised answer, comparable only among the answers to one question; 0 if the grader
+            found no answer or an empty answer.
+        n_tokens: Number of generated tokens, including the end token; NaN if unknown.
+        truncated: Whether the answer was truncated at the token limit.
+        mean_nll: Mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
+        max_nll: Largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
+        sequence_nll: Sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
+        rejected: Whether the answer is missing, because a server rejected the question or an imported log lacks the
             answer.
         ranges: Ranges of samples in the table.
     """
@@ -63,28 +63,28 @@ class AnswerTable:
 
     @cached_property
     def text(self) -> list[str]:
-        """[row] text of the answer."""
+        """Text of each answer, [row]."""
         return [text for part in self.ranges for text in self.store.samples.read(part)["text"].to_pylist()]
 
     @cached_property
     def answer(self) -> list[str | None]:
-        """[row] normalised answer that the grader found; None if it found none."""
+        """Normalised answers that the grader found, [row]; None if it found none."""
         grades = pa.concat_tables(self.store.grades.read(self.grader, part) for part in self.ranges)
         grades = _align(grades, self.question, self.sample, _ids(self.store))
         return list(grades["answer"].to_pylist())
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """[row] whether the sample index j is odd.
+        """Whether the sample index j of each answer is odd, [row].
 
-        Methods that use answers read the answers with even j, and are evaluated on the answers with odd j.
+        Methods that use answers read those with even j, and are evaluated on those with odd j.
         """
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
         """For each question, return the rows of its answers, without rejected answers.
 
-        If the mask `included` [row] is passed, all other rows are left out, too.
+        If a mask `included` [row] is passed, the rows outside it are left out, too.
         """
         rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
@@ -93,15 +93,15 @@ class AnswerTable:
 
 @dataclass(frozen=True)
 class QuestionTable:
-    """Table with one row per question, in the store's order.
+    """Table with one row per question, in the store's order. All arrays have shape [question].
 
     Attributes:
-        prompt_tokens: [question] prompt length in tokens; NaN if unknown.
-        right, known, unknown: [question] numbers of right answers, of answers with a known grade, and of answers with
-            an unknown grade.
-        held_right, held_known, held_unknown: The same counts for odd sample indices j.
-        consistency: [question] relative frequency of the most frequent answer among the answers with even j; NaN if no
-            answer has an even j.
+        prompt_tokens: Prompt length in tokens; NaN if unknown.
+        right, known, unknown: Numbers of right answers, of answers with a known grade, and of answers with an unknown
+            grade.
+        held_right, held_known, held_unknown: The same counts for answers with odd sample indices j.
+        consistency: Relative frequency of the most frequent answer among the answers with even j; NaN if no answer has
+            an even j.
         asked: Dict from names of model-based baselines of questions to their tables. Incomplete baselines are left out.
             The columns are `value` (in [0, 1] or null), `prompt_tokens` and `completion_tokens`.
     """
@@ -127,13 +127,13 @@ class QuestionTable:
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """[question] expected accuracy p̂ = right / known; NaN without a known grade."""
+        """Expected accuracy p̂ = right / known, [question]; NaN without a known grade."""
         with np.errstate(invalid="ignore"):
             return self.right / self.known
 
     @property
     def wrong_classes(self) -> NDArray[np.int64]:
-        """[question] number of distinct wrong answers. Each unreadable answer counts as distinct."""
+        """Number of distinct wrong answers, [question]. Each unreadable answer counts as distinct."""
         answers = self.answers
         wrong = np.flatnonzero(answers.known > answers.right)
         classes = np.where(answers.answer_class > 0, answers.answer_class, ~np.arange(len(answers.question)))
@@ -196,7 +196,7 @@ def _ids(store: Store) -> pa.Array:
 
 
 def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[np.int64]]:
-    """Count the right, known and unknown grades of each question, for all answers and for odd j."""
+    """Count the right, known and unknown grades of each question, for all answers and for those with odd j."""
     kinds = {"right": answers.right, "known": answers.known, "unknown": 1 - answers.known}
     return {
         f"{half}{kind}": np.bincount(answers.question, values * included, n_questions).astype(np.int64)

@@ -16,9 +16,9 @@ class TokenStates:
     """States of the tokens in each row, in one shared tensor. Selecting rows copies only indices.
 
     Attributes:
-        values: [feature, total tokens, d_model] states, float32 or bfloat16, with one feature per layer.
-        first: [row] int64 index of each row's first token.
-        n_tokens: [row] int64 number of tokens in each row.
+        values: States, [feature, total tokens, d_model] float32 or bfloat16, with one feature per layer.
+        first: Index of each row's first token, [row] int64.
+        n_tokens: Number of tokens in each row, [row] int64.
     """
 
     values: Tensor
@@ -49,7 +49,7 @@ class TokenStates:
 
     @property
     def offsets(self) -> Tensor:
-        """[row + 1] int64 row boundaries."""
+        """Row boundaries, [row + 1] int64."""
         return torch.cat([self.n_tokens.new_zeros(1), self.n_tokens.cumsum(0)])
 
     @overload

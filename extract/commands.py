@@ -60,8 +60,8 @@ def sample_family(
 ) -> list[Store]:
     """Sample k answers to each question and store them. Repeat the command to continue an interrupted run.
 
-    With `stop`, sampling for a question ends when further answers are unlikely to change the question's most frequent
-    answer. A later run without `stop` completes the store.
+    With `stop`, sampling for a question ends once further answers are unlikely to change its most frequent answer. A
+    later run without `stop` completes the store.
 
     Args:
         store: Folder of the store. For a grid of temperatures, the folder contains one store per temperature.
@@ -72,8 +72,8 @@ def sample_family(
             the number of answers for each threshold.
         priors: File written by `python -m probes priors`. Required by the rule `prior`.
         grader: Grader that parses the answers for the rule. The default depends on the kind of question.
-        per_round: Number of answers to each question per round and temperature. It does not affect the decisions of
-            the rule.
+        per_round: Number of answers to each question per round and temperature. It does not affect the rule's
+            decisions.
         engine: local (this process) or ray (Ray actors). The environment variable RAY_ADDRESS selects an existing Ray
             cluster. By default, a cluster is started on this machine.
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.
@@ -93,7 +93,7 @@ def sample_family(
         stopping = load_stopping(stop, threshold, priors, grader, per_round, questions, decoding)
     elif (threshold, priors, grader) != (None, None, None):
         raise InputError(
-            "Expected `stop` to be a rule, because `threshold`, `priors` or `grader` was passed, but got None. Pass "
+            "Expected `stop` to be a rule if `threshold`, `priors` or `grader` is passed, but got None. Pass "
             "--stop adaptive_consistency, for example."
         )
     return sample_stores(folders, recipe.sampler, recipe.sampling_options(), questions, decoding, worker, stopping)
@@ -226,8 +226,8 @@ def ask(
             id or a folder.
         nli_model: Classifier for `entailment`: a Hub id or a folder.
         grader: Grader that normalises the answers for `entailment`. By default, the store's only grader.
-        max_new_tokens: Maximum length of a reply for `verbalized`, in tokens. Reasoning models need more tokens than
-            the default.
+        max_new_tokens: Maximum length of a reply for `verbalized`, in tokens. Reasoning models need more than the
+            default.
         worker: See `sample_family`.
         engine: local (this process) or ray (Ray actors, see `sample`).
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.

@@ -10,7 +10,7 @@ class InputError(ValueError):
 
 
 class Damaged(InputError):
-    """Error in a data file, for example a checksum that does not match."""
+    """Error in a data file, for example a checksum mismatch."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(
@@ -27,9 +27,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def at_least_one(option: str, value: int, default: int) -> int:
-    """Return `value` if it is at least 1. Otherwise, raise an `InputError`.
+    """Return `value`, or raise an `InputError` if it is less than 1.
 
-    The message mentions the option and its default.
+    The message names the option and its default.
     """
     if value < 1:
         raise InputError(f"Expected `{option}` to be at least 1, but got {value}. The default is {default}.")

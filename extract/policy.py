@@ -136,8 +136,8 @@ class Policy:
 
     Attributes:
         decoding: Decoding options with a single temperature.
-        request: Other settings that affect the answers. For a server, these are the type of API and the additional
-            request fields. For imported answers, they are the origin, number per question and hash of the answers.
+        request: Other settings that affect the answers. For a server: the type of API and the additional request
+            fields. For imported answers: their origin, number per question and hash.
     """
 
     model: ModelIdentity

@@ -10,7 +10,7 @@ from extract.hashing import sha256_text
 #: A string, a chat (messages with ``role`` and ``content``), or prompt token ids, which are used unchanged.
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
-#: Templates by name. Only the text before the question is cached, so little text follows the question.
+#: Templates by name. Only the text before the question is cached, so the templates put little text after it.
 TEMPLATES = {
     "instruction": "Answer in a few words, without a sentence around them.\n\n{question}",
     "cloze": "{question}",
@@ -93,10 +93,10 @@ class PromptTemplate:
         return [{"role": role, "content": content} for role, content in (*turns, ("user", self._filled(prompt)))]
 
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
-        r"""Return the plain text that a model continues: the examples with their answers, and the question.
+        r"""Return the plain text for a model to continue: the examples with their answers, and the question.
 
-        The examples and the question are separated by blank lines, or by single line breaks if the template and every
-        example consist of one line each. Raises an `InputError` if the prompt is a chat.
+        The examples and the question are separated by blank lines, or by single line breaks if neither the template
+        nor any example contains a line break. Raises an `InputError` if the prompt is a chat.
 
         >>> PromptTemplate("cloze", chat=False, examples=(("1 + 1 =", "2"),)).text("1 + 2 =")
         '1 + 1 = 2\n1 + 2 ='
@@ -141,7 +141,7 @@ class PromptTemplate:
         return self.chat or not isinstance(prompt, str)
 
     def tokenize(self, tokenizer: Any, text: str, prompt: str | Sequence[dict[str, str]]) -> list[int]:
-        """Tokenize `text`, which begins with the rendered `prompt`. Special tokens are added except in a chat."""
+        """Tokenize `text`, which begins with the rendered `prompt`. Special tokens are added only to plain text."""
         return tokenizer(text, add_special_tokens=not self.is_chat(prompt))["input_ids"]
 
     def _plain_examples(self) -> tuple[list[str], str]:

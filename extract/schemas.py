@@ -123,7 +123,7 @@ IDENTITY: Schema = {
 def check_options(options: object, fields: Mapping[str, Field], prefix: str = "") -> None:
     """Check the attributes of an options object.
 
-    Raises an `InputError`. Its message contains `prefix` (for example ``"policy."``) and then the name of the option.
+    Raises an `InputError` that names the option, preceded by `prefix` (for example ``"policy."``).
     """
     for name, field in fields.items():
         value = getattr(options, name, None)
@@ -135,7 +135,7 @@ def check_options(options: object, fields: Mapping[str, Field], prefix: str = ""
 def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> None:
     """Check a JSON value against its schema.
 
-    Raises an `InputError`. Its message contains `path`, `prefix` (for example ``"of.policy."``) and the key.
+    Raises an `InputError` that names `path` and the key, preceded by `prefix` (for example ``"of.policy."``).
     """
     where = repr(str(path))
     if not isinstance(record, dict):

@@ -73,7 +73,7 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
     text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text))
     text = "".join(character for character in text if not unicodedata.combining(character))
     text = re.sub(r"[’'`´](s\b)?", "", text)
-    text = re.sub(r"(?<=\b[^\W\d_])\.(?=[^\W\d_]\b)", "", text)  # D.C. and U.S. are one word
+    text = re.sub(r"(?<=\b[^\W\d_])\.(?=[^\W\d_]\b)", "", text)  # D.C. and U.S. are one word each
     text = " ".join(_WORD.findall(text))
     return text if case_sensitive else text.lower()
 

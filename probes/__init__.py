@@ -1,6 +1,6 @@
 """Probes that estimate a language model's confidence in its answers, with baselines, metrics and reports.
 
-Public names are imported on first use: `load_probe` needs only torch, safetensors and huggingface_hub.
+Public names are imported on first use, so `load_probe` needs only torch, safetensors and huggingface_hub.
 """
 
 from typing import Any

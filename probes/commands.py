@@ -78,17 +78,17 @@ def transfer(
 ) -> Path:
     """Train a probe on each question set and test it on every set.
 
-    For each set, a probe is also trained on all other sets and tested on this set, with and without back-off. Back-off
-    shifts the confidences of novel questions towards the mean accuracy of the training questions.
+    For each set, a probe is also trained on all other sets and tested on the set left out, with and without back-off.
+    Back-off shifts the confidences of novel questions towards the mean accuracy of the training questions.
 
     Args:
         stores: Folders of the stores, one per question set, with answers of the same model. If there is only one store,
             each of its question groups is a question set.
-        out: New folder for the results. The default is runs/transfer-STORE, where STORE consists of the names of all
-            stores, joined with hyphens.
+        out: New folder for the results. The default is runs/transfer-STORE, where STORE is the names of all stores
+            joined with hyphens.
         probe: Name of the probe. Choose from {probes}.
         grader: Grader whose grades are used. Required if a store has several graders.
-        folds: Number of folds for testing a probe on its own training set.
+        folds: Number of cross-validation folds for testing a probe on the set that it is trained on.
         seed: Seed for the folds, training and resampling.
         n_resamples: Number of bootstrap resamples for each interval.
 
@@ -128,8 +128,8 @@ def curve(
         store: Folder of the store. It must contain samples, grades and the signal `hidden`.
         out: New folder for the results. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
-        n: Numbers of training questions. The default is the number of questions outside a test fold, half of it, a
-            quarter, and so on, with a minimum of 40.
+        n: Numbers of training questions. The default is the number of questions outside a test fold, then a half and a
+            quarter of it, and so on, but at least 40.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
@@ -240,7 +240,8 @@ def pictures(
         n_resamples: Number of bootstrap resamples for each interval.
 
     Raises:
-        InputError: If an option is invalid, if the grades or both signals are missing, or if the questions are too few.
+        InputError: If an option is invalid, if the grades or both signals are missing, or if there are too few
+            questions.
     """
     needs: list[tuple[str, Scope]] = [("hidden", "question"), ("hidden", "sample"), ("entropy_profile", "sample")]
     with result_folder("pictures", [store], out, seed, n_resamples) as (folder, final):

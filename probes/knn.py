@@ -11,11 +11,11 @@ from probes.saved.head import Head, KNNHead, neighbour_means, zeros
 
 
 class KNN(AtOnce):
-    """Probe that computes a weighted mean of the expected accuracies of the nearest training rows.
+    """Probe that averages the expected accuracies of the nearest training rows, weighted by inverse distance.
 
-    The weights are inverse Euclidean distances between standardised features. The probe follows the classifier of
-    Entropy-Lens (arXiv 2502.16570), which uses 25 neighbours, raw features and hard labels. A saved probe contains the
-    features of the training split.
+    Distances are Euclidean and computed from standardised features. The probe follows the classifier of Entropy-Lens
+    (arXiv 2502.16570), which uses 25 neighbours, raw features and hard labels. A saved probe contains the features of
+    the training split.
 
     Args:
         n_neighbors: Number of neighbours, or a list of numbers to try.

@@ -1,4 +1,4 @@
-"""Latent probe, which predicts from a question's hidden state how much the answers to the question vary."""
+"""Latent probe, which predicts from a question's hidden state how much the answers to it vary."""
 
 import math
 
@@ -36,9 +36,10 @@ class Latent(Descent):
     distribution (see `sampled_score`). Training maximises the likelihood of the answer embeddings (see `answer_loss`)
     and does not use grades.
 
-    Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from the epoch in which its
-    validation scores have the highest rank correlation with the mean cosine similarity between the embeddings of the
-    answers (1 − SEU). After training, the candidate with the lowest validation loss is chosen and calibrated.
+    Each combination of a layer and a penalty is a candidate. It keeps the weights from the epoch in which the rank
+    correlation of its validation scores with the agreement of the answers is highest. The agreement is the mean cosine
+    similarity between the embeddings of the answers (1 − SEU). After training, the candidate with the lowest validation
+    loss is chosen and calibrated.
 
     Args:
         hidden: Number of hidden units.
@@ -158,7 +159,7 @@ class Latent(Descent):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Restore the best weights, choose and calibrate a candidate, and warn if the predicted spread collapsed."""
+        """Restore the best weights, choose and calibrate a candidate, and warn if the spread has collapsed."""
         batch = self.data.batch("val").to(self.device)
         features = self.standardised(batch.features)
         self._keep_best(self.candidate_scores(features), batch)

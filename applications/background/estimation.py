@@ -28,8 +28,8 @@ LEVEL = 0.05
 class Cell:
     """Comparison of the tested system with one reference on one metric.
 
-    If the metric falls with temperature, all values are those of 1 − metric.
-    Index 0 of the axis `resample` is the original set of prompts, and the other indices are bootstrap resamples.
+    If the metric falls with temperature, all values are those of 1 − metric. Index 0 of the axis `resample` is the
+    original set of prompts, and the other indices are bootstrap resamples.
 
     Attributes:
         means: [resample, temperature] means of the reference.
@@ -143,8 +143,8 @@ def match_reference(
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
     """Treat half of a reference's outputs as a tested system, and estimate its temperatures from the other half.
 
-    Returns the estimates [resample, temperature], averaged over the metrics. The last axis contains one estimate for
-    each temperature of the reference.
+    Returns the estimates [resample, temperature], averaged over the metrics, with one estimate for each temperature of
+    the reference.
     """
     temperatures = np.array([*grid])
     known, held_out = (

@@ -94,7 +94,7 @@ def _read_references(path: str) -> Iterator[tuple[str, dict[float, Source]]]:
 def read_systems(tested: Source, references: References, unit: Unit | None, shared: bool) -> Systems:
     """Read the outputs of all systems in one unit (see `choose_unit`), and check that they can be compared.
 
-    `shared` says whether to use only the prompts that all systems have, if the prompts differ.
+    If the prompts differ and `shared` is True, only the prompts that all systems have are used.
     """
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
     stores = [source.store for source in sources if source.store]
@@ -138,7 +138,7 @@ def _common_prompts(read: Sequence[Mapping[str, object]], shared: bool) -> tuple
     if n_unshared and not shared:
         raise InputError(
             f"Expected all systems to have outputs for the same prompts, but only {len(common)} of "
-            f"{len(common) + n_unshared} prompts are shared. Pass --shared true to use only these."
+            f"{len(common) + n_unshared} prompts are shared. Pass --shared true to use only those."
         )
     if len(common) < LEAST_PROMPTS:
         raise InputError(

@@ -42,7 +42,7 @@ class Counted:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """[distinct] number of occurrences of each distinct output."""
+        """Number of occurrences of each distinct output, [distinct]."""
         return np.bincount(self.index)
 
     @property

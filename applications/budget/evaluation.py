@@ -20,10 +20,11 @@ def success(
     fold: NDArray[np.int64],
     online: bool = False,
 ) -> Tensor:
-    """Compute the expected success of drawing answers in the order of their gains, at several budgets.
+    """Compute the expected success at several budgets if answers are drawn in the order of their gains.
 
-    The budget is allocated again in each resample. Tied answers share the rest of the budget equally. The result is
-    exact for the original questions. For resamples, it is interpolated between points of the ranking.
+    Success is the proportion of questions with at least one right answer. The budget is allocated anew in each
+    resample. Tied answers share the rest of the budget equally. The result is exact for the original questions. For
+    resamples, it is interpolated between points of the ranking.
 
     Args:
         gains: [question, answer] gains, which do not increase along `answer`.
@@ -36,7 +37,7 @@ def success(
             number of answers.
 
     Returns:
-        [resample, budget] float64 expected proportion of questions with at least one right answer.
+        [resample, budget] float64 expected success.
     """
     total = torch.zeros(len(weights), len(budgets), dtype=torch.float64)
     for number in np.unique(fold):
@@ -56,7 +57,7 @@ def mean_cost(right: NDArray[np.int64], known: NDArray[np.int64]) -> float:
 
 
 def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
-    """Return the budgets [row, level] at which each curve reaches the given levels; NaN if it does not reach a level.
+    """Return the budgets [row, level] at which each curve reaches the given levels; NaN for levels not reached.
 
     `curve` [row, answers] is the success at budgets of 1, 2, 3, … answers per question, and is interpolated linearly.
     """
@@ -86,8 +87,8 @@ def _curves(
 def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """Locate the values `at` between the points of `x` [row, point].
 
-    Returns the index of the point above each value, and the relative position of the value between the two points, from
-    0 at the lower point to 1 at the upper point.
+    Returns the index of the point above each value, and the relative position of the value between the points below (0)
+    and above (1).
     """
     upper = torch.searchsorted(x, at).clamp(1, x.shape[1] - 1)
     low, high = x.gather(1, upper - 1), x.gather(1, upper)

@@ -25,7 +25,7 @@ Method = tuple[str, str]
 
 
 class Setting(NamedTuple):
-    """Answers that can be drawn, and the gains from which each method allocates a budget.
+    """Answers that can be drawn, and the gains by which each method allocates them.
 
     Attributes:
         right: [question] numbers of right answers.
@@ -51,8 +51,8 @@ class Questions(NamedTuple):
     Attributes:
         rows: [question] rows of the question table.
         fold: [question] folds, stratified by question group, with separate budgets.
-        settings: Settings by name. In the setting `all`, all answers can be drawn. In `half`, only the answers with odd
-            indices can be drawn. In `online`, all answers can be drawn, but sampling stops at the first right answer.
+        settings: Settings by name: `all` (all answers can be drawn), `half` (only the answers with odd indices can be
+            drawn) and `online` (all answers can be drawn, but sampling stops at the first right answer).
         concentration: Mean concentration of the beta priors of each confidence, or None.
     """
 

@@ -46,8 +46,8 @@ class Certified(NamedTuple):
 def n_needed(risk: float, level: float) -> int:
     """Return the number of questions that the betting test needs to certify a risk if no answer is wrong.
 
-    The lower limit for any valid test is log(w (1 − level)) / log(1 − risk), where w is the largest share of the error
-    probability in `STARTS`. The betting test needs slightly more.
+    Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions, where w is the largest share of the
+    error probability in `STARTS`. The betting test needs slightly more.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
     (14, 58)
@@ -83,9 +83,9 @@ def certify(
     """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
     The guarantee fails with a probability of at most 1 − `level`. Each sequence in `STARTS` tests thresholds in
-    descending order, and ends at the first threshold for which the test does not reject the hypothesis that its risk
-    exceeds `risk`. The first threshold of a sequence is the highest one that keeps at least twice `n_needed` questions,
-    and at least the fraction of questions given in `STARTS`.
+    descending order. It ends at the first threshold for which the hypothesis that the risk exceeds `risk` is not
+    rejected. The first threshold of a sequence is the highest one that keeps at least twice `n_needed` questions, and
+    at least the fraction of questions given in `STARTS`.
 
     Args:
         confidence: [question] confidences f. A question with the confidence NaN is never answered.

@@ -38,7 +38,7 @@ class Decided(NamedTuple):
 
     @property
     def losses(self) -> Array:
-        """[question] fractions of wrong answers."""
+        """Fractions of wrong answers, [question]."""
         return 1 - self.table.accuracy[self.rows]
 
 
@@ -147,12 +147,12 @@ def threshold_record(
 
 
 def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate:
-    """Compute the fraction of True in a mask [question], with its bootstrap interval."""
+    """Compute the fraction of True values in a mask [question], with its bootstrap interval."""
     return estimate(mean_of(is_member.astype(np.float64)), len(is_member), n_resamples, seed)
 
 
 def lowest_risk(confidence: Array, losses: Array, n_least: int) -> float:
-    """Return the smallest mean loss of the m questions with the highest confidences, over all m ≥ `n_least`."""
+    """Return the minimum, over m ≥ `n_least`, of the mean loss of the m questions with the highest confidences."""
     means = losses[np.argsort(-confidence, kind="stable")].cumsum() / np.arange(1, len(losses) + 1)
     return float(means[n_least - 1 :].min())
 

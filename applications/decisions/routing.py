@@ -116,7 +116,7 @@ def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
 
 
 def lowest(values: Array, fraction: float) -> NDArray[np.bool_]:
-    """Return a mask [question] that selects the given fraction of questions, those with the lowest values."""
+    """Return a mask [question] of the given fraction of questions with the lowest values."""
     is_member = np.zeros(len(values), bool)
     is_member[np.argsort(values, kind="stable")[: round(fraction * len(values))]] = True
     return is_member
@@ -132,7 +132,7 @@ def routing_record(
         `cost` and `accuracy` over all questions.
 
         - `curve`: Points at several fractions.
-        - `oracle`: Points of an oracle, which first routes the questions with the largest gain in accuracy.
+        - `oracle`: Points of an oracle, which routes the questions with the largest gain in accuracy first.
         - `gains`: Results of `random_gain` at `FRACTIONS`.
         - `thresholds`: One dict per risk. `certified` is the point at the certified threshold, or None. `threshold` is
           the threshold; None if it is infinite (all questions are routed) or if no threshold is certified.

@@ -9,7 +9,7 @@ from scipy.special import stdtrit
 Values = NDArray[np.float64]
 #: Minimum number of questions that a cluster needs for an interval.
 LEAST_SIZE = 10
-#: Probability that at least one of the intervals misses its true value.
+#: Maximum probability that at least one of the intervals misses its true value.
 ALPHA = 0.05
 
 

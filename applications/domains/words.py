@@ -14,8 +14,8 @@ def characteristic_words(
 ) -> list[list[str]]:
     r"""Return the words that are most characteristic of each cluster, by log-odds ratio.
 
-    The log-odds ratios compare the texts of the cluster with all other texts. They have a Dirichlet prior and are
-    divided by their standard deviations (Monroe, Colaresi and Quinn, Fightin' Words, Political Analysis 16, 2008):
+    The log-odds ratios compare the texts of the cluster with all other texts. They are smoothed with a Dirichlet prior,
+    and divided by their standard deviations (Monroe, Colaresi and Quinn, Fightin' Words, Political Analysis 16, 2008):
 
     .. math::
         z_w = \frac{\log\frac{y_w + a_w}{n + a - y_w - a_w} - \log\frac{y'_w + a_w}{n' + a - y'_w - a_w}}

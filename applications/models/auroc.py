@@ -1,4 +1,4 @@
-"""Tests of AUROCs by DeLong (Biometrics 44, 1988) and by Obuchowski (Biometrics 53, 1997).
+"""The tests of AUROCs by DeLong (Biometrics 44, 1988) and Obuchowski (Biometrics 53, 1997).
 
 Obuchowski's test extends DeLong's to several answers per question. With one answer per question, the two are identical.
 """
@@ -63,7 +63,7 @@ def auroc_of_counts(
 
 
 def covariance(a: Auroc, b: Auroc) -> float:
-    r"""Estimate the covariance of two AUROCs on the same questions. The result is the variance if `a` is `b`.
+    r"""Estimate the covariance of two AUROCs on the same questions. If `a` is `b`, the result is the variance.
 
     .. math::
         \sum_{x,y} F_{xy} \sum_i a_{xi} b_{yi}, \quad F_{xx} = \frac{I_x}{I_x - 1}, \quad F_{xy} = \frac{I}{I - 1}

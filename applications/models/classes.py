@@ -33,7 +33,7 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
 
     The class of a question is its first reference, such as the letter of the right option. Answers are treated as
     classes if there are 2 to 20 distinct classes and at least two questions per class on average. For private
-    questions, they must also be option letters, because class names are displayed.
+    questions, the classes must also be option letters, because their names are displayed.
     """
     if any(question.private and question.kind != "choice" for question in questions):
         return None
@@ -84,7 +84,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
     """Compute the metrics of each class, and their macro averages. `shares` is the result of `answer_shares`.
 
     Precision is None for a class without answers. Recall and F1 are None for a class without questions. The macro
-    average of a metric is its mean over the classes that have questions and for which it is not None.
+    average of a metric is its mean over the classes that have questions, leaving out None.
 
     Returns:
         A dict with these entries:

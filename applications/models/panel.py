@@ -41,17 +41,17 @@ class Panel:
 
     @property
     def right(self) -> Labels:
-        """[store, question] numbers of right answers."""
+        """Numbers of right answers, [store, question]."""
         return np.stack([table.right[rows] for table, rows in zip(self.tables, self.rows, strict=True)])
 
     @property
     def known(self) -> Labels:
-        """[store, question] numbers of answers with a known grade, at least 1."""
+        """Numbers of answers with a known grade, [store, question], at least 1."""
         return np.stack([table.known[rows] for table, rows in zip(self.tables, self.rows, strict=True)])
 
     @property
     def accuracy(self) -> Values:
-        """[store, question] accuracies."""
+        """Accuracies, [store, question]."""
         return self.right / self.known
 
     @property
@@ -171,7 +171,7 @@ def _field(question: Question, column: str) -> str:
 
 
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
-    """Read the confidences [store, question] from one source per store, or one for all; NaN where they are missing.
+    """Read the confidences [store, question] from one source per store, or from one for all stores; NaN if missing.
 
     If one table is used for all stores, its question ids are those of the first store.
     """

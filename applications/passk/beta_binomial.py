@@ -89,7 +89,7 @@ def fit(
             with its frequency as the weight.
         known: [question] numbers of graded answers.
         weights: [question] weights. By default, all weights are equal.
-        zero_inflated: Whether π₀ is fitted. Otherwise, it is 0.
+        zero_inflated: Whether to fit π₀. If False, π₀ is 0.
         fixed: Values of parameters that are not fitted, by name.
         starts: Initial models. By default, the fit starts from the result of `moments`. A zero-inflated fit also starts
             from a positive π₀.
@@ -193,8 +193,8 @@ def profile_interval(
 ) -> tuple[float, float]:
     """Compute the profile-likelihood interval of a function of the coordinates.
 
-    The interval contains the values of the function for all parameters whose deviance is at most the `level` quantile
-    of the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative. See `fit` for the counts
+    The interval covers the values of the function at all coordinates whose deviance is at most the `level` quantile of
+    the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative. See `fit` for the counts
     and weights.
     """
     n, center = weights.sum(), _coordinates(best)

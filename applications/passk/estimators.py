@@ -94,10 +94,10 @@ def predict_from_prior(a: Values, b: Values, k: Sequence[int]) -> Values:
 
 
 def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Compute unbiased estimates [k, question] of the squared errors of predictions S of the true Pass@K θ.
+    r"""Compute unbiased estimates [k, question] of the squared errors (S − θ)² of predictions S of Pass@K.
 
-    If a and b are estimates of θ from two disjoint halves of the answers, the expectation of (S − a)(S − b) is
-    (S − θ)². The mean of this product over all divisions into halves is
+    θ is the true Pass@K. If a and b are estimates of θ from two disjoint halves of the answers, the expectation of
+    (S − a)(S − b) is (S − θ)². The mean of this product over all divisions into halves is
 
     .. math:: (1-S)^2 - 2 (1-S) u_k + u_{2k}, \qquad u_k = \binom{n-c}{k} \Big/ \binom{n}{k}
 

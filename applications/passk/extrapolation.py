@@ -1,4 +1,4 @@
-"""Extrapolation of Pass@K beyond the number of sampled answers, by beta-binomial models."""
+"""Extrapolation of Pass@K beyond the number of sampled answers, with beta-binomial models."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +30,7 @@ _PROFILE = 25
 
 
 class Extrapolation(NamedTuple):
-    """Fitted models by their names in `MODELS`, and the record that `extrapolate` describes."""
+    """Fitted models by name (see `MODELS`), and the record that `extrapolate` describes."""
 
     models: dict[str, BetaBinomial]
     record: dict[str, Any]
@@ -67,7 +67,7 @@ def extrapolate(right: Counts, known: Counts, k: Sequence[int], n_resamples: int
           interval.
         - `profile`: Values of π₀ (`zero_share`) and the `deviance` at each value. None if every question has a right
           answer.
-        - `beta_binomial`, `zero_inflated`: A dict with the parameters of the model, `pass_at_k` [k], the sum of the
+        - `beta_binomial`, `zero_inflated`: For each model, a dict with its parameters, `pass_at_k` [k], the sum of the
           held-out log-likelihoods (`held_out`), and the names of the parameters at a bound (`at_bounds`).
     """
     (c, n), place = distinct(right, known)

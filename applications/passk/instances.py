@@ -38,11 +38,13 @@ def error_records(
     n_resamples: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Score predictions of Pass@K for individual questions, from confidences and from three baselines.
+    """Score how well confidences and three baselines predict the Pass@K of individual questions.
 
-    The baselines are `base_rate` (the mean accuracy on the other questions as the confidence), `mean_pass_at_k` (the
-    mean Pass@K of the other questions), and `oracle` (the accuracy on half of the question's answers as the
-    confidence).
+    The baselines are:
+
+    - `base_rate`: uses the mean accuracy on the other questions as the confidence.
+    - `mean_pass_at_k`: predicts the mean Pass@K of the other questions.
+    - `oracle`: uses the accuracy on half of the question's answers as the confidence.
 
     Args:
         confidences: Confidences [question] by name.
@@ -58,7 +60,7 @@ def error_records(
         - `baseline`: Whether the method is a baseline.
         - `prediction`: ``plug-in`` for `predict`, ``Bayesian`` for `predict_from_prior`, or empty for baselines.
         - `half`: Whether the method is scored only on answers with odd indices.
-        - `squared_error`: [k] mean squared error. None if k is above half of the smallest number of answers.
+        - `squared_error`: [k] mean squared error; None for k above half of the smallest number of answers.
         - `minus_mean_pass_at_k`: [k] paired difference from the squared error of `mean_pass_at_k`, or None.
     """
     n = len(counts[False][0])

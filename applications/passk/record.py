@@ -143,7 +143,7 @@ def _store_record(
         - `avg_at_n`: Mean accuracy.
         - `pass_at_k`, `over_groups`: [k] mean Pass@K over questions and over groups.
         - `errors`: Result of `error_records`.
-        - `curve`: Values `k`, the band of each confidence (`predicted`), and `measured` Pass@K.
+        - `curve`: Values of `k`, the `measured` Pass@K, and the band of each confidence (`predicted`).
         - `extrapolation`: Record of `extrapolate`. If it is None, `not_extrapolated` gives the reason.
         - `beyond`: Values of k in the table of extrapolations.
     """

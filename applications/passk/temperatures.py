@@ -72,10 +72,10 @@ def temperature_record(
         - `temperatures`: The temperatures.
         - `union`: Fraction of questions with a right answer at any temperature.
         - `solved`: [temperature] fraction of questions with a right answer at each temperature.
-        - `n_answers`: Number of graded answers to a question at all temperatures together, averaged over questions.
+        - `n_answers`: Mean number of graded answers to a question at all temperatures together.
         - `budgets`: One dict per budget; empty if there are fewer than two questions. `k` is the number of answers, and
           `split` the number at each temperature. The pass rates are `of_split`, `of_single` [temperature] and `of_best`
-          (see `best_single`). `split_minus_best` is the difference `of_split` − `of_best`. `chosen` contains the best
+          (see `best_single`). `split_minus_best` is the difference `of_split` − `of_best`. `chosen` lists the best
           temperature on each half of the questions.
     """
     n = len(ids)

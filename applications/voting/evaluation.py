@@ -15,7 +15,7 @@ from extract.sampling.prior import Prior, fit_prior
 from extract.sampling.stopping import STOPPING_RULES, StoppingRule
 
 MAX_LOSS = 0.01
-#: Name of the rule `prior`, and name of the confidence that is the base rate of the other half of the questions.
+#: Name of the rule `prior`, and name of the confidence that is the mean accuracy on the other half of the questions.
 PRIOR, BASE_RATE = "prior", "base_rate"
 #: Votes that never stop early.
 MAJORITY, WEIGHTED, BEST_TEMPERATURE, SINGLE = "majority", "weighted", "best_temperature", "single"
@@ -59,7 +59,7 @@ class Evaluation:
 
     @property
     def mean_curve(self) -> NDArray[np.float64]:
-        """[number] mean accuracy over the questions with enough answers."""
+        """Mean accuracy over the questions with enough answers, [number]."""
         return np.nanmean(self.curve, axis=0)
 
 

@@ -177,6 +177,6 @@ def vote_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def vote_verdict(record: dict[str, Any]) -> str:
-    """Return a summary of the votes and the best rule."""
+    """Return a summary of the majority vote, and of the rule `prior` with the first confidence or the base rate."""
     best = prior_name([BASE_RATE, *record["confidences"]][:2][-1])
     return render("voting/verdict.md.j2", record=record, best=best, label_of=label_of)

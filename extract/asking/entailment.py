@@ -49,10 +49,10 @@ def cluster(
 ) -> None:
     """Extend the clusters of each question, in place, with new answers to the question.
 
-    The new answers must be sorted by sample index. Answers with the same normalised form are treated as one. Whether an
-    answer entails the first member of a cluster is tested only if the first member entails the answer. For each
-    (premise, hypothesis) pair, `entails` returns whether the premise entails the hypothesis, and the number of tokens
-    read.
+    The new answers must be sorted by sample index. Answers with the same normalised form are treated as one. The
+    reverse direction (does the answer entail the cluster's first member?) is tested only if that member entails the
+    answer. For each (premise, hypothesis) pair, `entails` returns whether the premise entails the hypothesis, and the
+    number of tokens read.
     """
     pending: list[list[Answer]] = []  # per question: first answer of each new form
     for clusters, answers in questions:
@@ -97,10 +97,7 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """For each (premise, hypothesis) pair, return a bool and the number of tokens.
-
-        The bool is True if entailment is the most likely label.
-        """
+        """Return, per (premise, hypothesis) pair, whether entailment is the most likely label, and the token count."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
@@ -178,6 +175,6 @@ class Entailment(AskedTable):
         answers = []
         for row in self.answers(shard):
             id_, sample, line = row["question_id"], row["sample"], answer_line(row["text"])
-            # the first line replaces a missing normalised form
+            # without a normalised form, use the first line
             answers.append((id_, Answer(sample, normalised[id_, sample] or line, f"{questions[id_]} {line}")))
         return answers

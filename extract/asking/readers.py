@@ -91,7 +91,7 @@ class TextReader:
     ) -> Tensor:
         """Run the model on encoded texts, batched by length. Return results [text, …] on the CPU.
 
-        `result` is a function of the model's output and a mask [row, token]. The function returns a tensor [row, …].
+        `result` maps the model's output and a mask [row, token] to a tensor [row, …].
         """
         lengths = [len(inputs["input_ids"]) for inputs in encoded]
         pad = {"input_ids": self._tokenizer.pad_token_id or 0}

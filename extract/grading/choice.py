@@ -42,7 +42,7 @@ _BETWEEN = re.compile(
 #: A lowercase letter that must be an option.
 _SMALL = re.compile(r"(\W{0,6}(?:(?:option|choice)\W{1,3})?)([a-z])(?=[)\].:*\"'”]|\W*$)")
 _SURELY_SMALL = re.compile(r"(?<!\w)\([a-z]\)|(?<!\w)[a-z](?=\s+is (?:the|my) (?:\w+ )?(?:answer|option|choice)\b)")
-#: Before most words, "A" is an article and "I" is a pronoun. Before the words excluded here, both can be options.
+#: Before most words, "A" is an article and "I" is a pronoun. Before the words excluded here, either can be an option.
 _AFTER_LETTER = re.compile(
     r"[ \t]+(?!(?:is|are|was|seems|looks|must|would|because|since|as|and|or|not|maybe|possibly|which|for|due|unlike"
     r"|rather)\b)[A-Za-z]{2}"
@@ -231,9 +231,9 @@ def _places(words: str, form: str) -> list[tuple[int, int]]:
     return places
 
 
-@lru_cache(64)  # rules often read the same text, and the options belong to many answers
+@lru_cache(64)  # several rules read the same text, and many answers share the same options
 def _form(text: str) -> str:
-    """Reduce a string to words, numbers and signs, without case, accents, articles and punctuation."""
+    """Reduce a string to words, numbers and signs, without case, accents, articles or punctuation."""
     text = _ARTICLE.sub("", _plain(text))
     ends = [0, *(place for sign in _SIGN.finditer(text) for place in sign.span()), len(text)]
     pieces = [text[start:end] for start, end in pairwise(ends)]

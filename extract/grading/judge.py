@@ -29,7 +29,7 @@ _USER = (
     "Does the proposed answer mean the same as the expected answer? One word: yes, no or unclear."
 )
 _MOST_REFERENCES = 20
-#: A judge is unusable if it has rejected this many requests and answered none.
+#: A judge that has rejected this many requests without answering any is considered unusable.
 _MOST_REJECTED = 10
 _HALF = 2000  # characters kept from each end of a long answer
 _VERDICTS = {"yes": True, "no": False, "unclear": None}
@@ -42,7 +42,7 @@ class Judge:
 
     Attributes:
         model: Name of the model on the server.
-        server: Server of the judge. Replies are drawn at temperature 0.
+        server: Server of the judge. Replies are sampled at temperature 0.
         name: Name of the judge, by default the model name. The grades are stored in the folder `judge-NAME`.
         max_tokens: Maximum number of tokens in a reply. Reasoning models need a high limit.
     """
@@ -110,7 +110,7 @@ def messages_for(case: Case) -> list[dict[str, str]]:
 
 def _read_verdict(reply: str) -> bool | None:
     """Return True for yes, False for no, and None for an unclear reply."""
-    # a verdict is alone on its line, or begins the reply and precedes punctuation
+    # a verdict is alone on its line, or begins the reply and is followed by punctuation
     lines = [line for line in without_reasoning(reply).lower().splitlines() if re.search("[a-z]", line)]
     words = [re.findall("[a-z]+", line) for line in lines]
     decisive = [line for n, line in enumerate(words) if len(line) == 1 or (n == 0 and _FIRST.match(lines[0]))]
@@ -123,7 +123,7 @@ def _both_ends(text: str) -> str:
 
 
 class _Asking:
-    """Sends answers to a judge concurrently, until a fatal error such as an exhausted budget."""
+    """Sends answers to a judge concurrently. Stops at a fatal error, such as an exhausted budget."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge

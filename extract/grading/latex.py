@@ -89,7 +89,7 @@ def last_boxed(text: str) -> str | None:
     for start, inside, end in sorted(boxes, reverse=True):
         if not is_denied(text, start, end + 1):
             content, script = text[inside:end], _SCRIPT.match(text, end + 1)
-            if script and not content.endswith("}"):  # else, it is the exponent of a unit
+            if script and not content.endswith("}"):  # otherwise, it is the exponent of a unit
                 content = f"{content if content.strip().isalnum() else f'({content})'}{script[0]}"
             return f"-{content}" if _MINUS.search(text, max(0, start - 2), start) else content
     return None
@@ -99,9 +99,9 @@ def stated_answer(text: str) -> str | None:
     r"""Extract the final answer from `text` and normalise it with `spelled`, or return None.
 
     In order of preference, the answer is the content of the last \boxed{}, the text after the last "answer is", the
-    last formula, or the last line. If this part is prose with a single number, the answer is the number. If it is prose
-    without numbers, the answer is all of its words. Denied ("not 20") and incomplete ("10 or 20", "20 times x") answers
-    are ignored.
+    last formula, or the last line. If this part is prose with a single number, the answer is that number. If it is
+    prose without numbers, the answer is all of its words. Denied ("not 20") and incomplete ("10 or 20", "20 times x")
+    answers are ignored.
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")
     ('1/2', '7')

@@ -40,7 +40,7 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
         return normalize(answer) == words
     ours, theirs = NUMERAL.fullmatch(spelling), NUMERAL.fullmatch(answer)
     if ours and not theirs:
-        return answer == ours[1]  # the question gives the base
+        return answer == ours[1]  # the question states the base
     if theirs:
         return not ours and theirs[2] == "10" and spelling == theirs[1]
     numbers = value(spelling), value(answer)

@@ -13,7 +13,7 @@ from extract.models.store_model import prompt_of
 from extract.running.memory import retry_with_smaller_batch
 from extract.store.shards import Scope, Shard
 
-#: Maximum number of continuations per sequence if they are scored without a prompt.
+#: Maximum number of continuations per sequence when they are scored without a prompt.
 _AT_ONCE = 32
 
 
@@ -21,7 +21,7 @@ class Likelihood(AskedTable):
     """Scores the options of each question as continuations of its prompt.
 
     A question without options has a single continuation, its reference answer. Each continuation is scored twice: after
-    the policy's prompt, and without a prompt. The column `value` contains the probability of the question's most likely
+    the policy's prompt and without a prompt. The column `value` contains the probability of the question's most likely
     continuation, divided by the total probability of all continuations.
     """
 

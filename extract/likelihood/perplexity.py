@@ -19,7 +19,7 @@ from extract.running.progress import Progress
 from extract.schemas import TEXT
 from extract.text import one_line
 
-#: Context length in tokens if the model's config contains none.
+#: Context length in tokens if the model's config specifies none.
 _DEFAULT_CONTEXT = 2048
 
 
@@ -59,8 +59,8 @@ def read_texts(path: str) -> list[str]:
 def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield the start and end of each window, and the index of the first token to score in the window.
 
-    Every token except the first is scored once, given at least ``window - stride`` earlier tokens. If there are fewer
-    earlier tokens, all of them are given.
+    Every token except the first is scored once, given at least ``window - stride`` earlier tokens, or all of them if
+    there are fewer.
 
     >>> list(windows(10, window=6, stride=3))
     [(0, 6, 1), (3, 9, 6), (6, 10, 9)]

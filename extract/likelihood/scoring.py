@@ -46,8 +46,8 @@ def encode_item(
     belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. If the prompt
     has no such whitespace, a space is inserted before the continuation, except in a chat.
 
-    Returns the item, and a second item for the unconditional log-probabilities. The prompt of the second item is the
-    output of `first_token`.
+    Returns the item, and a second item for the unconditional log-probabilities, whose prompt is the output of
+    `first_token`.
     """
     text = template.rendered(tokenizer, prompt)
     context = text.rstrip()
@@ -60,7 +60,7 @@ def encode_item(
 
 
 def first_token(tokenizer: Any) -> list[int]:
-    """Return the first token of texts without a prompt: BOS, or EOS if there is no BOS token.
+    """Return the token to put before a text without a prompt: BOS, or EOS if there is no BOS token.
 
     Raises:
         InputError: If the tokenizer has neither.

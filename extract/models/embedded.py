@@ -51,7 +51,7 @@ def embedded_model_folder() -> Path:
         tokenizer.save_pretrained(unfinished)
         unfinished.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else, another process was faster
+        if not folder.is_dir():  # otherwise, another process was faster
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -109,8 +109,8 @@ def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str
 def weight_fingerprint(model: Any) -> str:
     """Return a checksum of a model's weights and of the config entries that affect the computation.
 
-    The checksum covers the name, shape and dtype of each saved parameter and buffer. For each tensor, it
-    also covers a sample of the values, and the sum of all values if their bits are read as integers.
+    For each saved parameter and buffer, the checksum covers the name, the shape, the dtype, a sample of the values, and
+    the sum of all values with their bits read as integers.
 
     Raises:
         InputError: If weights are offloaded to disk.
@@ -166,7 +166,7 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 def check_prompts(model: Any, prompts: Sequence[Sequence[int]], n_further: int = 0, name: str = "prompt") -> None:
     """Raise an InputError if a prompt is empty, contains an unknown token, or is too long for the model.
 
-    `n_further` is the maximum number of tokens after each prompt. `name` is what error messages call a prompt.
+    `n_further` is the maximum number of tokens after each prompt. Error messages refer to a prompt as `name`.
     """
     n_vocab = model.get_input_embeddings().num_embeddings
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf

@@ -86,10 +86,10 @@ def encode_prompts(
     for sample in samples:
         id_, recorded = sample["question_id"], sample["prompt_tokens"]
         if recorded is not None and len(prompts[id_]) != recorded:
-            fix = f"Use the version of transformers with which {str(store.path)!r} was sampled."
+            fix = f"Use the version of transformers that {str(store.path)!r} was sampled with."
             if not store.samples.provides.weights:
                 fix = (
-                    f"The local copy differs from the model or chat template with which {store.model_id!r} was served. "
+                    f"The local copy differs from the model or chat template that {store.model_id!r} was served with. "
                     "Pass the served model as --model."
                 )
             raise InputError(

@@ -1,7 +1,7 @@
 """Question set `facts`: short questions that are moderately difficult for a small model.
 
 Countries come from the `countryinfo` package (MIT). ``facts.json`` contains elements, alternative names and exclusions.
-Disputed, outdated and ambiguous answers in countryinfo 1.0.1 were excluded.
+Disputed, outdated and ambiguous answers in countryinfo 1.0.1 are excluded.
 """
 
 import json

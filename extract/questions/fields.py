@@ -216,6 +216,6 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
         problem = f"{n_equal} options have this text" if is_text_of_several else f"got {str(answer)[:40]!r}"
         raise InputError(
             f"Expected the answer in {where} to be one of its {len(choices)} options, but {problem}. "
-            "Write the letter, the text or the 0-based index of the correct option. At most 26 options are possible."
+            "Write the letter, the text or the 0-based index of the correct option. At most 26 options are supported."
         )
     return (letters[place], choices[place]) if choices[place] else (letters[place],)

@@ -10,8 +10,8 @@ from extract.errors import InputError
 
 Record = Mapping[str, Any]
 
-# `datasets` is not used for JSON and CSV: it reports no line numbers, parses texts as dates, fails on columns that mix
-# texts and lists, and pads rows that are too short.
+# `datasets` is not used for JSON and CSV: it reports no line numbers, parses strings as dates, fails on columns that
+# mix strings and lists, and pads rows that are too short.
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[str, Record]]:
@@ -64,7 +64,7 @@ def _from_json(path: Path, columns: Sequence[str]) -> Sequence[Record]:
 
 
 def _from_csv(path: Path, columns: Sequence[str]) -> Sequence[Record]:
-    """Read a CSV file with every field as text, so that 145.0, NA and 007 are not changed."""
+    """Read a CSV file with every field as text, so that 145.0, NA and 007 stay as they are."""
     csv.field_size_limit(2**31 - 1)  # a question can contain a whole document
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)

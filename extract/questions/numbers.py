@@ -60,7 +60,7 @@ _JOINT = re.compile(
     r"(?:\bor\b|[-+*×÷/≠]|(?<=\s)!=|\bx\b|\\times|\\cdot|\\div|\\pm|\\neq?)[ \t\\$€£¥]*",
     re.IGNORECASE,
 )
-#: Text next to a number that is the argument of a root, or an operand next to a variable.
+#: Text before or after a number that is the argument of a root or is combined with a variable.
 _OPERATOR = r"\s?(?:[-+*/×÷]|\\times|\\cdot)\s?"
 _PART_BEFORE = re.compile(rf"(?:√|\\?\bsqrt(?:\[\d+\])?)[\s({{]*$|(?<![A-Za-z])[knqru-z]{_OPERATOR}$")
 _PART_BEHIND = re.compile(rf"{_OPERATOR}[knqru-z](?![A-Za-z])")
@@ -83,7 +83,10 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def found_numbers(text: str) -> list[Fraction | None]:
-    """Find all numbers. Powers, roots, operands and alternatives become None, because they can't be answers."""
+    """Find all numbers in `text`, in order, except those that it rules out.
+
+    Powers, roots, operands and alternatives become None, because they can't be answers.
+    """
     text = _spelled(text)
     found: list[Fraction | None] = []
     matches = list(_NUMBER.finditer(text))

@@ -26,8 +26,8 @@ class Question:
         choices: Options of a `choice` question, in display order; empty if `messages` contain the options.
         group: Group of the question, such as "capital", for stratified splits and base rates.
         meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An answer
-            is graded as wrong if it states a rival before it states a reference. ``worked`` is a solution that ends
-            with the answer, used in worked examples. If ``private`` is true, the texts are never displayed.
+            that states a rival before any reference is graded as wrong. ``worked`` is a solution that ends with the
+            answer, used in worked examples. If ``private`` is true, the texts are never displayed.
         row: 0-based position in the source, or None. Not part of a store's identity.
     """
 
@@ -73,7 +73,7 @@ class Question:
 
     @property
     def public_prompt(self) -> str:
-        """Prompt for display: the last message, or the text with its options. Private questions have a placeholder."""
+        """Prompt for display: the last message, or the text with its options. Private questions get a placeholder."""
         return self.public(str(self.messages[-1]["content"] if self.messages else self.prompt))
 
     def record(self) -> dict[str, Any]:

@@ -79,7 +79,8 @@ def reworded(questions: Iterable[Question], n: int = 6, seed: int = 0) -> list[Q
                 "reworded."
             )
         for name in rng.sample(list(REWORDINGS), n):
-            meta = {ORIGINAL: question.id, **question.meta}  # a rewording of a rewording refers to the first question
+            # a rewording of a rewording refers to the original question
+            meta = {ORIGINAL: question.id, **question.meta}
             new: dict[str, Any] = {
                 "id": f"{name}: {question.id}",
                 "text": REWORDINGS[name](question.text),

@@ -22,8 +22,8 @@ class QuestionSet:
         config: Hub configuration, or None.
         split: Split of the questions.
         revision: Hub commit; None for the newest commit.
-        train: Split of the worked examples. If None, the examples are taken from `split` and
-            excluded from the questions.
+        train: Split of the worked examples. If None, the examples are taken from `split` and excluded from the
+            questions.
         gated: Whether users must accept terms on the Hub. The texts of gated sets are never shown.
         in_csv: Whether the Hub stores the set as CSV.
         columns: Column names of an original CSV file without a header.
@@ -52,7 +52,7 @@ def gsm8k(row: Row, seed: int) -> Draft:
 
 
 def aime(row: Row, seed: int) -> Draft:
-    """Read an AIME row. The answer is a whole number. A unit after the number is removed."""
+    """Read an AIME row. The answer is a whole number. A unit after it is removed."""
     gold = re.sub(r"\D+$", "", row.text("answer"))
     return {"text": row.text("problem"), "references": (gold_number(gold, row.where),), "kind": "number"}
 
@@ -85,7 +85,7 @@ def gpqa(row: Row, seed: int) -> Draft:
     return {**question, "kind": "choice", "group": row.text("Subdomain"), "meta": {"private": True}}
 
 
-#: Relations that contain "of", "by" or "in", at which a match would otherwise end.
+#: Relations that contain "of", "by" or "in". They are listed because a match would otherwise end before that word.
 _LONG = (
     "country of citizenship|color of the flag|basic form of government|office held by head of government|place of birth"
     "|place of publication|month of the year"

@@ -168,8 +168,8 @@ def _with_options(
         is_hub_id = dataset.casefold() == str(entry.hub).casefold()
         if entry.gated and (is_hub_id or (entry is known and fields is not None)):
             raise InputError(
-                f"Expected the gated set {name!r} to be selected by name and without `fields`. Otherwise, its texts "
-                f"would not be kept private. Pass --questions {name}."
+                f"Expected the gated set {name!r} to be selected by name and without `fields`, because only then are "
+                f"its texts kept private. Pass --questions {name}."
             )
     read = known.read if fields is None else by_fields(fields)
     split, revision = split or known.split, revision or known.revision
@@ -179,9 +179,9 @@ def _with_options(
 
 
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
-    """Convert the fields and locations of rows to questions.
+    """Build questions from rows, each given as its fields and its location.
 
-    `short` and `cloze` questions with the same prompt are merged into one, which accepts the answers of all rows.
+    `short` and `cloze` questions with the same prompt are merged into one, which accepts the answers of all its rows.
     """
     questions: dict[str, Question] = {}
     left_out: list[str] = []

@@ -49,7 +49,7 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 
 
 class OneLineErrors:
-    """Mixin for parsers that prints errors on one line and requires full option names.
+    """Parser mixin that prints errors on one line and requires full option names.
 
     It must be the first base class.
     """

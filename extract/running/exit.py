@@ -125,7 +125,7 @@ def _run_async(work: Coroutine[Any, Any, Result]) -> Result:
         try:
             return await task
         finally:
-            signal.set_wakeup_fd(-1)  # otherwise, a signal during closing would print an error
+            signal.set_wakeup_fd(-1)  # otherwise, a signal while the loop closes would print an error
 
     try:
         return asyncio.run(cancelled_by_signals())

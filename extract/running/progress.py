@@ -48,7 +48,7 @@ class Progress:
 def spent(
     prompt_tokens: int, answer_tokens: int, price_prompt: float | None = None, price_answer: float | None = None
 ) -> str:
-    """Format the cost of tokens in dollars, or the numbers of tokens if a price is unknown.
+    """Format the cost of tokens in dollars, or the token counts if a price is unknown.
 
     Prices are in dollars per million tokens.
 

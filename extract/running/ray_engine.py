@@ -1,7 +1,7 @@
 """The Ray engine: actors on one or several machines process the blocks of a store.
 
 The environment variable RAY_ADDRESS selects an existing cluster. If it is not set, a cluster is started on this
-machine. This cluster stops when the process that started it ends.
+machine, and stops when the process that started it ends.
 """
 
 import os
@@ -21,9 +21,9 @@ from extract.running.progress import Count, Progress, quiet_loggers
 from extract.running.worker import Item, Result, Start, Worker
 
 Engine = Literal["local", "ray"]
-#: Maximum number of repeats of a block whose actor has died, for example because memory ran out.
+#: Maximum number of times that a block is repeated if its actor dies, for example because memory ran out.
 RETRIES = 10
-#: Interval between two checks that the cluster still exists, in seconds.
+#: Seconds between checks that the cluster still exists.
 CHECK_SECONDS = 5.0
 _NONE: Mapping[str, object] = MappingProxyType({})
 
@@ -123,7 +123,7 @@ class RayWorker(Worker):
         todo, (n_actors, resources) = deque(blocks.values()), self._resources
         actor_class = self._ray.remote(max_restarts=-1, max_task_retries=RETRIES, **resources)(_Actor)
         actors = [actor_class.remote(start, os.getcwd()) for _ in range(min(n_actors, len(blocks)))]
-        # an actor gets its first block when it has started, because it may have to wait for its CPU or GPU
+        # an actor gets its first block once it has started, because it may have to wait for its CPU or GPU
         running: dict[Any, tuple[Any, list[Item]]] = {actor.__ray_ready__.remote(): (actor, []) for actor in actors}
         n_left = len(blocks)
         try:
@@ -146,7 +146,7 @@ class RayWorker(Worker):
                 self._ray.kill(actor)
 
     def _wait(self, tasks: list[Any]) -> Any:
-        """Wait until one of the tasks has finished, and return the finished task."""
+        """Wait until one of the tasks has finished, and return it."""
         while True:
             finished, _ = self._ray.wait(tasks, timeout=CHECK_SECONDS)
             if finished:
@@ -182,14 +182,14 @@ def _gone(error: Exception) -> InputError:
 
 
 def check_address(address: str) -> None:
-    """Raise an OSError if nothing listens at HOST:PORT. Other forms of addresses are not checked."""
+    """Raise an OSError if nothing listens at HOST:PORT. Addresses in other forms are not checked."""
     host, _, port = address.rpartition(":")
     if port.isdecimal() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CHECK_SECONDS).close()
 
 
 def connect() -> Any:
-    """Connect this process to a Ray cluster if necessary. Returns the module `ray`."""
+    """Connect this process to a Ray cluster if necessary, and return the module `ray`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # by default, Ray retries without a limit
     try:
@@ -257,7 +257,7 @@ def _call(function: Callable[[], Any], folder: str) -> Any:
     try:
         os.chdir(folder)
         return function()
-    except InputError as error:  # as a plain InputError, because subclasses have other arguments
+    except InputError as error:  # as a plain InputError, because subclasses take other arguments
         return InputError(f"{error} (in an actor on {socket.gethostname()})")
     except OSError as error:
         return error

@@ -25,7 +25,7 @@ class InBlock(Protocol):
 
 Item = TypeVar("Item", bound=InBlock)
 Result = TypeVar("Result")
-#: Function that prepares a process, for example loads a model, and yields a function that processes items.
+#: Function that prepares a process, for example by loading a model, and yields a function that processes items.
 Start = Callable[[], AbstractContextManager[Callable[[Sequence[Item], Progress], Result]]]
 
 
@@ -118,7 +118,7 @@ class Worker:
 
     def _waits_for(self, path: Path) -> bool:
         """Whether another run holds the lock `path` and may process some of this worker's blocks."""
-        # runs with equal numbers of workers share blocks only if the ranks are equal
+        # runs with the same number of workers share blocks only if their ranks are equal
         names = re.fullmatch(r"\.writer-([0-9]+)-of-([0-9]+)\.lock", path.name)
         if names is None or (int(names[2]) == self.count and int(names[1]) != self.rank):
             return False

@@ -25,7 +25,7 @@ from extract.store.verify import write_manifest
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Options of a sampler. They are explained in `StoreRecipe`."""
+    """Options of a sampler. See `StoreRecipe` for their meaning."""
 
     model: str
     k: int

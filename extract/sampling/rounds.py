@@ -1,7 +1,7 @@
 """Sample answers in rounds, and stop sampling for a question as soon as a stopping rule is met.
 
-The answers are logged after each round. When sampling has stopped for all questions of a block, the tables of the
-block are written. The tables record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
+The answers are logged after each round. Once sampling has stopped for all questions of a block, the block's tables are
+written. They record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,9 +35,9 @@ Draw = Callable[
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
     """Reopen the finished ranges to which this run may add answers. The answers in these ranges are moved back to logs.
 
-    If this run has no stopping rule, ranges with skipped samples are reopened. If this run has a stopping rule,
-    ranges that were sampled with any stopping rule are reopened, except in blocks that were finished at all
-    temperatures with the settings of this run.
+    - A run without a stopping rule reopens ranges with skipped samples.
+    - A run with a stopping rule reopens ranges that were sampled with any stopping rule, except in blocks that were
+      finished at all temperatures with this run's settings.
 
     Damaged ranges and ranges that begin after the first k samples are not changed.
     """

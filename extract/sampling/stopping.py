@@ -1,6 +1,6 @@
 """Rules that stop sampling answers to a question early. To add a rule, register it here.
 
-Equal answers form a class. An answer that cannot be parsed is in a class of its own. After each answer, a rule computes
+Equal answers form a class. An answer that cannot be parsed forms a class of its own. After each answer, a rule computes
 evidence from the classes of the answers so far and compares it with a threshold. The decision is the leading (most
 frequent) answer.
 """
@@ -28,8 +28,8 @@ class Answers:
     Random orders are used when stored answers are replayed.
 
     Attributes:
-        classes: [order, answer] int64 class of each answer so far, numbered from 0.
-        temperatures: [budget] float64 temperature of each answer, including answers not drawn yet.
+        classes: Class of each answer so far, numbered from 0, [order, answer] int64.
+        temperatures: Temperature of each answer, including answers not drawn yet, [budget] float64.
     """
 
     classes: NDArray[np.int64]
@@ -37,12 +37,12 @@ class Answers:
 
     @cached_property
     def counts(self) -> NDArray[np.int16]:
-        """[order, answer, class] cumulative number of answers in each class."""
+        """Cumulative number of answers in each class, [order, answer, class]."""
         return count(self.classes, int(self.classes.max()) + 1)
 
     @cached_property
     def leader(self) -> NDArray[np.int64]:
-        """[order, answer] leading class after each answer. Ties go to the class that occurred first."""
+        """Leading class after each answer, [order, answer]. Ties go to the class that occurred first."""
         return leading(self.counts)
 
 
@@ -68,13 +68,13 @@ class StoppingRule:
     Attributes:
         label: Name in tables.
         description: Condition for stopping, with the placeholder {threshold}.
-        evidence: Function of the answers to a question and of the question's prior. It returns the evidence after each
-            answer, [order, answer]. Most rules ignore the prior.
+        evidence: Function that computes the evidence after each answer, [order, answer], from the answers to a question
+            and the question's prior. Most rules ignore the prior.
         thresholds: Thresholds that ``python -m applications vote`` compares.
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
         needs: What the rule requires: several temperatures, a prior, or nothing (None).
-        stops: Function of the evidence and the threshold. It returns whether sampling stops after each answer,
+        stops: Function that decides from the evidence and the threshold whether sampling stops after each answer,
             [order, answer].
     """
 
@@ -90,7 +90,7 @@ class StoppingRule:
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
         """Apply the rule to the answers to one question. The answers must be given in a single order.
 
-        Answers after the first answer at which the rule is met are ignored.
+        Answers after the one at which the rule is first met are ignored.
         """
         evidence = self.evidence(answers, prior)
         stops = self.stops(evidence, threshold)[0]

@@ -21,7 +21,7 @@ FIELDS = ("none", "column", "element")
 NORMALISERS = ("column_emit", "column_token", "element")
 
 _TINY = 1e-12
-COLUMNS_AT_ONCE = 128  #: Number of columns of the rollout matrix that are computed at a time.
+COLUMNS_AT_ONCE = 128  #: Number of columns of the rollout matrix to compute at a time.
 
 
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
@@ -49,7 +49,7 @@ def macs(batch: Pass) -> dict[str, Tensor]:
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last query.
       `last` is the value of the last query.
-    - ALIGN: A token is represented by its own position (`token`) or the position from which it was drawn (`emit`).
+    - ALIGN: A token is represented by its own position (`token`) or by the position from which it was drawn (`emit`).
     """
     found: dict[str, Tensor] = {}
     width, valid = batch.spans.widest, batch.attention.places.valid[:, 1:]

@@ -1,4 +1,4 @@
-"""Hooks that read attention weights, and the contribution of attention to the residual stream.
+"""Hooks that read attention weights and the contribution of attention to the residual stream.
 
 transformers looks up its attention function by name. The function registered here first computes the attention weights
 of the requested queries and then calls the model's own function, so the output stays bit-identical.

@@ -60,7 +60,7 @@ class TokenFeatures:
 
     @property
     def names(self) -> list[str]:
-        """Names of the features, composed of key and pooling."""
+        """Names of the features, each composed of a key and a pooling."""
         if not self.pooling:
             return list(self.keys)
         return [f"{key} {name}" for key in self.keys for pooling in self.pooling for name in self._numbers(pooling)]

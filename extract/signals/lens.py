@@ -12,15 +12,15 @@ from torch.linalg import vecdot
 from extract.signals.base import Lens, TokenSpans
 from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_norm, n_layers, not_norm_alone
 
-#: Number of layers that are compared with the last layer. These layers directly precede the last layer.
+#: Number of layers directly before the last layer that are compared with it.
 N_COMPARED = 10
 #: Number of logits in memory at a time.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}
-#: Number of logits that are reduced at a time if no layers are compared.
+#: Number of logits to reduce at a time if no layers are compared.
 REDUCED_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
 #: Lower bound of shifted logits. Excluded tokens (−∞) get a finite logit and keep probability 0.
 _IMPOSSIBLE = -1e4
-#: Lower bound of exponents. Lower exponents give subnormal numbers, which are ten times slower than normal numbers.
+#: Lower bound of exponents. Lower exponents can produce subnormal numbers, which are ten times slower to process.
 _NOTHING = -80.0
 
 

@@ -45,7 +45,7 @@ def entropy_profile(batch: Pass) -> dict[str, Tensor]:
 def evolution(batch: Pass) -> dict[str, Tensor]:
     """Summarise how the token distributions change over the last layers.
 
-    The result is a dict from ``L/name`` to tensors [row, token] in nats, or nats² for variances. L is the number of
+    The result is a dict from ``L/name`` to tensors [row, token] in nats (nats² for variances). L is the number of
     layers, and p_l is the distribution of layer l. Means and variances (with divisor k − 1) are taken over the k
     layers before L, for each k < L in `N_LAST`.
 
@@ -74,7 +74,7 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
 
     The result is a dict from ``L/name`` to tensors [row, token] float32 in (0, 1]. Names contain the threshold λ in
     thousandths. h_l is the residual stream of layer l before the final norm, and p₁ and p₂ are the two largest
-    probabilities in the distribution of layer l. A value is 1 if no layer before L meets the condition given below.
+    probabilities in the distribution of layer l. A value is 1 if no layer before L meets its condition:
 
     - ``softmax_response_λ``: first layer l ≥ 1 with p₁ − p₂ ≥ λ (CALM, arXiv 2207.07061).
     - ``state_saturation_λ``: first layer l ≥ 2 with cos(h_{l−1}, h_l) ≥ λ (CALM).

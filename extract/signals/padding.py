@@ -1,4 +1,4 @@
-"""Ragged rows as padded float64 tensors. In float64, rounding does not affect quantiles."""
+"""Ragged rows as padded float64 tensors. Float64 keeps rounding from affecting quantiles."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -9,7 +9,7 @@ from torch import Tensor
 from extract.errors import InputError
 from extract.store.ragged import Ragged
 
-#: Number of values that are padded at a time.
+#: Number of values to pad at a time.
 CELLS_AT_ONCE = 2**18
 
 
@@ -81,7 +81,7 @@ def over_rows(
         values: Values of the tokens, [sum of lengths, …].
         weights: Non-negative weights of the same tokens.
         names: Keys of the dict that `compute` returns.
-        compute: The function. It returns a dict of tensors [..., row].
+        compute: Function to apply. It returns a dict of tensors [..., row].
 
     Returns:
         Dict of float32 tensors [row, …]. A row is NaN if it has no tokens, or if one of its values or weights is not
@@ -114,7 +114,7 @@ def over_rows(
 
 
 def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
-    """Yield the non-empty rows in groups of similar length."""
+    """Yield the indices of the non-empty rows, in groups of rows with similar lengths."""
     rows = lengths.nonzero()[:, 0]
     if not len(rows):
         return

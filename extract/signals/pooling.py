@@ -126,7 +126,7 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
     If a row has fewer tokens than windows, some windows share a token.
 
     Returns:
-        [row, …, window] float32. NaN as in `pool`.
+        [row, …, window] float32. NaN in the same cases as in `pool`.
 
     >>> windows(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([5.0])]), 2)
     tensor([[1.5000, 6.0000],
@@ -168,7 +168,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
         weights: Non-negative weights of the same tokens, for critical tokens and weighted poolings.
 
     Returns:
-        Dict from the names in `PEAKS` to tensors [row] float32. NaN as in `pool`.
+        Dict from the names in `PEAKS` to tensors [row] float32. NaN in the same cases as in `pool`.
     """
 
     def features(rows: Padded) -> dict[str, Tensor]:
@@ -198,10 +198,10 @@ WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax"
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Return the signal of token weights and the last part of their key.
+    """Return the signal that contains the token weights, and the last part of their key.
 
     Args:
-        name: One of `WEIGHTS`, or the key of an influence without the layer, such as
+        name: One of `WEIGHTS`, or the key of an influence signal without its layer, such as
             ``rollout/norm_element_mean_token``.
 
     Raises:

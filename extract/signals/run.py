@@ -45,12 +45,12 @@ def fill_signals(
 
     Args:
         load: Function that returns the model and the tokenizer, called only if a signal is missing.
-        layers: Layers to keep. By default, the layers already stored. If none are stored, `Signal.default_layers`.
+        layers: Layers to keep. By default, the layers already stored, or `Signal.default_layers` if none are stored.
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
-        InputError: If a signal is unknown or does not support the scope, there is nothing to read, or a stored signal
-            has a different version, has a different dtype, or lacks some of the `layers`.
+        InputError: If a signal is unknown or does not support the scope, if there is nothing to read, or if a stored
+            signal has a different version or dtype, or lacks some of the `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
@@ -82,7 +82,7 @@ def fill_signals(
     if not missing:
         return
     if store.model_is_unknown:
-        worker.once(partial(_load, load))  # records the model, which each actor checks
+        worker.once(partial(_load, load))  # records the model's identity, which each actor checks
     start = partial(_reading, store, load, layers_of, settings)
     counts = sum(fill("read", unit, list(missing), store.questions.n_rows, start, worker), Counter[str]())
     if n_unknown := counts.pop(_UNKNOWN, 0):

@@ -14,7 +14,7 @@ LEAST_SAVED = 256
 
 
 class SharedPrompt:
-    """Key/value cache of a prefix that several sequences share, for models that `can_share`."""
+    """Key/value cache of a prefix that several sequences share. The model must support this (see `can_share`)."""
 
     def __init__(self, model: Any) -> None:
         from transformers import DynamicCache
@@ -56,7 +56,7 @@ def read_prefix(
     start: SharedPrompt | None = None,
     previous: SharedPrompt | None = None,
 ) -> SharedPrompt | None:
-    """Read the common prefix of several prompts, so that it is not read again for each prompt.
+    """Read the common prefix of several prompts once, instead of once per prompt.
 
     Args:
         model: Causal language model in evaluation mode.

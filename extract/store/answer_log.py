@@ -31,8 +31,8 @@ Row = dict[str, Any]
 class AnswerLog:
     """Log of the answers in a range of samples, opened for appending.
 
-    Every line survives a crash of the process and, after `sync`, also a power failure. When a log is opened, an
-    incomplete last line is removed.
+    Every line survives a crash of the process and, after `sync`, also a power failure. Opening a log removes an
+    incomplete last line.
 
     Attributes:
         path: Path of the log file.
@@ -57,7 +57,7 @@ class AnswerLog:
             self._write(_header(store, samples))
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Append the rows of a reply. An `OSError` means that they could not be written."""
+        """Append the rows of a reply. Raises an `OSError` if they can't be written."""
         self._write(json.dumps(rows, allow_nan=False, separators=(",", ":")))
         self.answered.update((row["question_id"], row["sample"]) for row in rows)
 
@@ -99,7 +99,7 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
     rows: dict[tuple[int, int], Row] = {}
     with path.open("rb") as file:
         expected, found = _header(store, samples), file.readline().decode(errors="replace")
-        if found.endswith("\n") and found != f"{expected}\n":  # without a line end, the header is incomplete
+        if found.endswith("\n") and found != f"{expected}\n":  # without a newline, the header is incomplete
             raise InputError(
                 f"Expected {str(path)!r} to begin with the header {expected}, but it begins with {shown(found)}. Move "
                 "the file to the store it belongs to, or delete it to request the answers again."
@@ -145,7 +145,7 @@ def finish_range(
 ) -> bool:
     """Convert the log of a range to a table and delete the log. Return whether this was possible.
 
-    Nothing is changed if a sample is missing and its question is not in `absent`, or if the table can't be written.
+    Nothing changes if a sample is missing and its question is not in `absent`, or if the table can't be written.
 
     Args:
         absent: Dict from question id to the finish reason (`REJECTED` or `SKIPPED`) of the question's missing samples.
@@ -155,7 +155,8 @@ def finish_range(
         InputError: If the table can't be written.
         OSError: If the log can't be read or deleted.
     """
-    # read from disk, because other processes may have written parts of the log. `close` deletes a log without answers
+    # read from disk, because other processes may have written parts of the log. The file can be missing, because
+    # `close` deletes logs without answers
     logged = read_log(store, samples) if store.samples.log_file(samples).is_file() else []
     rows = {(row["question_id"], row["sample"]): row for row in logged}
     keys = [(id_, j) for id_ in store.questions.ids(samples) for j in range(samples.start, samples.stop)]
@@ -171,7 +172,7 @@ def finish_range(
 
 
 def reopen_range(store: Store, samples: SampleRange) -> None:
-    """Move the answers of a finished range to an answer log. The skipped samples of the range can then be drawn."""
+    """Move the answers of a finished range back to an answer log, so that its skipped samples can be drawn."""
     rows = store.samples.read(samples).to_pylist()
     with closing(AnswerLog(store, samples)) as log:
         log.append([row for row in rows if row["finish_reason"] != SKIPPED])
@@ -192,7 +193,7 @@ def _header(store: Store, samples: SampleRange) -> str:
 
 
 def _rows(line: bytes) -> list[Row]:
-    """Parse the rows in a line. The list is empty if the line is incomplete or invalid."""
+    """Return the rows in a line, or an empty list if the line is incomplete or invalid."""
     with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         if line.endswith(b"\n"):
             rows = pa.Table.from_pylist(json.loads(line), SAMPLES_SCHEMA).to_pylist()

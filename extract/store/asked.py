@@ -55,7 +55,7 @@ class Asked(ShardFiles):
         """
         table, settings = self._read(baseline, shard)
         if different := "; ".join(differences(settings, self._settings.setdefault((baseline, shard.scope), settings))):
-            raise Damaged(self.file(baseline, shard), f"its settings and those of another table differ ({different})")
+            raise Damaged(self.file(baseline, shard), f"its settings differ from those of another table ({different})")
         return table
 
     def _read_settings(self, name: str, shard: Shard) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Write data files atomically, and verify them before they are read. A sidecar contains a file's size and checksum."""
+"""Write data files atomically, and verify them before they are read. A sidecar records a file's size and checksum."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ _LARGEST_SIDECAR = 2**12  # bytes
 
 
 class Sidecar(NamedTuple):
-    """Size in bytes and SHA-256 (hex) of a data file, in a JSON file next to it."""
+    """Size in bytes and SHA-256 (hex) of a data file, stored in a JSON file next to it."""
 
     size: int
     sha256: str
@@ -44,14 +44,14 @@ def make_folder(folder: Path) -> None:
     """
     if not any((one / "identity.json").is_file() for one in (folder, *folder.parents)):
         raise InputError(
-            f"Expected {str(folder)!r} to be in a store, but the store no longer exists. Check the file system. Then "
-            "run the same command again."
+            f"Expected {str(folder)!r} to be in a store, but the store no longer exists. Check that its file "
+            "system is mounted. Then run the same command again."
         )
     folder.mkdir(parents=True, exist_ok=True)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically, or raise an InputError if this is not possible."""
+    """Write a file atomically, or raise an InputError if it can't be written."""
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with unfinished.open("wb") as file:
@@ -74,7 +74,7 @@ def is_finished(path: Path) -> bool:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path is inside a folder after links are resolved."""
+    """Whether a path is inside a folder after resolving links."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 

@@ -1,4 +1,4 @@
-"""Find shards with missing or damaged files, and write these files."""
+"""Find shards with missing or damaged files, and rewrite those files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -28,7 +28,7 @@ def missing_shards(
 
     Args:
         shards: All shards that the store should have.
-        worker: The worker.
+        worker: Worker whose shards are checked.
         file: Function that returns the path of a shard's file.
         check: Function that raises `Damaged` if a shard's file is damaged. By default, the checksum is verified.
     """
@@ -52,9 +52,9 @@ def fill(
     Args:
         unit: Unit of the rows, for example ``"answers"``.
         n_rows: Function that returns the number of rows in an item.
-        start: Function that prepares a process, for example by loading a model, and yields a function that writes the
-            file of an item and reports progress. The Ray engine can process an item twice, so the yielded
-            function should skip existing files.
+        start: Function that prepares a process, for example by loading a model, and yields a function that writes an
+            item's file and reports progress. The Ray engine can process an item twice, so the yielded function should
+            skip existing files.
     """
     bar = partial(Progress, f"{label}{worker.label}", sum(map(n_rows, items)), unit)
     return [result for results in worker.run(partial(_one_by_one, start), items, n_rows, bar) for result in results]
@@ -77,7 +77,7 @@ def is_written(check: Callable[[], object]) -> bool:
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:
-    """Whether a finished file is damaged. Damage is reported. By default, the checksum is verified."""
+    """Whether a finished file is damaged. Reports any damage. By default, the checksum is verified."""
     try:
         check_file(path, store.path) if check is None else check()
     except Damaged as error:

@@ -1,4 +1,4 @@
-"""`StoreFolder`, the directory of a store, and `ShardFiles`, the base class for data in one file per shard."""
+"""`StoreFolder`, the directory of a store, and `ShardFiles`, the base class for data stored in one file per shard."""
 
 import json
 from contextlib import suppress
@@ -45,7 +45,7 @@ class StoreFolder:
         return ranges
 
     def shards(self, scope: Scope) -> list[Shard]:
-        """Return all blocks or all finished ranges of samples, depending on the scope, in row order."""
+        """Return all blocks (question scope) or all finished ranges of samples (sample scope), in row order."""
         return [*map(Block, range(self.questions.n_blocks))] if scope == "question" else [*self.ranges()]
 
     def samples_file(self, samples: SampleRange) -> Path:
@@ -82,7 +82,7 @@ class StoreFolder:
 class ShardFiles:
     """Base class for the grades, signals or model-based baselines of a store.
 
-    Each grader, signal or baseline has a name, and one file per shard.
+    Each grader, signal or baseline has a name and one file per shard.
 
     Args:
         subfolder: Format string of the subfolder, for example ``"grades/{name}"``. It can also contain ``{scope}``.

@@ -53,7 +53,7 @@ class Grades(ShardFiles):
         return super().missing(grader, scope)
 
     def write(self, grader: str, samples: SampleRange, rows: list[dict[str, Any]], rule: str) -> None:
-        """Write a grader's grades for a range, one row per sample, and the grading rule."""
+        """Write a grader's grades for a range (one row per sample), together with the grading rule."""
         metadata = {"grader": grader, "rule": rule, "samples": self._folder.samples_sha256(samples)}
         write_table(self.file(grader, samples), pa.Table.from_pylist(rows, GRADES_SCHEMA.with_metadata(metadata)))
 
@@ -69,7 +69,7 @@ class Grades(ShardFiles):
         return pa.concat_tables([GRADES_SCHEMA.empty_table(), *(self._read(grader, part)[0] for part in ranges)])
 
     def rule(self, grader: str, samples: SampleRange) -> str:
-        """Return the rule that was used to grade a range.
+        """Return the rule by which a range was graded.
 
         Raises:
             InputError: If the file is damaged, its samples were replaced, or `grader` is not a valid name.

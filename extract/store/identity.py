@@ -30,9 +30,9 @@ _LARGEST = 2**20  # bytes
 
 
 def member_stores(folder: Path) -> list[Path]:
-    """Return the stores of a temperature grid, sorted by name. Unfinished imports are left out.
+    """Return the stores of a temperature grid, sorted by name, or an empty list if the folder is not a grid.
 
-    The list is empty for other folders.
+    Unfinished imports are left out.
     """
     if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # Path.is_file raises for overlong names
         return []

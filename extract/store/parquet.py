@@ -66,8 +66,8 @@ def read_table(path: Path, folder: Path, schema: pa.Schema, *earlier: pa.Schema)
 
     Args:
         folder: Folder that must contain the file.
-        schema: Exact columns of the file.
-        *earlier: Schemas of earlier versions.
+        schema: Schema that the file must have.
+        *earlier: Schemas of earlier versions, which are also accepted.
 
     Raises:
         Damaged: If the file is damaged or has different columns.

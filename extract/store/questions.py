@@ -13,7 +13,7 @@ from extract.store.shards import Shard
 from extract.text import one_line
 
 _STRING, _STRINGS = pa.string(), pa.list_(pa.string())
-#: Columns of earlier versions, without the position of a question in its source.
+#: Columns in earlier versions, which did not record a question's position in its source.
 EARLIER_QUESTIONS_SCHEMA = pa.schema(
     [
         *((name, _STRING) for name in ("question_id", "dataset", "text")),
@@ -22,7 +22,7 @@ EARLIER_QUESTIONS_SCHEMA = pa.schema(
     ]
 )
 QUESTIONS_SCHEMA = EARLIER_QUESTIONS_SCHEMA.append(pa.field("row", pa.int32()))
-#: Number of questions that are converted at once, and of rows per Parquet row group.
+#: Number of questions to convert at once, and number of rows per Parquet row group.
 BATCH = 1024
 
 

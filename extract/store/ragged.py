@@ -20,7 +20,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Tensor]) -> Self:
-        """Concatenate at least one row, each a tensor [token, …].
+        """Concatenate one or more rows. Each row is a tensor [token, …].
 
         >>> Ragged.of([torch.tensor([1.0, 2.0]), torch.tensor([])]).offsets
         tensor([0, 2, 2])

@@ -60,7 +60,7 @@ class Samples:
         Args:
             rows: One row per sample.
             max_rows: Maximum number of answers per batch. It affects the last bits of the log-probabilities.
-            stopping: Record of early stopping, as in the method `stopping`.
+            stopping: Early-stopping record (see the method `stopping`).
         """
         metadata = {} if max_rows is None else {"max_rows": str(max_rows)}
         if stopping is not None:
@@ -109,8 +109,8 @@ class Samples:
         """Read the samples of one range, or of all ranges by default, sorted by block, range and question.
 
         The columns are `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
-        `prompt_tokens`. If the sampler declares nullable columns, their unknown values are null, and there is a column
-        `reasoning`.
+        `prompt_tokens`. If the sampler declares nullable columns, unknown values in them are null, and the table also
+        has the column `reasoning`.
 
         Raises:
             Damaged: If a file is damaged.

@@ -26,7 +26,7 @@ from extract.text import one_line, shown
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 _KEY = re.compile(r"\d+/[\w-]+")
 _OFFSETS = ".offsets"
-#: Number of bytes of a tensor that are copied at once.
+#: Number of bytes of a tensor to copy at once.
 CHUNK_BYTES = 2**20
 #: Settings of a signal whose definition has never changed. They are not recorded.
 _FIRST_VERSION = {"version": 1}
@@ -151,7 +151,7 @@ class Signals(ShardFiles):
         return Ragged(values, torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0))
 
     def read_rows(self, signal: str, key: str, shard: Shard, start: int, stop: int) -> Tensor:
-        """Read the rows `start` to `stop` − 1 of a shard's tensor [row, …]. Call `keys` first to verify the files.
+        """Read rows `start` to `stop` − 1 of a shard's tensor [row, …]. Call `keys` first to verify the files.
 
         Raises:
             Damaged: If the file no longer exists, can't be read or has too few rows.
@@ -167,7 +167,7 @@ class Signals(ShardFiles):
         return rows
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
-        """Return a dict from key to the dtype and shape of a signal's tensor. Without files, the dict is empty.
+        """Return a dict from key to the dtype and shape of a signal's tensor (empty if the signal has no files).
 
         Raises:
             Damaged: If a file is damaged, or two files have different layouts or settings.
@@ -177,7 +177,7 @@ class Signals(ShardFiles):
         first, common = next(iter(headers.items()), (Path(), _Header({}, {})))
         for path, header in headers.items():
             if header.settings != common.settings:
-                raise Damaged(path, f"its settings differ from the settings in {first.name}")
+                raise Damaged(path, f"its settings differ from those in {first.name}")
             for key in sorted(common.layout.keys() | header.layout.keys()):
                 here, there = header.layout.get(key, "missing"), common.layout.get(key, "missing")
                 if here != there:
@@ -204,7 +204,7 @@ class Signals(ShardFiles):
         return shards
 
     def _values(self, signal: str, key: str, shards: list[Shard], counts: list[int]) -> Tensor:
-        """Concatenate a tensor over shards. `counts` contains the length of the tensor in each shard."""
+        """Concatenate a tensor over shards. `counts` contains the tensor's length in each shard."""
         entry = self.shard_layout(signal, shards[0])[key]
         values = torch.empty(sum(counts), *entry.shape, dtype=_DTYPES[entry.dtype])
         step = max(1, CHUNK_BYTES // max(1, entry.shape.numel() * values.element_size()))

@@ -86,7 +86,7 @@ class Store:
         return self._folder.questions
 
     def shards(self, scope: Scope) -> list[Shard]:
-        """Return all blocks or all finished ranges of samples, depending on the scope, in row order."""
+        """Return all blocks (question scope) or all finished ranges of samples (sample scope), in row order."""
         return self._folder.shards(scope)
 
     @property

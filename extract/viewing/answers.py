@@ -82,7 +82,7 @@ def read_answers(
         samples: Sample indices to show for each question. If None, all answers to the given `questions`.
         grader: Grader whose grades are shown. By default, the store's only grader, if any.
         influence: Name of the token weights to show. By default, ``norm_element_mean_token`` if the store contains
-            these weights. The name can also begin with the name of the signal, as in SIGNAL/NAME.
+            these weights. The name can be preceded by that of the signal, as in SIGNAL/NAME.
 
     Returns:
         The answers, and the name of the token weights.
@@ -193,9 +193,8 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
 def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
-    Tokens that add no text, such as bytes of an unfinished character, are merged into the next piece. At the end of the
-    answer, such tokens are merged into the last piece. `text` ends before any stop string, which can begin inside the
-    last token.
+    Tokens that add no text, such as the first bytes of a character, are merged into the next piece or, at the end of
+    the answer, into the last one. `text` ends before any stop string, which can begin inside the last token.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)

@@ -9,7 +9,7 @@ from extract.errors import InputError
 from extract.viewing.answers import ShownAnswer
 
 WIDEST = 56
-#: Maximum number of tokens in a plot. With this number, the plot is about 8,000 pixels high.
+#: Maximum number of tokens in a plot. A plot of this many tokens is about 8,000 pixels high.
 LONGEST = 800
 _INK, _GREY, _ORANGE, _BLUE = "#222222", "#8a8a8a", "#c75000", "#2463a8"
 #: Font families for scripts that matplotlib's default font lacks.
@@ -45,7 +45,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
         curves.append(("share of\ninfluence", answer.influence / answer.influence.sum(), _BLUE, 1.0))
     n_rows = -(-answer.n_tokens // WIDEST)
     width = -(-answer.n_tokens // n_rows)
-    labels = [""] * answer.n_tokens  # the first of tokens that share a character gets the label
+    labels = [""] * answer.n_tokens  # if tokens share a character, the first one gets the label
     for piece in answer.pieces:
         text = piece.text.strip(" ").replace("\n", "↵") or "␣"
         labels[piece.tokens.start] = drawable(_shortened(text, 16))
@@ -69,7 +69,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
                 axis.set_ylabel(label, fontsize=8.5)
                 axis.set_xlim(places.start - 0.7, places.start + width - 0.3)
             for axis in axes[:-1]:
-                axis.xaxis.set_visible(False)  # drawing a tick takes as long as a curve
+                axis.xaxis.set_visible(False)  # drawing a tick takes as long as drawing a curve
             axes[-1].set_xticks(list(places), [labels[t] for t in places], rotation=90, fontsize=8)
             row.align_ylabels(axes)
         title = f"{_shortened(' '.join(answer.question.split()), 70)}\nanswer {answer.sample} of {model}: "

@@ -69,7 +69,7 @@ def audit_sources(
     """Audit each source. The Holm correction is applied separately to potential leaks and to all other sources.
 
     Args:
-        features: Dict from each source to its features [question, feature]; NaN if missing.
+        features: Dict from each source to its features, [question, feature]; NaN if missing.
         grades: Answer counts and folds of all questions; fold −1 for excluded questions.
 
     Returns:
@@ -101,7 +101,7 @@ def _least(n_folds: int) -> int:
 
 
 def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
-    """Return the reason why these accuracies cannot be audited, or an empty string."""
+    """Return the reason why the accuracies cannot be audited, or an empty string if they can."""
     if len(accuracy) < _least(n_folds):
         return f"there are only {len(accuracy)} usable questions"
     return "" if np.ptp(accuracy) > 0 else f"all {len(accuracy)} usable questions have an accuracy of {accuracy[0]:.3f}"
@@ -110,8 +110,8 @@ def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:
     r"""Predict accuracies from features, and compute the out-of-fold AUROC, its 95 % interval and a one-sided p-value.
 
-    The p-value is the fraction of permutations of the accuracies, including the observed order, for which the AUROC is
-    at least A, the observed AUROC.
+    The p-value is the fraction of permutations of the accuracies, counting the observed order as one of them, for which
+    the AUROC is at least the observed AUROC, A.
 
     The bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds. It therefore
     underestimates the variance, by a factor of two if the features are uninformative. To correct the interval, the
@@ -121,7 +121,7 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
 
     where s is the standard deviation of the AUROC over the permutations.
 
-    The features have shape [question, feature].
+    `features` has shape [question, feature].
 
     Returns:
         A dict with `auroc` (`value`, `low`, `high`), `p`, `n_questions` and `n_features`. `low` and `high` are None if
@@ -157,7 +157,7 @@ def audit_verdict(record: dict[str, Any]) -> str:
 
 @styled
 def audit_picture(record: dict[str, Any]) -> Figure:
-    """Plot the AUROC of each source with its 95 % interval. Leaks are red."""
+    """Plot the AUROC of each source with its 95 % interval. Leaks are drawn in red."""
     sources = record["sources"]
     figure, axes = new_figure(6.4, 1.1 + 0.32 * len(sources))
     kinds = {"leak": RED, "no leak found": BLUE, "never counted as a leak": GREY}

@@ -17,12 +17,12 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
     H = X (XᵀX + λI)⁻¹ Xᵀ.
 
     Args:
-        features: [question, feature] float64.
-        accuracy: [draw, question] float64 accuracies.
-        fold: [question] int64 fold of each question.
+        features: Features, [question, feature] float64.
+        accuracy: Accuracies, [draw, question] float64.
+        fold: Fold of each question, [question] int64.
 
     Returns:
-        [draw, question] float64 predictions.
+        Predictions, [draw, question] float64.
     """
     predicted = torch.empty_like(accuracy)
     for test in (fold == number for number in fold.unique()):
@@ -44,7 +44,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
     """Compute the `capability_auroc` of each draw. Only pairs of questions from the same fold are compared.
 
-    `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result [draw] is ½ if
+    `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result, [draw], is ½ if
     no fold contains a right and a wrong answer to different questions.
     """
     won, pairs = torch.zeros(2, len(predicted), dtype=torch.float64)
@@ -63,8 +63,8 @@ def cross_validate(features: Tensor, accuracy: Tensor, fold: Tensor, n_draws: in
     """Predict the observed accuracies, and random permutations of them, out of fold.
 
     Returns:
-        - [question] float64 predictions of the observed accuracies.
-        - [draw] float64 AUROCs of the predictions of the permuted accuracies.
+        - Predictions of the observed accuracies, [question] float64.
+        - AUROCs of the predictions of the permuted accuracies, [draw] float64.
     """
     generator, step = torch.Generator().manual_seed(seed), max(1, _CHUNK // len(accuracy))
     values = []

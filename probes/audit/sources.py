@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
     Attributes:
         label, description: Texts for display.
-        leak: Whether the source is a potential leak, which should not predict the accuracy.
+        leak: Whether the source should not predict the accuracy, and is a leak if it does.
     """
 
     label: str
@@ -93,8 +93,8 @@ def _option_features(questions: Sequence[Question]) -> dict[str, Features]:
 def ngrams(texts: Sequence[str]) -> Features:
     """Return the first 128 singular components of the TF-IDF weights of words and word pairs.
 
-    Numbers and punctuation marks are treated as words. The result is [text, feature]. If all texts are equal, the
-    result has a single feature, which is 0.
+    Numbers and punctuation marks are treated as words. The result has shape [text, feature]. If all texts are equal, it
+    is a single column of zeros.
     """
     from sklearn.decomposition import TruncatedSVD  # takes a second to import
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -111,7 +111,7 @@ def cosines(values: NDArray[np.float64]) -> Features:
     The relative rank of a value is (midrank − ½) / n, where n is the number of questions. High-frequency features are
     small, so a ridge regression favours smooth functions of the values.
 
-    `values` has shape [question, column], and the result [question, 8 × column].
+    `values` has shape [question, column], and the result has shape [question, 8 × column].
     """
     u = (rankdata(values, axis=0) - 0.5) / len(values)
     frequencies = np.arange(1, _N_COSINES + 1)

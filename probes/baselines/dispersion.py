@@ -1,7 +1,7 @@
 """Dispersion of the answers to a question. Higher values mean less agreement.
 
-Most functions take a symmetric matrix S [sample, sample] of similarities in [0, 1] between n ≥ 2 answers. The diagonal
-is 1.
+Most functions take a symmetric matrix S [sample, sample] of similarities in [0, 1] between n ≥ 2 answers, with ones on
+the diagonal.
 """
 
 import numpy as np
@@ -39,8 +39,8 @@ def eigenvalue_sum(similarity: NDArray[np.float64]) -> float:
 def eccentricity(similarity: NDArray[np.float64], threshold: float = 0.9) -> float:
     """Compute the distance of the answers from their centre in a spectral embedding of the similarities (Lin et al.).
 
-    The result is √(Σ_j ‖v_j − v̄‖²), where v_j contains the entries for the jth answer in all eigenvectors of the
-    Laplacian (see `eigenvalue_sum`) with eigenvalues below `threshold`, and v̄ is the mean of all v_j.
+    The result is √(Σ_j ‖v_j − v̄‖²), where v̄ is the mean of all v_j. The vector v_j holds the jth entry of every
+    eigenvector of the Laplacian (see `eigenvalue_sum`) whose eigenvalue is below `threshold`.
     """
     values, vectors = np.linalg.eigh(_normalised(similarity))
     coordinates = vectors[:, 1 - values < threshold]
@@ -65,11 +65,11 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
 def eigenscore(states: NDArray[np.floating], alpha: float = 1e-3) -> float:
     """Compute the EigenScore from INSIDE (Chen et al., arXiv 2402.03744): log det(Z J Zᵀ + αI) / n.
 
-    Z contains the hidden states of n non-empty answers, and J subtracts the mean of each row of Z. The result is NaN
-    if n is less than 2.
+    The rows of Z are the hidden states of the n non-empty answers, and J subtracts from each row its mean. The result
+    is NaN if n is less than 2.
 
     Args:
-        states: [sample, d_model] hidden states. The rows of empty answers are NaN.
+        states: Hidden states, [sample, d_model]; NaN for empty answers.
         alpha: Regularisation α.
     """
     rows = states[~np.isnan(states).any(1)].astype(np.float64)

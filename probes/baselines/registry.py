@@ -30,7 +30,8 @@ class Baseline(NamedTuple):
     Attributes:
         scores: Dict from each scope to a `Score` function, which must not use the grades of the test split.
         supervised: Whether the scores depend on the rows and grades outside the test split.
-        calibrator: Calibrator, fitted on the training and validation splits; None if the scores are probabilities.
+        calibrator: Name of the calibrator that is fitted on the training and validation splits; None if the scores are
+            probabilities.
         half: Whether questions are scored with half of their answers and evaluated on the rest.
         needs: Model-based baselines and answer signals that the store must contain.
         prompt_needs: Signals of the prompt that the store must contain.
@@ -144,10 +145,10 @@ def needed_commands(name: str) -> str:
 
 
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the numbers of prompt tokens and of generated tokens that a baseline needs. Both have shape [question].
+    """Return the numbers of prompt tokens and of generated tokens that a baseline needs, both [question].
 
-    Some baselines need the prompt, and some need the prompt and half of the answers. Model-based baselines need their
-    own prompts and replies. Text encoders and entailment classifiers are not counted. Counts that a server did not
+    Some baselines need the prompt, and some also need half of the answers. Model-based baselines need their own prompts
+    and replies. Tokens read by text encoders and entailment classifiers are not counted. Counts that a server did not
     report are NaN.
     """
     table, baseline = data.table, BASELINES[name]
@@ -170,7 +171,7 @@ def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") ->
 
     The function takes a dict from each split to its rows in the question table (in the answer table if `scope` is
     "sample"), and returns the confidences of all rows; NaN if missing. The calibrator is fitted outside the test split.
-    If no scores are available for the fit, an InputError is raised.
+    If there are no scores to fit it on, an InputError is raised.
     """
     score = partial(BASELINES[name].scores[scope], data)
     if BASELINES[name].supervised:

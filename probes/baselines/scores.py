@@ -26,7 +26,7 @@ from probes.fitting.calibration import fit_platt
 #: Dict from each split to its rows in the question table or the answer table.
 Rows = dict[str, Tensor]
 #: Function that maps the data and the rows of each split to scores [row] of all rows of the table; NaN if missing.
-#: Higher means more likely right.
+#: Higher means more likely to be right.
 Score = Callable[[FeatureDataModule, Rows], Tensor]
 #: Function that maps the data to the uncertainties [answer]; NaN if missing.
 AnswerUncertainty = Callable[[FeatureDataModule], NDArray[np.float64]]
@@ -54,7 +54,7 @@ def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
 def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
     """Score each question by the mean accuracy of its group in the training and validation splits.
 
-    If these splits contain no question of the group, the score is the mean accuracy of all questions in these splits.
+    If they contain no question of the group, the score is the mean accuracy of all their questions.
     """
     table, rows_of, known = data.table, defaultdict(list), outside_test(rows)
     for row in known.tolist():
@@ -200,7 +200,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    The states are those of the stored layer whose index is closest to half of the highest stored index.
+    They are read at the stored layer whose index is closest to half the highest stored index.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

@@ -18,14 +18,14 @@ _METRICS = ("auroc", "brier", "ece_width")
 
 
 class LeftOut(NamedTuple):
-    """Confidences for the questions of a left-out set. The probe was trained on all other sets.
+    """Confidences for the questions of a left-out set, from a probe that was trained on all other sets.
 
     Attributes:
-        raw: [question] float64 confidences without back-off.
+        raw: Confidences without back-off, [question] float64.
         found: Novelties, and confidences with back-off.
-        right, known: [question] numbers of right answers and of graded answers.
-        training_mean: [question] float64 mean accuracy of the probe's training questions.
-        own: [question] int64 index of the set that contains the question.
+        right, known: Numbers of right answers and of graded answers, [question].
+        training_mean: Mean accuracy of the probe's training questions, [question] float64.
+        own: Index of the set that contains the question, [question] int64.
     """
 
     raw: Tensor
@@ -77,7 +77,7 @@ def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> 
 
 @styled
 def left_out_picture(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Plot the Brier scores of each left-out set with and without back-off, and the difference with − without."""
+    """Plot each left-out set's Brier scores with and without back-off, and their difference (with minus without)."""
     figure, (left, right) = new_figure(8.4, 1.4 + 0.42 * len(rows), ncols=2, sharey=True)
     for row, one in enumerate(rows):
         for how, colour, shift in (("raw", BLUE, -0.13), ("backed_off", RED, 0.13)):

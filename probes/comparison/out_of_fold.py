@@ -18,7 +18,7 @@ from probes.comparison.folds import data_of, fit, fold_of_questions, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import METHODS, PROBES, ProbeMethod
 
-#: Name of the method that uses the probe chosen on the validation questions of each fold.
+#: Name of the method that uses, in each fold, the probe chosen on the fold's validation questions.
 BEST = "best_probe"
 
 
@@ -28,11 +28,11 @@ class OutOfFold:
 
     Attributes:
         data: Datamodule with all questions of the store.
-        questions: [question] int64 rows of the question table that are tested.
-        fold: [question] int64 test fold of each row of the question table; −1 if the row is not tested.
-        confidence: Dict from each method to its confidences [question] for the rows of the question table; NaN if
+        questions: Rows of the question table that are tested, [question] int64.
+        fold: Test fold of each row of the question table, [question] int64; −1 if the row is not tested.
+        confidence: Dict from each method to its confidences for the rows of the question table, [question]; NaN if
             missing.
-        of_answers: Dict from each method to its confidences [answer] for the rows of the answer table; NaN if missing.
+        of_answers: Dict from each method to its confidences for the rows of the answer table, [answer]; NaN if missing.
         chosen: The probe chosen in each fold, with its options and validation loss.
         masked: Dict from each missing method to the reason.
         notes: Warnings from fitting, with the method and the fold.
@@ -63,7 +63,7 @@ class Fit(NamedTuple):
 
     Attributes:
         chosen: Name of the probe, and its chosen layers, position and option, with the validation loss and any warning.
-        losses: [question] validation losses in nats; NaN for questions outside the validation split.
+        losses: Validation losses in nats, [question]; NaN for questions outside the validation split.
     """
 
     chosen: dict[str, Any]
@@ -203,8 +203,7 @@ class Comparison:
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is at most one standard error above the lowest loss.
 
-        The difference between the two losses is a mean over the same questions, and the standard error is that of this
-        mean.
+        The standard error is that of the mean difference between the two losses over the same questions.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

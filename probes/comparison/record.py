@@ -29,7 +29,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
 
     Returns:
         The content of comparison.json. `methods` contains the metrics of each method. Methods that use answers with
-        even indices are scored on answers with odd indices. All other methods are scored on all answers. `on_half`
+        even indices are scored on answers with odd indices, and all other methods on all answers. `on_half`
         contains the metrics of the best probe on answers with odd indices. `answers` contains metrics on individual
         answers. `tests` is the result of `paired_tests`. `chosen`, `masked` and `notes` come from `OutOfFold`.
     """
@@ -125,7 +125,7 @@ def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) 
 
 
 def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute a method's metrics on individual answers, which may share the confidence of their question."""
+    """Compute a method's metrics on individual answers. A question's confidence applies to all its answers."""
     answers = out.data.table.answers
     question, right, known = (torch.from_numpy(column) for column in (answers.question, answers.right, answers.known))
     tested = out.fold[question] >= 0

@@ -45,7 +45,7 @@ def transfer_record(
     """Train a probe on each question set and test it on every set.
 
     Each store is a set. If there is only one store, each of its question groups is a set. On its own training set, a
-    probe is tested out of fold. For each set, a probe is also trained on all other sets and tested on the set that
+    probe is tested out of fold. For each set, another probe is trained on all other sets and tested on the set that
     was left out, with and without back-off.
 
     Returns:
@@ -163,7 +163,7 @@ def _check_compatible(first: FeatureDataModule, other: FeatureDataModule) -> Non
     if shared := set(other.table.ids) & set(first.table.ids):
         raise InputError(
             f"Expected `stores` to have no questions in common, but {pair} share {len(shared)} questions, for "
-            f"example {min(shared)!r}. With these stores, a probe would be tested on its training questions. "
+            f"example {min(shared)!r}. A probe would be tested on questions that it was trained on. "
             "Use stores with different questions."
         )
 

@@ -24,9 +24,9 @@ from probes.saved.novelty import Confidences, Novelty, flat
 N_FOLDS = 5
 #: With fewer groups than `LEAST_GROUPS`, the questions are divided into `N_CLUSTERS` clusters.
 LEAST_GROUPS, N_CLUSTERS = 3, 5
-#: Prior value of the weight of the base rate, and penalty on the squared deviation from this value.
+#: Prior weight of the base rate, and penalty on the squared deviation from this prior.
 PRIOR, PENALTY = 0.1, 1.0
-#: Maximum size of the features for fitting, in bytes. The fit takes six times as much memory.
+#: Maximum size of the features for fitting, in bytes. The fit needs six times as much memory.
 MOST_BYTES = 96 * 2**20
 
 
@@ -104,12 +104,12 @@ def fit_backoff(
     """Fit a novelty measure and its back-off.
 
     Args:
-        features: [row, layer, width] float32 features. Novelties are computed from the hidden states of
-            the first layer.
+        features: [row, layer, width] float32 features. Novelties are computed from the hidden states of the first
+            layer.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: [row] numbers of right answers and of graded answers.
-        random: [row] int64 fold of each row when questions are assigned to random folds.
-        groups: [row] int64 fold of each row when question groups are kept together.
+        random: [row] int64 folds to which questions are assigned at random.
+        groups: [row] int64 folds that keep question groups together.
     """
     distance = fit_distance(features[:, 0, :n_hidden], random, groups)
     novelty = Novelty(n_hidden, distance.rank)
@@ -127,12 +127,13 @@ def fit_backoff(
 
 
 def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, share: Tensor) -> Tensor:
-    r"""Compute the weight of the base rate, w, which minimises the penalised squared error on held-out rows.
+    r"""Compute the weight w of the base rate that minimises the penalised squared error on held-out rows.
 
     .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
 
     where row i has the confidence f_i, the measured accuracy p̂_i and the share s_i of the total row weight, and r_i is
-    the base rate of the folds without row i. The prior weight w₀ is `PRIOR`, and the penalty ρ is `PENALTY`.
+    the base rate of the folds that do not contain row i. The prior weight w₀ is `PRIOR`, and the penalty ρ is
+    `PENALTY`.
 
     Args:
         confidence, base_rate, accuracy, share: [row] float64. The shares sum to 1.

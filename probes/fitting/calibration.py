@@ -30,7 +30,7 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
     mean and standard deviation of the scores. The calibrator maps s_i to the confidence f_i.
 
     Args:
-        scores: [row] finite scores; higher means more likely right.
+        scores: [row] finite scores. Higher means more likely to be right.
         right: [row] number c of right answers.
         known: [row] number n of graded answers.
         ridge: Ridge coefficient ρ, at least 0. A positive ρ keeps the slope finite if the scores separate right from
@@ -149,7 +149,7 @@ def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> C
 
 
 def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
-    """Return a calibrator whose confidence is always the base rate, the fraction of right answers.
+    """Return a calibrator that always returns the base rate, the fraction of right answers.
 
     The confidence is clipped to [m, 1 − m] with m = ½ / n for n answers. Without answers, the confidence is ½.
     """

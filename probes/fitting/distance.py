@@ -9,7 +9,7 @@ from probes.saved.distance import N_QUANTILES, RANK, START, Distance
 
 #: Minimum number of rows per principal direction.
 ROWS_PER_DIRECTION = 10
-#: Maximum number of rows for computing principal directions. This computation takes quadratic time.
+#: Maximum number of rows for computing principal directions, which takes quadratic time.
 MOST_ROWS = 2048
 #: The remoteness reaches 1 at this quantile of the distances of held-out groups.
 FULL = 0.1

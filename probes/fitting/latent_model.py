@@ -1,7 +1,7 @@
 r"""Model of the latent probe, which predicts the distribution of answer embeddings from a question's hidden state.
 
 The model is based on ASEU (amortised semantic embedding uncertainty, arXiv 2410.22685). docs/methods.md lists the
-differences. The embedding e_m of answer m, with norm 1, is modelled as
+differences. The embedding e_m of answer m, which has norm 1, is modelled as
 
 .. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
     \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),
@@ -68,13 +68,13 @@ def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
 
 
 def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, bias: Tensor) -> Gaussian:
-    """Predict means and standard deviations from hidden states. The network has layer norm and one hidden GELU layer.
+    """Predict means and standard deviations from hidden states with layer norm and one hidden GELU layer.
 
     Args:
         hidden: [..., row, d_model] standardised hidden states.
         weight_in, bias_in: [..., d_model, hidden] and [..., 1, hidden], first layer.
-        weight, bias: [..., hidden, 2 · component] and [..., 1, 2 · component], second layer. The first half of the
-            outputs contains the means. The standard deviations are the softplus of the second half, plus `FLOOR`.
+        weight, bias: [..., hidden, 2 · component] and [..., 1, 2 · component], second layer. The means are the first
+            half of the outputs. The standard deviations are the softplus of the second half, plus `FLOOR`.
     """
     normal = nn.functional.layer_norm(hidden, hidden.shape[-1:])
     mean, raw = (nn.functional.gelu(normal @ weight_in + bias_in) @ weight + bias).chunk(2, -1)
@@ -111,7 +111,7 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
 
 
 def drawn_noise(components: int, seed: int = 0) -> Tensor:
-    """Draw the standard normal noise [draw, component] for all questions."""
+    """Draw the standard normal noise [draw, component] that all questions share."""
     return torch.randn(DRAWS, components, generator=torch.Generator().manual_seed(seed))
 
 
@@ -138,7 +138,7 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
 
 
 def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
-    """Compute the Spearman correlation [candidate] float64 between scores and agreement for each candidate.
+    """Compute each candidate's Spearman correlation between scores and agreement, [candidate] float64.
 
     Args:
         scores: [row, candidate] scores. If a candidate's scores are constant, its correlation is set to −1.
@@ -152,7 +152,7 @@ def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
 def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None:
     """Return a warning if the predicted spread has collapsed, and None otherwise.
 
-    The spread has collapsed if one of these conditions is met on the validation questions:
+    The spread has collapsed if any of these conditions holds on the validation questions:
         1. At least 99 % of the predicted standard deviations σ are within 1 % of `FLOOR`.
         2. The standard deviation of Σ σ² over questions is less than 1 % of the mean of Σ σ².
         3. The standard deviation of the scores is less than 5 % of the standard deviation of the agreements.

@@ -36,7 +36,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     An input consists of one or more features, such as the hidden states of a layer. The candidate with the lowest
     validation loss is chosen and calibrated on its validation scores. If its confidences predict the validation answers
-    no better than the mean accuracy of these answers does, the probe always returns this mean accuracy.
+    no better than their mean accuracy does, the probe always returns that mean accuracy.
 
     Args:
         l2: L2 penalty, or a list of penalties to try.
@@ -53,7 +53,7 @@ class ProbeModule(L.LightningModule, ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     #: Whether the validation scores are out-of-fold scores of the training and validation splits.
     cross_fitted = False
-    #: Whether the scores are log-odds of the target. If so, the validation loss is the scores' cross-entropy.
+    #: Whether the scores are log-odds of the target. If so, the validation loss is their cross-entropy.
     log_odds = True
     _validation: tuple[Tensor, Batch]  # validation scores [penalty, row, input] and their rows
 

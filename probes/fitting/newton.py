@@ -1,8 +1,8 @@
 """Newton's method for logistic regression with an L2 penalty, for several features and penalties at once.
 
-The weights and the bias are linear functions of a vector of coordinates, which is optimised. The coordinates are the
-weights and the bias themselves (`_Primal`). If there are fewer rows than weights, the coordinates are coefficients of
-the rows instead (`_Dual`).
+The method optimises a vector of coordinates, which determines the weights and the bias linearly. The coordinates are
+either the weights and the bias themselves (`_Primal`) or, if there are fewer rows than weights, coefficients of the
+rows (`_Dual`).
 
 Losses and gradients are computed in float64. Unless a penalty is tiny, Newton steps are computed in float32, because
 later steps correct the errors of earlier steps.
@@ -28,8 +28,8 @@ def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
     """Fit logistic regression and return weights [feature, penalty, d] and biases [feature, penalty].
 
     The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
-    weights. A fit has converged if the norm of its gradient is at most 10⁻⁵ times the penalty or the variance of a
-    label, whichever is smaller.
+    weights. A fit has converged if the norm of its gradient is at most 10⁻⁵ times the smallest of three numbers: the
+    penalty, the variance of a label, and 0.1.
 
     Args:
         rows: [feature, row, d] float64 rows. Each coordinate has mean 0.
@@ -188,7 +188,7 @@ def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tenso
     """Return a penalty [feature, 1, 1] and the inverse of `scale` · `products` + penalty, the Hessian at zero weights.
 
     All penalties share this preconditioner. Its penalty is the geometric mean of the smallest and the largest penalty.
-    If this mean is too small to exceed the rounding errors in the dtype of the steps, a larger penalty is used.
+    If that mean would be lost in the rounding errors of the steps' dtype, a larger penalty is used.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
     dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32

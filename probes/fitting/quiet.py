@@ -1,4 +1,4 @@
-"""Silence Lightning's messages, except for errors."""
+"""Silence Lightning's routine messages and warnings."""
 
 import logging
 import os

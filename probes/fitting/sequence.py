@@ -30,7 +30,7 @@ class SequenceProbe(Descent):
 
     @abstractmethod
     def initial_head(self, d_model: int) -> SequenceHead:
-        """Return an untrained head, with which all candidates start."""
+        """Return an untrained head, from which all candidates start."""
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
         """Create the tensors of a head for all candidates, with leading axes [penalty, feature]."""

@@ -1,8 +1,8 @@
 """Solvers that fit linear probes for all layers and penalties at once. Weights are accurate to about 10⁻⁵.
 
-The solvers take finite, standardised `features` [feature, row, d] and a `target` [row] of labels or expected accuracies
-in [0, 1]. `penalties` contains one or more L2 penalties λ > 0. The results are weights [penalty, feature, d] and biases
-[penalty, feature] with the dtype and device of the features.
+The solvers take finite, standardised `features` [feature, row, d], a `target` [row] of labels or expected accuracies in
+[0, 1], and one or more L2 `penalties` λ > 0. They return weights [penalty, feature, d] and biases [penalty, feature]
+with the dtype and device of the features.
 
 Solutions are computed in float64: in float32, ridge regression had errors of up to 10⁻³. The results do not depend on
 the number of CPU threads.
@@ -87,7 +87,7 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
 def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Compute difference-of-means probes (arXiv 2509.10625) with weights w = μ₁ − μ₀ and bias b = −w·(μ₁ + μ₀)/2.
 
-    μ₁ and μ₀ are means of the features, in which a row with soft label y has weight y and 1 − y, respectively. The
+    μ₁ and μ₀ are weighted means of the features: a row with soft label y has weight y in μ₁ and weight 1 − y in μ₀. The
     penalty axis of the results has length 1. The scores are not log-odds.
 
     Raises:
@@ -105,7 +105,7 @@ def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tenso
 
 
 def check_fit(target: Tensor, penalties: Sequence[float] = (), both: bool = False) -> Tensor:
-    """Check the arguments of a solver, and return equal row weights [row] float64 with sum 1.
+    """Check the arguments of a solver, and return equal row weights [row] float64 that sum to 1.
 
     If `both` is true, the targets must not be all 0 or all 1.
     """
@@ -132,7 +132,7 @@ def _solve_centred(
     """
 
     def solve_chunk(chunk: Tensor) -> tuple[Tensor, Tensor]:
-        # `features` can be a transposed view. The copy is centred in place, because a second copy doubles the memory.
+        # `features` can be a transposed view. The copy is centred in place, because a second would double the memory.
         rows = chunk.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
         centre = share @ rows
         weight, bias = solve(rows.sub_(centre[:, None]))

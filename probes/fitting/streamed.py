@@ -67,7 +67,7 @@ def difference_of_means(statistics: Statistics) -> tuple[Tensor, Tensor]:
 
 
 def targets_vary(target: Tensor) -> Tensor:
-    """Return a bool tensor that tells whether the targets [row] differ."""
+    """Return whether the targets [row] differ, as a bool tensor."""
     return target.min() < target.max()
 
 

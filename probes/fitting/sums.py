@@ -76,7 +76,7 @@ class Sums:
 
     @classmethod
     def zeros(cls, reference: Tensor, products: bool) -> Self:
-        """Return sums over no rows. If `products` is false, `xx` is a diagonal."""
+        """Return sums over no rows. If `products` is false, `xx` is only the diagonal."""
         zero = torch.zeros_like(reference)
         xx = torch.outer(zero, zero) if products else zero.clone()
         return cls(0, zero.sum(), zero, zero.clone(), xx, zero + torch.inf, zero - torch.inf)
@@ -124,7 +124,7 @@ class Sums:
 def fold_sums(column: Column, target: Tensor, fold: Tensor, products: bool) -> list[Sums]:
     """Sum the rows of each fold, with targets [row] float64 and folds [row] int64.
 
-    If `products` is false, only the squares of coordinates are summed.
+    If `products` is false, only the squares of coordinates are summed, not their products.
     """
     sums = [Sums.zeros(column.reference, products) for _ in range(int(fold.max()) + 1)]
     for places, x in column.chunks(lambda _, x: x):

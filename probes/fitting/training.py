@@ -144,7 +144,7 @@ class Directions(ProbeModule):
         return scores
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """See `ProbeModule.candidate_head`. The score is the mean over the features of an input."""
+        """See `ProbeModule.candidate_head`. The head averages the scores of the features in its input."""
         features = list(self.inputs[feature])
         weight = self.weight[penalty, features] / len(features)
         head = LinearHead(weight.numel())
@@ -156,8 +156,8 @@ class ClosedForm(Directions, AtOnce):
     """Base class of linear probes whose solver fits all layers and penalties at once.
 
     The questions of the training and validation splits are divided into five folds, and each fold is scored by probes
-    fitted on the other folds. These scores are used to choose and calibrate a candidate. Finally, the candidates are
-    fitted on all folds.
+    fitted on the other folds. These scores are used to choose and calibrate a candidate. Finally, all candidates are
+    refitted on all folds.
     """
 
     cross_fitted = True

@@ -31,9 +31,9 @@ class Cell:
     """Out-of-fold confidences of probes that were trained on n questions with k answers each.
 
     Attributes:
-        confidence: [subset, question] float64 confidences; NaN for questions that are not tested.
+        confidence: Confidences, [subset, question] float64; NaN for questions that are not tested.
         n_fits: Number of fits.
-        n_base_rate: Number of fits whose probe returns the same confidence for every question.
+        n_base_rate: Number of fits in which the probe returns the same confidence for every question.
     """
 
     confidence: Tensor
@@ -42,7 +42,7 @@ class Cell:
 
 
 def halvings(most: int) -> list[int]:
-    """Halve `most` while the result is at least `LEAST_QUESTIONS`, and return all numbers in increasing order.
+    """Halve `most` as long as the result is at least `LEAST_QUESTIONS`, and return all values in increasing order.
 
     >>> halvings(384)
     [48, 96, 192, 384]
@@ -83,7 +83,7 @@ class LearningCurve:
 
     Attributes:
         data, table: Datamodule of the store, and its question table with all grades.
-        questions: [question] int64 rows of the question table that are tested.
+        questions: Rows of the question table that are tested, [question] int64.
         folds: Test rows of each fold.
         cells: Dict from each pair (n, k) for which all fits succeeded to its `Cell`.
         masked: Dict from each other pair (n, k) to the reason why a fit failed.
@@ -116,7 +116,7 @@ class LearningCurve:
 
     @property
     def fold(self) -> Tensor:
-        """[question] int64 test fold of each row of the question table; −1 if the row is not tested."""
+        """Test fold of each row of the question table, [question] int64; −1 if the row is not tested."""
         return fold_of_questions(self.folds, len(self.table.ids))
 
     def run(self) -> "LearningCurve":
@@ -139,7 +139,7 @@ class LearningCurve:
         return self
 
     def subsets(self, n: int, k: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return for each subset a random order of the questions, and the `random_ranks` of the answers."""
+        """For each subset, return a random order of the questions, and the `random_ranks` of the answers."""
         generators = [np.random.default_rng([self.seed, subset]) for subset in range(self._n_subsets(n, k))]
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
 
@@ -174,8 +174,8 @@ class LearningCurve:
         """Fit the probe with the grades that the mask `kept` [answer] selects.
 
         Returns:
-            The test confidences [question] float64, and whether the probe returns the same confidence for
-            all questions.
+            The test confidences, [question] float64, and whether the probe returns the same confidence for all
+            questions.
         """
         self.data.use_grades(self.table.with_grades(kept))
         unused = self.questions[~torch.isin(self.questions, torch.cat([train, test]))]
@@ -186,7 +186,7 @@ class LearningCurve:
 
 
 def _grid(option: str, values: Sequence[int] | None, default: list[int], least: int, unit: str) -> list[int]:
-    """Check and sort the values of an option. The last value of `default` is the largest allowed value."""
+    """Check and sort the values of an option. The last value of `default` is the largest allowed."""
     most = default[-1]
     if values is None:
         return default

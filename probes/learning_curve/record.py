@@ -33,7 +33,7 @@ def over_subsets(
     where h is a half-width of the bootstrap interval over test questions, s is the standard deviation of the metric
     over S subsets, and t is a quantile of Student's t distribution. With one subset, the half-width is h.
 
-    `metrics` contains the metric of each subset.
+    `metrics` has one entry per subset.
 
     Returns:
         A dict with `value`, `low`, `high` and `spread` (s, or None for one subset), or None if the metric is undefined.
@@ -123,12 +123,12 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
     """Compute the metrics of all cells and the best split of each labelling budget.
 
     Returns:
-        The content of curve.json. `cells` contains a dict for each pair of `n` and `k`. For `auroc` and `brier_skill`,
-        see `over_subsets`. `budgets` contains a dict for each budget: `best` and `runner_up` are the splits [n, k] with
-        the highest and second-highest AUROC, and `difference` is the AUROC of `best` minus that of `runner_up`.
-        `many_minus_few` is the AUROC of the split with the most questions minus that of the split with the fewest
-        questions. `contrasts` compares the largest cell with smaller cells. `masked` contains the reasons for missing
-        cells.
+        The content of curve.json. `cells` contains a dict for each pair of `n` and `k`, whose entries `auroc` and
+        `brier_skill` come from `over_subsets`. `budgets` contains a dict for each budget: `best` and `runner_up` are
+        the splits [n, k] with the highest and second-highest AUROC, and `difference` is the AUROC of `best` minus that
+        of `runner_up`. `many_minus_few` is the AUROC of the split with the most questions minus that of the split with
+        the fewest questions. `contrasts` compares the largest cell with smaller cells. `masked` contains the reasons
+        for missing cells.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))

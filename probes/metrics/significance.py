@@ -87,7 +87,7 @@ def holm(p_values: Tensor) -> Tensor:
 
 
 def add_holm(tests: Sequence[dict[str, Any]]) -> None:
-    """Add `p_holm`, the Holm-adjusted value of `p`, to each test in place. Tests without a p-value are ignored."""
+    """Add `p_holm`, the Holm-adjusted value of `p`, to each test in place. It is None for tests without a p-value."""
     p_values = [torch.nan if test["p"] is None else test["p"] for test in tests]
     for test, p in zip(tests, holm(torch.tensor(p_values, dtype=torch.float64)).tolist(), strict=True):
         test["p_holm"] = None if p != p else p

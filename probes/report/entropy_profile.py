@@ -30,8 +30,8 @@ def entropy_profile(
 
     Returns:
         A dict. `right` and `wrong` contain the mean entropy in nats at each layer, with a pointwise 95 % interval.
-        `difference` contains wrong − right. `n_answers` contains the numbers of right and of wrong answers, and
-        `n_questions` contains the numbers of questions with right and with wrong answers. `n_missing` is the number of
+        `difference` is wrong − right. `n_answers` contains the numbers of right and of wrong answers, and
+        `n_questions` the numbers of questions with right and with wrong answers. `n_missing` is the number of
         graded answers without entropies.
 
     Raises:

@@ -37,7 +37,7 @@ _OF_QUESTIONS = ("auroc_hard", "brier_skill", "rmsce", "spearman")
 _OF_ANSWERS = {name: metric for name, metric in CAPABILITY.items() if name not in _OF_QUESTIONS}
 #: Metrics for each target. The Brier score on individual answers needs no debiasing.
 METRICS = {"capability": CAPABILITY, "response": _OF_ANSWERS | {"brier": functional.response_brier}}
-#: Metrics without a valid interval: resampling biases calibration errors upwards.
+#: Metrics without a valid interval, because resampling biases calibration errors upwards.
 WITHOUT_INTERVAL = ("ece_width", "ece_mass", "rmsce")
 _STRATIFIED = ("auroc", "auroc_hard")
 
@@ -46,12 +46,12 @@ class Scored(NamedTuple):
     """Confidences of a method, and the grades for evaluating them. Each row is a question or an answer.
 
     Attributes:
-        confidence: [row] float64 confidence in [0, 1]; NaN if missing.
-        right: [row] number of right answers.
-        known: [row] number of graded answers.
-        question: [row] int64 index of each answer's question. None if rows are questions.
-        fold: [row] int64 test fold of each row. None if all confidences come from the same probe.
-        copies: [row] int64 number of identical answers that each row stands for. None if rows are not merged.
+        confidence: Confidence from 0 to 1, [row] float64; NaN if missing.
+        right: Number of right answers, [row].
+        known: Number of graded answers, [row].
+        question: Index of each answer's question, [row] int64. None if rows are questions.
+        fold: Test fold of each row, [row] int64. None if all confidences come from the same probe.
+        copies: Number of identical answers that each row stands for, [row] int64. None if rows are not merged.
     """
 
     confidence: Tensor
@@ -66,7 +66,7 @@ class Scored(NamedTuple):
         return Scored._make(column if column is None else column[rows] for column in self)
 
     def merged(self) -> "Scored":
-        """Merge answers with the same question, confidence and grade, and sort the rows, for a faster bootstrap."""
+        """Merge answers with the same question, confidence and grade, and sort the rows, to speed up the bootstrap."""
         if self.question is None or not len(self.right):
             return self
         keys = [self.right, self.question, self.confidence, *([] if self.fold is None else [self.fold])]
@@ -83,12 +83,12 @@ class Scored(NamedTuple):
 
     @property
     def accuracy(self) -> Tensor:
-        """[row] float64 fraction of right answers."""
+        """Fraction of right answers, [row] float64."""
         return self.right.double() / self.known.double()
 
     @property
     def usable(self) -> Tensor:
-        """[row] bool mask of rows with a finite confidence and enough grades (2 for a question, 1 for an answer)."""
+        """Mask of rows with a finite confidence and enough grades (2 for a question, 1 for an answer), [row] bool."""
         return self.confidence.isfinite() & (self.known >= (2 if self.question is None else 1))
 
     @property
@@ -135,7 +135,7 @@ def evaluate(
     """Compute all metrics of a method.
 
     Args:
-        n_unknown: Number of answers left out by the caller, because their grades are unknown.
+        n_unknown: Number of answers that the caller left out because their grades are unknown.
         reference: Reference confidence for the Brier skill: a number, or a tensor [row].
 
     Returns:
@@ -173,8 +173,8 @@ def difference(
     """Compute the paired difference a − b in `auroc` or `brier`, with its 95 % interval.
 
     Both methods must have the same rows (see `common_rows`). The result is None if the difference is undefined. If
-    `n_draws` is positive, the dict also contains a two-sided p-value `p`. For AUROC, the p-value comes from a paired
-    bootstrap over questions. For the Brier score, the p-value comes from sign flips.
+    `n_draws` is positive, the dict also contains a two-sided p-value `p`, from a paired bootstrap over questions for
+    AUROC, and from random sign flips for the Brier score.
     """
     if not a.n_questions:
         return None

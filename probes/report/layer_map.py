@@ -56,10 +56,10 @@ def layer_map(
 
     Returns:
         A dict. `auroc` is a nested list [position][layer], in which missing cells are None. `best` describes the cell
-        with the highest AUROC. Its entry `of` is the number of cells that are not missing. The 95 % interval of
-        this cell is not corrected for the choice of the cell. `n_questions` and `n_rows` are the numbers of tested
-        questions and of tested rows (questions or answers). `n_missing` is the number of graded rows that are left out,
-        because hidden states are missing.
+        with the highest AUROC. Its 95 % interval is not corrected for the choice of the cell, and its entry `of` is the
+        number of cells that are not missing. `n_questions` and `n_rows` are the numbers of tested questions and of
+        tested rows (questions or answers). `n_missing` is the number of graded rows that are left out because their
+        hidden states are missing.
 
     Raises:
         InputError: If the probe is unknown, hidden states are missing, or there are too few questions.
@@ -116,9 +116,9 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor, solver: Solver
     """Compute out-of-fold scores [row] of a closed-form probe; NaN for rows that are unused or lack features.
 
     Args:
-        features: [row, d_model] float32 features; NaN if missing.
-        accuracy: [row] fraction of right answers.
-        fold: [row] int64 test fold of each row; −1 for unused rows.
+        features: Features, [row, d_model] float32; NaN if missing.
+        accuracy: Fraction of right answers, [row].
+        fold: Test fold of each row, [row] int64; −1 for unused rows.
     """
     used = (fold >= 0) & features.isfinite().all(1)
     scores = torch.full((len(features),), torch.nan)

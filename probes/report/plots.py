@@ -143,7 +143,7 @@ def by_layer(
         intervals: Dict from `auroc` and `brier` to the interval of every feature.
         chosen: Layers that the probe reads.
         figures: AUROC and Brier score of the probe, drawn as circles, or as lines if the probe reads several layers.
-        references: AUROC and Brier score of up to two baselines, by name, drawn as lines.
+        references: AUROC and Brier score of up to two baselines, by name, drawn as horizontal lines.
     """
     figure, axes = new_figure(8.4, 3.4, ncols=2)
     labels = f"{target} AUROC", "Brier score" + (" (debiased)" if target == "capability" else "")

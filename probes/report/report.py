@@ -41,10 +41,10 @@ class Report:
     Attributes:
         target: Target of the metrics: `response` if the rows are answers, else `capability`. The probe may have been
             trained on a different target.
-        confidences: Maps each method to its confidences [row] for all rows of the store; NaN if missing. The
+        confidences: Maps each method to its confidences for all rows of the store, [row]; NaN if missing. The
             confidences of the probe include the back-off (see `Novelty`).
         novelty: The fitted `Novelty` of the probe.
-        novelties: [row] float64 novelties of all rows of the store; NaN outside the splits.
+        novelties: Novelties of all rows of the store, [row] float64; NaN outside the splits.
         methods: Maps each method to its confidences and grades on the test split.
         masked: Maps each missing baseline to the reason.
         record: Content of report.json.

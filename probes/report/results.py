@@ -26,7 +26,7 @@ _PACKAGES = "confidence-probes lightning torch transformers torchmetrics numpy s
 def result_folder(
     command: str, stores: Sequence[str], out: str | None, seed: int, n_resamples: int = 2000
 ) -> Iterator[tuple[Path, Path]]:
-    """Yield a temporary folder and its final path. On success, the folder is renamed. On failure, it is removed.
+    """Yield a temporary folder and its final path. The folder is moved there on success, and removed on failure.
 
     The default of `out` is runs/COMMAND-STORE.
 

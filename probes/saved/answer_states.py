@@ -13,9 +13,9 @@ from extract.store.ragged import Ragged
 
 
 class AnswerStates:
-    """Token ids [row, token] int64 that the model reads in each step after the prompt, and their hidden states.
+    """Token ids that the model reads in each step after the prompt, and their hidden states.
 
-    `states` has shape [row, token, d_model].
+    The lists `tokens` and `states` have one tensor per step, [row, token] int64 and [row, token, d_model].
     """
 
     def __init__(self, model: Any) -> None:
@@ -24,9 +24,9 @@ class AnswerStates:
     def of(self, drawn: Tensor, mask: Tensor, cache: Any, lengths: Sequence[int]) -> Ragged | None:
         """Return the states of the answers' content tokens, [row, token, d_model] on the CPU.
 
-        The last token of each row of `drawn` was not read during generation. If the state of this token is needed, the
-        model reads the token now. The result is None if an answer's tokens were not recorded in sequence, for example
-        in a beam search.
+        The last token of each row of `drawn` was not read during generation. If its state is needed, the model reads
+        the token now. The result is None if an answer's tokens were not recorded in sequence, for example in a beam
+        search.
 
         `drawn` [row, token] int64 are the generated tokens and `mask` is the prompts' attention mask. `cache` is the
         key/value cache after the generation. `lengths` contains the number of content tokens of each answer.

@@ -125,7 +125,7 @@ class ConfidenceProbe(ModelHubMixin):
     def calibrated(self, score: Tensor, fraction: float = 1.0) -> Tensor:
         """Compute confidences [row] from the head's scores [row], without novelties or back-off.
 
-        Prefix calibrators need the `fraction` of the answer that the scores cover.
+        `fraction` is the fraction of the answer that the scores cover. Only prefix calibrators use it.
         """
         where = torch.device("cpu") if score.device.type == "mps" else score.device  # MPS has no float64
         calibrator, score_there = self.calibrator.to(where), score.to(where)

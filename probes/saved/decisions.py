@@ -136,7 +136,7 @@ def best_of(
         **options: Options of transformers' `generate`. Answers are sampled unless `do_sample` is False.
 
     Returns:
-        The best answers. An empty answer has no confidence and is chosen only if all answers are empty.
+        The best answers. An empty answer has no confidence and is chosen only if all n answers are empty.
 
     Raises:
         InputError: If the probe reads only questions, `n` is not positive, or `questions` is empty.

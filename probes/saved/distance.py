@@ -23,7 +23,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 class Distance(nn.Module):
-    """Distance of a row (a question or an answer) from the rows of a set. The module docstring has the formula.
+    """Distance of a row (a question or an answer) from the rows of a set. See the module docstring for the formula.
 
     The hidden state consists of the first `n_hidden` features of a row.
 
@@ -33,8 +33,8 @@ class Distance(nn.Module):
         directions: [rank, n_hidden] principal directions v.
         variances: [rank] variances λ in these directions.
         rest: Mean variance ρ in all other directions.
-        quantiles: [101] percentiles 0 to 100 of the distances of the set's rows. The distance of each row is computed
-            with a fit that excludes the row's fold.
+        quantiles: [101] percentiles 0 to 100 of the distances of the set's rows. Each distance is computed with a fit
+            that excludes the row's fold.
         full: Distance at which `remoteness` reaches 1. It is at least the 99th percentile.
     """
 
@@ -80,5 +80,5 @@ class Distance(nn.Module):
 
 
 def fraction_problem(name: str, value: Tensor) -> str | None:
-    """Return a short error description if a number is outside [0, 1], or None."""
+    """Return a short error description if a number is outside [0, 1], and None otherwise."""
     return None if 0 <= value <= 1 else f"`{name}` is {float(value)}, outside [0, 1]"

@@ -27,7 +27,7 @@ class Head(nn.Module, ABC):
 
     #: Name of the head in config.json.
     kind: ClassVar[str]
-    #: Upper limits of the integer arguments of `__init__` after `d_model`. The subclass stores these arguments as
+    #: Upper limits of the integer arguments that follow `d_model` in `__init__`. The subclass stores these arguments as
     #: attributes.
     sizes: ClassVar[Mapping[str, int]] = {}
 
@@ -37,7 +37,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, hidden: Any) -> Tensor:
-        """Compute float32 scores from raw features. Higher means more likely right."""
+        """Compute float32 scores from raw features. Higher means more likely to be right."""
 
     def filled(self, **values: Tensor) -> Self:
         """Copy the values into the buffers of the same names, and return the head."""

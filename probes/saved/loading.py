@@ -25,7 +25,7 @@ from probes.saved.novelty import Novelty
 from probes.saved.prefixes import N_LENGTHS, PrefixCalibrator
 
 FORMAT_VERSION = 6
-#: Version 3 added token signals. Version 4 added several layers. Version 5 added `prefixes` and `novelty`. Version 6
+#: Version 3 added token signals. Version 4 allowed several layers. Version 5 added `prefixes` and `novelty`. Version 6
 #: added broader probes.
 _READ_VERSIONS = (2, 3, 4, 5, 6)
 _LARGEST_CONFIG, _LARGEST_HEADER, _LARGEST_CALIBRATOR = 2**20, 2**16, 2**22  # bytes
@@ -241,7 +241,7 @@ def read_weights(
 
 
 def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) -> Calibrator:
-    """Create the calibrator of a config with zeros as values. `start` is the prefix of its tensor names."""
+    """Create the calibrator of a config, filled with zeros. `start` is the prefix of its tensor names."""
     n_knots = tensors[f"{start}x"].numel() if f"{start}x" in tensors else 0
     return CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
 

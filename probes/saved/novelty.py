@@ -5,10 +5,10 @@ training data than the row is. If a row is more novel than 99 % of the training 
 base rate, which is the mean accuracy of the training rows. The weight of the base rate increases linearly with the
 row's distance from the training rows, up to a maximum that `probes.fitting.backoff` fits.
 
-A broader probe, if there is one, was trained on the same rows and on the questions of other stores. The confidence of a
-novel row that is close to the broader probe's training rows is mixed with the broader probe's confidence. The weight of
-the broader probe decreases linearly to 0 between two distances from the broader probe's training rows: the 90th and the
-95th percentile of the distances of held-out groups.
+A broader probe, if there is one, was trained on the same rows and on the questions of other stores. If a novel row is
+close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. As the row's
+distance from those training rows increases from the 90th to the 95th percentile of the distances of held-out groups,
+the weight of the broader probe decreases linearly to 0.
 """
 
 from typing import Any, NamedTuple
@@ -43,7 +43,8 @@ class Broader(nn.Module):
         weight, bias: [n_features] weights and bias. The score is the log-odds of a right answer.
         share: Weight of this probe, in [0, 1], for rows that are novel to the saved probe but close to the training
             rows of this probe.
-        known: Distance from the training rows of this probe. Its percentiles are computed on held-out groups.
+        known: Measures the distance from the training rows of this probe. Its percentiles are computed on held-out
+            groups.
     """
 
     #: The weight of this probe decreases to 0 between these percentiles of the distances of held-out groups.

@@ -14,8 +14,8 @@ from probes.saved.artefact import load_probe
 def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path:
     """Write the priors of questions for `python -m extract sample --stop prior`.
 
-    The prior of a question is a beta distribution of the fraction of right answers. The mean of the prior is the
-    probe's confidence. The concentration of the prior was fitted when the probe was trained.
+    The prior of a question is a beta distribution over its fraction of right answers. The mean is the probe's
+    confidence. The concentration was fitted when the probe was trained.
 
     Args:
         probe: Folder or Hub id of a saved probe with the target `capability`. The probe must not have been trained on

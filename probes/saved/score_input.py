@@ -1,4 +1,4 @@
-"""Read questions to score, with optional answers. After an invalid question, reading continues."""
+"""Read questions to score, with optional answers. Invalid questions do not stop the reading."""
 
 import codecs
 import sys
@@ -89,7 +89,7 @@ def _from_lines(path: Path | None, size: int) -> Iterator[list[Asked]]:
 
 
 def _available_lines(stream: Any) -> Iterator[list[bytes]]:
-    """Yield lists of the lines of a binary stream that can be read without waiting."""
+    """Yield the lines of a binary stream, in lists of those that can be read without waiting."""
     rest = b""
     while chunk := stream.read1(2**16):
         *lines, rest = (rest + chunk).split(b"\n")

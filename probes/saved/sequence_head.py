@@ -5,8 +5,8 @@ Each pooling function takes
 - `numbers` [row, token, ..., number] float32, padded with finite values, and
 - `there` [row, token] bool, a mask that is True for tokens and False for padding,
 
-and returns [row, ...]. Results for rows without tokens are arbitrary. In training, the axes `...` contain several
-candidate heads.
+and returns [row, ...]. Results for rows without tokens are arbitrary. In training, the axes `...` index the candidate
+heads.
 """
 
 from abc import abstractmethod
@@ -69,7 +69,7 @@ def softmax_pool(numbers: Tensor, there: Tensor) -> Tensor:
 
 
 def _like(mask: Tensor, numbers: Tensor) -> Tensor:
-    """Append axes of size 1 to a mask [row, token], which then broadcasts with `numbers`."""
+    """Append axes of size 1 to a mask [row, token], so that it broadcasts with `numbers`."""
     return mask.reshape(*mask.shape, *[1] * (numbers.dim() - 2))
 
 

@@ -1,7 +1,7 @@
 """Greedy search and sampling of one answer in the caller's thread, one token at a time.
 
-A transformers streamer would need another thread. There, small matrix products on a CPU take a third longer than in the
-caller's thread.
+A transformers streamer would need another thread, in which small matrix products on a CPU take a third longer than in
+the caller's thread.
 """
 
 from __future__ import annotations

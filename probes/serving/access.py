@@ -99,7 +99,7 @@ class Gate:
 def _sent_key(header: bytes) -> bytes:
     """Return the key in an `Authorization` header: a bearer token, or the password of basic authentication.
 
-    Clients send the password if the URL is http://user:KEY@host.
+    Clients use basic authentication if the URL is http://user:KEY@host.
     """
     scheme, _, value = header.partition(b" ")
     if scheme.lower() == b"bearer":

@@ -115,7 +115,7 @@ class Endpoints:
         self._engine, self._probe, self._name, self._defaults = engine, probe, model_name, defaults
 
     def check_name(self, name: str | None) -> None:
-        """Refuse a request for another model. `name` is None if the request omits an optional name."""
+        """Refuse a request for another model. `name` is None if the request names no model."""
         if name not in (None, self._name):
             raise RequestError(
                 404,
@@ -220,7 +220,7 @@ async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int])
 
 
 async def _answered(response: Awaitable[Response]) -> Response:
-    """Await a response. Exceptions become error responses. Otherwise, Starlette would close the connection."""
+    """Await a response. An exception becomes an error response, because otherwise Starlette closes the connection."""
     try:
         return await response
     except ClientDisconnect:
@@ -253,7 +253,7 @@ def _template() -> Template:
 
 
 def _page(**facts: Any) -> Response:
-    """Render the server's HTML page. A nonce allows only the script and the style of the page itself."""
+    """Render the server's HTML page. A nonce restricts the page to its own script and style."""
     nonce = secrets.token_urlsafe(16)
     text = _template().render(nonce=nonce, **facts)
     policy = (

@@ -105,7 +105,7 @@ class Answering:
 
     def _put_step(self, step: AnswerStep) -> None:
         self._last = step
-        self._put(replace(step, text=""))  # saves memory for slow clients
+        self._put(replace(step, text=""))  # saves memory if a client is slow
 
     def _put(self, event: AnswerStep | str | BaseException) -> None:
         with suppress(RuntimeError):  # the loop is closed
@@ -140,7 +140,7 @@ class Answering:
         return self._last if self._last.entropies is None else replace(self._last, entropies=tuple(entropies))
 
     def usage(self, step: AnswerStep) -> dict[str, int]:
-        """Return the number of prompt tokens, the number of answer tokens up to a step, and the sum of both."""
+        """Return the number of prompt tokens, the number of answer tokens up to a step, and their sum."""
         n = step.n_tokens
         return {"prompt_tokens": self._n_prompt, "completion_tokens": n, "total_tokens": self._n_prompt + n}
 
@@ -157,7 +157,7 @@ def confidence_fields(step: AnswerStep) -> dict[str, Any]:
 
 
 def new_completion(model: str, kind: str) -> dict[str, Any]:
-    """Return the fields that every complete answer and every chunk of a streamed answer contains."""
+    """Return the fields that complete answers and chunks of streamed answers have in common."""
     return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 

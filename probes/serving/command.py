@@ -38,7 +38,7 @@ def serve(
     device: str = "auto",
     device_map: str | None = None,
 ) -> None:
-    """Serve answers with confidences over an HTTP API that is compatible with the OpenAI API.
+    """Serve answers with confidences over an HTTP API that is compatible with OpenAI's.
 
     The server runs until Ctrl-C or SIGTERM. Concurrent requests share forward passes of the model. See docs/serving.md.
 
@@ -48,7 +48,7 @@ def serve(
             installs.
         host: Address on which the server listens. If other machines can reach it, an API key is required.
         port: Port on which the server listens; 0 selects a free one.
-        served_model_name: Name of the model in requests. The default is the name that is saved in the probe.
+        served_model_name: Name of the model in requests. The default is the model name saved in the probe.
         max_batch_size: Maximum number of questions or answers in a pass of the model.
         max_queue: Maximum number of waiting requests. Further requests are refused with the status 429.
         api_key_env: Environment variable with the API key that requests must contain.
@@ -107,7 +107,7 @@ def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             try:
                 await super().startup(sockets)
-            except OSError as error:  # another server that started at the same time listens on the port
+            except OSError as error:  # another server started at the same time and took the port
                 raise InputError(
                     f"Expected `port` to be free, but the server can't listen on it: {error.strerror or error}. Choose "
                     "another --port, or 0 for a free one."

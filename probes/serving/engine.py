@@ -89,8 +89,8 @@ class Engine:
         Raises:
             QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
-            InputError: If there are no prompts, a prompt is empty, is too long or has unknown tokens, or `answers` does
-                not match the probe or the prompts.
+            InputError: If there are no prompts, if a prompt is empty, is too long or has unknown tokens, or if
+                `answers` does not match the probe or the prompts.
         """
         from extract.models.loading import check_prompts
 
@@ -114,15 +114,16 @@ class Engine:
         on_end: Callable[[str | BaseException], None],
         backoff: bool = True,
     ) -> Job:
-        """Generate an answer. The callbacks are called in the thread of the engine and must return at once.
+        """Generate an answer. The callbacks run in the engine's thread and must return at once.
 
         Args:
             prompt: Token ids of the prompt, as returned by `encode`.
             settings: Settings of the answer.
             on_step: Called with each step (see `ConfidentModel.stream`). If it raises an exception, the answer ends
                 with this exception.
-            on_end: Called once, after the last step, with the finish reason: "stop" (end token or stop string),
-                "length" (`max_tokens` or the context of the model), "cancelled", or the exception of a failed answer.
+            on_end: Called once, after the last step, with the finish reason or the exception of a failed answer. The
+                reasons are "stop" (end token or stop string), "length" (`max_tokens` or the context of the model) and
+                "cancelled".
             backoff: Whether to shift the confidence of a novel question. See `Confidences`.
 
         Raises:
@@ -177,7 +178,7 @@ class Engine:
             queue.append(job)
             self._changed.notify()
 
-    # These methods run in the thread of the engine.
+    # The methods below run in the engine's thread.
 
     def _run(self, attached: Future[None], *parts: Any) -> None:
         """Attach the probe, and process requests until the engine is closed."""

@@ -27,8 +27,8 @@ _ROWS = 32
 class Batch:
     """Answers that are generated together. `rows` are the answers in the order of the cache.
 
-    With a model that caches more than keys and values, or that has chunked attention, no row joins a running batch, and
-    the prompts of a new batch have equal lengths.
+    If the model caches more than keys and values, or has chunked attention, no row joins a running batch, and the
+    prompts of a new batch have equal lengths.
     """
 
     def __init__(self, model: ConfidentModel, max_rows: int) -> None:

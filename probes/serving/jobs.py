@@ -1,4 +1,4 @@
-"""Requests to the engine. A request is for one generated answer, or for confidences of questions or answers."""
+"""Requests to the engine. A request asks for one generated answer, or for confidences of questions or answers."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ class AnswerStep(Step):
 
     Attributes:
         entropies: Next-token entropies in nats for the tokens of `piece`, computed before temperature, top-p and top-k.
-            None if they were not requested. If the text of a token is withheld, the entropy of this token comes with a
-            later piece.
+            None if they were not requested. If the text of a token is withheld, its entropy comes with a later piece.
     """
 
     entropies: tuple[float, ...] | None = None

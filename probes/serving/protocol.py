@@ -16,7 +16,7 @@ from extract.text import one_line, shown
 MAX_QUESTIONS = 1024
 #: Maximum number of stop strings, and maximum length of each.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 200
-#: Unsupported options of the OpenAI and vLLM APIs, with their values that have no effect.
+#: Unsupported options of the OpenAI and vLLM APIs, with the values at which they have no effect.
 NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),

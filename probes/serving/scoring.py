@@ -1,4 +1,4 @@
-"""Scoring of questions or answers in batches that many requests share."""
+"""Score questions or answers in batches shared by many requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Verification of an answer, in the format of the AutoMix verifiers for vLLM's semantic router.
 
-These verifiers sample verdicts from a language model. A probe samples nothing, so `verified_count` and `total_samples`
+Those verifiers sample verdicts from a language model. A probe samples nothing, so `verified_count` and `total_samples`
 are 0.
 """
 
@@ -20,7 +20,7 @@ class VerifyRequest(Body):
     Attributes:
         question: The question that the user asked.
         answer: The answer to verify. Probes that read only questions ignore it.
-        context: Text that precedes the question in the prompt. A line break separates the text from the question.
+        context: Text that precedes the question in the prompt, separated from it by a line break.
         threshold: Confidence below which the router should ask a larger model.
     """
 

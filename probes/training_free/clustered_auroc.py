@@ -17,7 +17,7 @@ from probes.metrics.functional.inputs import by_group
 LEAST_OF_A_CLASS = 5
 #: Maximum number of elements (draws × scores) in memory at once.
 _CHUNK = 2**24
-#: Number of draws for estimating the spread of each statistic. Reusing the draws of the test would bias the p-values.
+#: Number of extra draws that estimate the spread of each statistic. Reusing the test's draws would bias the p-values.
 _SCALE_DRAWS = 500
 
 
@@ -25,13 +25,13 @@ class ClusteredAuroc(NamedTuple):
     """AUROCs of several scores on the same answers.
 
     Attributes:
-        auroc: [score] float64, AUROC of each score; NaN if no right answer or no wrong answer has the score.
-        influence: [score, question] float64, derivatives of the AUROC with respect to the question weights.
-        n_answers: [score] int64, number of answers that have the score.
-        has_answer: [score, question] bool, whether any answer to the question has the score.
-        varies: [score] bool, whether the score differs between answers.
-        enough: [score] bool, whether enough questions have right answers, and enough have wrong answers, for a standard
-            error.
+        auroc: AUROC of each score, [score] float64; NaN if no right answer or no wrong answer has the score.
+        influence: Derivatives of the AUROC with respect to the question weights, [score, question] float64.
+        n_answers: Number of answers that have the score, [score] int64.
+        has_answer: Whether any answer to the question has the score, [score, question] bool.
+        varies: Whether the score differs between answers, [score] bool.
+        enough: Whether enough questions have right answers, and enough have wrong answers, for a standard error,
+            [score] bool.
     """
 
     auroc: Tensor
@@ -43,12 +43,12 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def n_questions(self) -> Tensor:
-        """[score] int64, number of questions with an answer that has the score."""
+        """Number of questions with an answer that has the score, [score] int64."""
         return self.has_answer.sum(1)
 
     @property
     def standard_error(self) -> Tensor:
-        """[score] float64, standard error of the AUROC; NaN if not `enough` or if all influences are 0."""
+        """Standard error of the AUROC, [score] float64; NaN if not `enough` or if all influences are 0."""
         n = self.n_questions
         variance = self.influence.square().sum(1) * n / (n - 1).clamp_min(1)
         return torch.where(self.enough & (variance > 1e-20), variance.sqrt(), torch.nan)
@@ -74,9 +74,9 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
     """Compute the AUROC of each score over all pairs of a right and a wrong answer.
 
     Args:
-        scores: [score, answer] scores; higher means more likely right, and NaN means missing.
-        right: [answer] whether each answer is right.
-        question: [answer] int64 index of each answer's question.
+        scores: Scores, [score, answer]. Higher means more likely to be right, and NaN means missing.
+        right: Whether each answer is right, [answer].
+        question: Index of each answer's question, [answer] int64.
     """
     right = right.bool()
     present = scores.isfinite()
@@ -123,17 +123,17 @@ def max_t(
 
     Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
     grades of a question move together: each answer gets the grade with the same sample number. The statistic of a
-    score is |AUROC − ½|, divided by the root mean square of |AUROC − ½| over a separate set of draws. The p-value is
-    the fraction of draws in which the largest statistic of all scores is at least as large as the observed statistic.
+    score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of
+    draws in which the largest statistic of all scores is at least as large as the observed statistic.
     The familywise error rate is controlled if all questions have the same number of answers.
 
     Args:
         scores, right, question: See `clustered_auroc`.
-        sample: [answer] int64 sample number of each answer.
+        sample: Sample number of each answer, [answer] int64.
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
 
     Returns:
-        [score] float64 p-values; NaN for scores that are constant or are missing for all right or all wrong answers.
+        P-values, [score] float64; NaN for scores that are constant or are missing for all right or all wrong answers.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1

@@ -24,10 +24,10 @@ class Part(NamedTuple):
     """Graded answers to the validation questions or to the test questions.
 
     Attributes:
-        row: [answer] int64, row in the answer table.
-        right: [answer] bool, whether the answer is right.
-        question: [answer] int64, index of the question within the part.
-        sample: [answer] int64, sample number.
+        row: Row in the answer table, [answer] int64.
+        right: Whether the answer is right, [answer] bool.
+        question: Index of the question within the part, [answer] int64.
+        sample: Sample number, [answer] int64.
         n_questions: Number of questions.
         n_unknown: Number of answers without a grade, which are left out.
     """
@@ -49,9 +49,9 @@ class Grid:
         parts: Dict with the parts `val` and `test`.
         names: Names of the scores.
         aurocs: AUROCs of the scores on each part.
-        p: [score] float64, p-values from `max_t` on the test answers; NaN if undefined.
-        scores: [score, answer] float32, scores of the test answers; higher means more likely right.
-        n_tokens: [answer] int64, number of content tokens of each answer in the answer table.
+        p: P-values from `max_t` on the test answers, [score] float64; NaN if undefined.
+        scores: Scores of the test answers, [score, answer] float32; higher means more likely to be right.
+        n_tokens: Number of content tokens of each answer in the answer table, [answer] int64.
         reference: Index of the mean token entropy among the scores, or None.
         masked: Dict from each missing signal to the reason.
     """
@@ -70,9 +70,8 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score is not constant, has an AUROC, and exists for at least 0.95 n answers. Here, n
-        is the largest number of answers for which any score in `rows` exists. If rows are tied, the first one is
-        returned.
+        A row qualifies if its score is not constant, has an AUROC, and exists for at least 0.95 n answers, where n is
+        the largest number of answers for which any score in `rows` exists. Ties go to the first row.
         """
         if not rows:
             return None
@@ -95,7 +94,7 @@ class Grid:
     def of_families(self) -> dict[str, int]:
         """Return a dict from each family of scores to the row of its score with the highest validation AUROC.
 
-        Weighted scores that rank the validation answers in the same way as an unweighted score are excluded.
+        Weighted scores that rank the validation answers exactly as an unweighted score does are excluded.
         """
         influence = self.aurocs["val"].influence
         unweighted: dict[tuple[str, ...], list[int]] = {}
@@ -138,7 +137,7 @@ class Grid:
 def make_grid(
     store: Store, table: QuestionTable, test_fraction: float = 0.2, seed: int = 0, n_draws: int = 10_000
 ) -> Grid:
-    """Compute all scores of a store's answers, and each score's AUROC and p-value from `n_draws` permutations.
+    """Compute all scores of a store's answers, their AUROCs, and their p-values from `n_draws` permutations.
 
     Raises:
         InputError: If token signals are missing, or if the validation or test split lacks questions, right answers or
@@ -170,7 +169,7 @@ def make_grid(
 
 
 def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Part]:
-    """Split the answers into a validation part and a test part. The test questions are those of `train.py`.
+    """Split the answers into a validation part and a test part. The test questions are the same as in `train.py`.
 
     Questions with fewer than two graded answers are left out.
     """

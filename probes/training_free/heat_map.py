@@ -13,13 +13,13 @@ from probes.report.plots import INK, annotate_cells, frame_cell, new_figure, sty
 from probes.training_free.grid import Grid
 from probes.training_free.scores import TOKENS, UNWEIGHTED, Score
 
-#: Maximum number of layers per signal. The layers are evenly spaced and include the first and the last layer.
+#: Maximum number of layers per signal. They are evenly spaced, and include the first and the last layer.
 _LAYERS = 5
 _COLUMNS = list(POOLINGS)
 
 
 class Row(NamedTuple):
-    """Row of a heat map. `values` and `chosen` have one entry per pooling. A missing value is NaN."""
+    """Row of a heat map. `values` and `chosen` have one entry per pooling. Missing values are NaN."""
 
     block: str
     label: str
@@ -103,7 +103,8 @@ def _heat_map(
 ) -> Figure:
     """Draw a heat map with one column per pooling: blue above `middle`, red below it. The chosen score is framed.
 
-    `scale` is the label of the colour bar. Panels have at most `most_rows` rows and headings. Sizes are in inches.
+    `scale` is the label of the colour bar. A panel has at most about `most_rows` rows and headings. Sizes are in
+    inches.
     """
     panels = _panels(rows, most_rows)
     height = max(map(_height, panels))

@@ -104,7 +104,7 @@ class _Tested:
         self._scored = {name: Scored(score, right, known, question) for name, score in scores.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Compute metrics of each reported score: for all answers, for untruncated answers, and for equal lengths."""
+        """Compute metrics of each reported score for all answers, untruncated answers, and answers of equal length."""
         part, scores = self._part, torch.stack([scored.confidence for scored in self._scored.values()])
         p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()
         rows = []
@@ -168,7 +168,7 @@ class _Tested:
         return groups
 
     def _auroc(self, scored: Scored) -> Mapping[str, Any] | None:
-        """Compute the AUROC with its interval, or None if right or wrong answers come from too few questions."""
+        """Return the AUROC with its interval, or None if right or wrong answers come from too few questions."""
         scored = scored.take(scored.usable)
         assert scored.question is not None
         if min(len(scored.question[scored.right == grade].unique()) for grade in (0, 1)) < LEAST_OF_A_CLASS:

@@ -57,7 +57,7 @@ class Score(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """Factor by which the score is multiplied, so that a higher score means that the answer is more likely right.
+        """Factor by which the score is multiplied, so that higher means more likely to be right.
 
         The factor is 1 if the position is in `Signal.rising` and the pooling is not `std`, and −1 otherwise.
         """
@@ -75,7 +75,7 @@ class Scores:
     Attributes:
         masked: Dict from each missing signal to the reason.
         names: Names of the scores.
-        n_tokens: [answer] int64, number of content tokens of each answer.
+        n_tokens: Number of content tokens of each answer, [answer] int64.
 
     Raises:
         InputError: If no token signal covers all answers, or if a file is damaged.

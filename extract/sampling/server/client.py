@@ -43,8 +43,8 @@ class BudgetSpent(Exception):
 class Spending:
     """Counts the requests and tokens of a run.
 
-    A failed attempt counts as a request without tokens. If the server does not report the number of prompt tokens,
-    this number is estimated. If the server does not report the number of answer tokens, the maximum is assumed.
+    A failed attempt counts as a request without tokens. If the server does not report the number of prompt tokens, it
+    is estimated. If the server does not report the number of answer tokens, the maximum is assumed.
     """
 
     server: Server
@@ -222,7 +222,7 @@ def retry_wait(state: Any) -> float:
 
 
 def same_model(requested: str, replied: str) -> bool:
-    """Whether two names refer to the same model. Paths, versions, dates and tags in only one name are ignored.
+    """Whether two names refer to the same model. A path, version, date or tag in only one name is ignored.
 
     >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("SmolLM2", "HuggingFaceTB/SmolLM2@main")
     (True, True)

@@ -36,7 +36,7 @@ class RejectedRequest(InputError):
 
 
 class Failure(Exception):
-    """Raised if an attempt failed and can be repeated.
+    """Raised if an attempt failed but can be repeated.
 
     Args:
         reason: Why the attempt failed.
@@ -234,7 +234,7 @@ def _clients(server: Server, url: str, key: str) -> list[Any]:
 
 @cache  # loading certificates is slow
 def _certificates(http: ModuleType) -> Any:
-    """SSL context that is shared by all clients."""
+    """SSL context shared by all clients."""
     return http.create_ssl_context()
 
 

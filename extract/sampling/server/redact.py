@@ -1,4 +1,4 @@
-"""Removal of the API key and of private questions from the server's texts."""
+"""Remove the API key and private questions from texts that the server sends."""
 
 import re
 
@@ -6,7 +6,7 @@ from extract.questions.question import Question
 
 #: A message repeats a question if the two share this many consecutive characters.
 _SHARED = 20
-#: Number of leading characters of a key that are enough to recognise the key.
+#: Number of leading characters that are enough to recognise a key.
 _HEAD = 8
 _LEAST = 4  # minimum length of a key; shorter values are placeholders
 #: Masked key whose ends are still visible.

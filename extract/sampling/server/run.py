@@ -52,7 +52,7 @@ class Run:
     _stopped: Exception | None = None  # why no further requests are sent
 
     async def ask_all(self) -> None:
-        """Send all requests concurrently until they are answered or the run stops. Call `conclude` afterwards."""
+        """Send all requests concurrently, and wait until all have finished or the run stops. Then call `conclude`."""
         requests, syncing = self._requests(), asyncio.create_task(self._sync())
         # a copy, because its asyncio.Event must belong to this event loop
         self.preflight.spending = replace(self.preflight.spending)

@@ -137,7 +137,7 @@ def n_missing(store: Store, samples: SampleRange) -> int:
 
 
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
-    """Warn if at least 30 questions have several answers, but none of these questions has two different answers.
+    """Warn if at least 30 questions have several answers, but no question has two different ones.
 
     `answers` contains the texts of each question's answers. If the answers did not vary in the preflight either, an
     `InputError` is raised.

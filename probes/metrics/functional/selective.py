@@ -41,10 +41,9 @@ def prediction_rejection_ratio(
 ) -> Tensor:
     """Compute the prediction–rejection ratio, which is 1 for the best possible order and 0 for a random order.
 
-    The rejection curve shows the mean accuracy of the questions that remain if the r least confident questions are
-    rejected.
-    The ratio is the area between this curve and the curve of a random order, divided by the corresponding area of an
-    oracle, which ranks the questions by their measured accuracies. With N questions, the areas cover r from 0 to
+    The rejection curve shows the mean accuracy of the questions that remain after the r least confident questions are
+    rejected. The ratio is the area between this curve and that of a random order, divided by the corresponding area for
+    an oracle, which ranks the questions by their measured accuracies. With N questions, the areas cover r from 0 to
     `max_rejection` · N − 1. Ties are treated as in `aurc`. The result is NaN if all accuracies are equal.
 
     The definition follows LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
@@ -79,7 +78,7 @@ def auprc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = 
     Wrong answers are the positive class. A question counts as p̂ right and 1 − p̂ wrong answers with the same score,
     where p̂ is its measured accuracy. The area is the average precision, as in scikit-learn's
     `average_precision_score`. For an uninformative score, the area is about the fraction of wrong answers. The result
-    is NaN without wrong answers.
+    is NaN if there are no wrong answers.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))
     detected, flagged = wrong.cumsum(-1), (wrong + right).cumsum(-1)

@@ -370,7 +370,7 @@ def test_a_table_of_another_shard_or_with_other_settings_is_refused_and_verify_n
     other.asked.write("sure", made.shards(scope)[1], rows, {**HOW, "model": "large"})
     for ending in (".parquet", ".json"):
         shutil.copy(other.asked.file("sure", made.shards(scope)[1]).with_suffix(ending), second.with_suffix(ending))
-    with pytest.raises(InputError, match=r"settings and those of another table differ \(model"):
+    with pytest.raises(InputError, match=r"settings differ from those of another table \(model"):
         Store.open(made.path).asked.read("sure", scope)
 
 
@@ -404,7 +404,7 @@ def test_embeddings_of_two_encoders_are_not_mixed(made: Store, scope: Scope) -> 
     embed(made, scope, other)
     for path in (file, file.with_suffix(".json")):
         path.write_bytes(stash[path])
-    with pytest.raises(InputError, match="its settings differ from the settings in 00000"):
+    with pytest.raises(InputError, match="its settings differ from those in 00000"):
         Store.open(made.path).signals.read("text_embedding", "0/text", scope)
 
 
@@ -430,7 +430,7 @@ def test_a_store_that_no_longer_exists_is_not_created_again(
             path.rename(tmp_path / "away")
 
     monkeypatch.setattr(parquet, "write_file", vanish)
-    with pytest.raises(InputError, match="the store no longer exists. Check the file system. Then run the same"):
+    with pytest.raises(InputError, match="no longer exists. Check that its file system is mounted. Then run the same"):
         sample(str(path), recipe(questions, tiny_folder, block_size=20))
     assert not list(path.rglob("*.parquet"))
     monkeypatch.undo()

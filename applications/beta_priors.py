@@ -19,9 +19,9 @@ def concentration(mean: Array, right: NDArray[np.int64], known: NDArray[np.int64
     Returns None if no question has both a mean in (0, 1) and at least two graded answers.
 
     Args:
-        mean: [question] prior means f, such as confidences or base rates.
-        right: [question] numbers of right answers.
-        known: [question] numbers of graded answers.
+        mean: Prior means f, [question], such as confidences or base rates.
+        right: Numbers of right answers, [question].
+        known: Numbers of graded answers, [question].
     """
     used = (mean > 0) & (mean < 1) & (known >= 2)
     return fit_concentration(mean[used], right[used], known[used], _RANGE) if used.any() else None

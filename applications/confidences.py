@@ -28,10 +28,10 @@ def read_confidence(source: str, store: Store, ignored: Collection[str] = ()) ->
             ``runs/compare-facts/predictions.parquet:layer_average``. A file must also have the column
             ``question_id``.
         store: The store. If the source is a probe, the store must contain the signals that the probe reads.
-        ignored: Ids of questions that a file may contain although they are not in the store.
+        ignored: Ids of questions that a file may contain even if they are not in the store.
 
     Returns:
-        [question] float64 probabilities in the order of `store.questions`; NaN for questions without a confidence.
+        Probabilities, [question] float64, in the order of `store.questions`; NaN for questions without a confidence.
 
     Raises:
         InputError: If the source is missing or invalid, or if the probe belongs to another model or was trained on the
@@ -46,13 +46,13 @@ def read_confidence(source: str, store: Store, ignored: Collection[str] = ()) ->
     if np.isnan(values).all():
         raise InputError(
             f"Expected {source!r} to contain a confidence for at least one question of '{store.path}', but all are "
-            "missing. Use another column or probe."
+            "missing. Use a different column or probe."
         )
     return values
 
 
 def named_confidences(sources: Sequence[str], store: Store, reserved: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """Read the confidences [question] of all sources, by `confidence_name`."""
+    """Read the confidences [question] of all sources, keyed by `confidence_name`."""
     names = [confidence_name(source) for source in sources]
     if len({*names, *reserved}) < len(names) + len(reserved):
         other = f" other than {', '.join(reserved)}" if reserved else ""
@@ -107,8 +107,8 @@ def check_probe_model(probe: ConfidenceProbe, store: Store) -> None:
     names = {"id": expected["id"], "revision": expected["revision"]}  # not compared, as in `check_model`
     if different := "; ".join(differences(store.model | names, expected)):
         raise InputError(
-            f"Expected a probe for the model of '{store.path}', but the model of the probe differs in {different}. Use "
-            "a probe that was trained on the store's model."
+            f"Expected a probe for the model of '{store.path}', but the probe's model differs in {different}. Use a "
+            "probe that was trained on the store's model."
         )
 
 
@@ -149,14 +149,14 @@ def _of_table(source: str, store: Store, ignored: Collection[str]) -> NDArray[np
     except pa.ArrowException as error:
         raise InputError(
             f"Expected the column {column!r} of {path!r} to contain numbers, but it has the type "
-            f"{table[column].type}. Choose another column."
+            f"{table[column].type}. Choose a different column."
         ) from error
     values = dict(zip(ids, numbers.to_numpy(zero_copy_only=False), strict=True))
     return np.array([values.get(id_, np.nan) for id_ in row_of])
 
 
 def _read_table(path: Path, source: str) -> pa.Table:
-    ids_as_text = pa.csv.ConvertOptions(column_types={ID: pa.string()})  # otherwise, 007 would become 7
+    ids_as_text = pa.csv.ConvertOptions(column_types={ID: pa.string()})  # keeps the zeros of ids such as 007
     readers = {".parquet": pq.read_table, ".csv": partial(pa.csv.read_csv, convert_options=ids_as_text)}
     if path.suffix not in readers or not path.is_file():
         raise InputError(

@@ -32,8 +32,8 @@ def standard_error(values: Values, cluster: Labels | None = None) -> float:
     for N values in G clusters (Miller, Adding Error Bars to Evals, arXiv 2411.00640).
 
     Args:
-        values: [unit] values.
-        cluster: [unit] clusters, numbered from 0. None puts each value in its own cluster.
+        values: Values, [unit].
+        cluster: Cluster of each unit, [unit], numbered from 0. None puts each value in its own cluster.
     """
     centred = values - values.mean()
     sums = centred if cluster is None else np.bincount(cluster, centred)
@@ -43,7 +43,7 @@ def standard_error(values: Values, cluster: Labels | None = None) -> float:
 def effective_clusters(cluster: Labels) -> float:
     """Return the effective number of clusters, (Σ n_g)² / Σ n_g² for clusters of n_g units.
 
-    If this number is small, clustered intervals are unreliable.
+    Clustered intervals are unreliable if this number is small.
 
     >>> effective_clusters(np.repeat([0, 1, 2], 4)), effective_clusters(np.repeat([0, 1, 2], [6, 1, 1]))
     (3.0, 1.6842105263157894)
@@ -78,7 +78,7 @@ def mcnemar(differences: Values) -> dict[str, float]:
     """Compute McNemar's test (McNemar 1947) for two systems that are each right or wrong on every unit.
 
     Args:
-        differences: [unit] differences, each −1, 0 or 1.
+        differences: Differences, [unit], each −1, 0 or 1.
 
     Returns:
         A dict with the exact two-sided p-value `p`, and the mid-p value `p_mid` (Fagerland et al. 2013). The mid-p test
@@ -135,9 +135,9 @@ def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Lab
     """Compute the mean difference between two systems with its intervals and tests.
 
     Args:
-        differences: [unit] differences, at least two.
+        differences: At least two differences, [unit].
         n_resamples: Number of bootstrap resamples. The sign-flip test uses five times as many sign patterns.
-        cluster: [unit] clusters, numbered from 0.
+        cluster: Cluster of each unit, [unit], numbered from 0.
 
     Returns:
         The result of `paired_test` with these additional entries:

@@ -26,7 +26,7 @@ def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float
 
 
 def open_stores(path: str) -> dict[float, Store]:
-    """Open a store, or all stores of a temperature grid, by temperature in ascending order.
+    """Open a store, or all stores of a temperature grid. Returns them by temperature, in ascending order.
 
     The temperature of an imported store can be `UNKNOWN`.
 
@@ -43,7 +43,7 @@ def open_stores(path: str) -> dict[float, Store]:
         if different:
             raise InputError(
                 f"Expected the stores in {path!r} to differ only in temperature, but '{store.path}' differs from "
-                f"'{stores[0].path}' in {'; '.join(different)}. Pass one of the stores, or a folder with one grid."
+                f"'{stores[0].path}' in {'; '.join(different)}. Pass a single store, or a folder with only one grid."
             )
         if temperature in found:
             raise InputError(

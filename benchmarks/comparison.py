@@ -92,11 +92,11 @@ def summary(folders: dict[str, Path], n_resamples: int) -> str:
     return "\n".join(
         [
             f"# Comparison on {len(found)} sets\n",
-            "This table shows the out-of-fold AUROC of every method that is available on all sets. All methods are scored",
-            "on the same half of the answers. The method with the highest AUROC on a set has rank 1. The last column",
-            "shows the mean rank over the sets, with a 95 % bootstrap interval.\n",
+            "This table shows the out-of-fold AUROC of every method that was evaluated on all sets. All methods are",
+            "scored on the same half of the answers. The method with the highest AUROC on a set has rank 1 there. The",
+            "last column shows the mean rank over the sets, with a 95 % bootstrap interval.\n",
             *rows,
-            "\n" + "Pages of the sets: " + ", ".join(f"[{name}]({name}.md)" for name in found) + ".",
+            "\n" + "Page of each set: " + ", ".join(f"[{name}]({name}.md)" for name in found) + ".",
             "",
         ]
     )

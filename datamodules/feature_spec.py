@@ -18,7 +18,7 @@ from extract.store.shards import Scope
 from extract.store.store import Store
 
 TOKENS = "hidden_tokens"
-#: Positions of the signal `hidden` in an answer and its prefixes. The first position is the default.
+#: Positions of the `hidden` signal in an answer and its prefixes. The first position is the default.
 OF_ANSWERS = ("last_answer", "mean_answer", "first_answer")
 
 
@@ -65,7 +65,7 @@ class FeatureSpec:
         self._of_tokens = self._of_vectors and signal in SIGNALS and SIGNALS[signal].per_token
         if self._of_tokens and self.join:
             raise InputError(
-                f"Expected `join` to be omitted for the signal {signal!r}, but got {list(self.join)}. Token "
+                f"Expected `join` to be omitted for the {signal!r} signal, but got {list(self.join)}. Token "
                 "signals cannot be joined to a signal with one vector per token. Omit `join`."
             )
         if self.prefixes and (self.scope == "question" or self.signal not in ("hidden", TOKENS) or self.join):
@@ -75,7 +75,7 @@ class FeatureSpec:
                 "or omit `prefixes`."
             )
         if not self.in_memory and (self.prefixes or self._of_tokens or not self._of_vectors):
-            features = "prefixes" if self.prefixes else f"the signal {signal!r}"
+            features = "prefixes" if self.prefixes else f"the {signal!r} signal"
             raise InputError(
                 f"Expected `in_memory` to be true for {features}, but got false. Only signals with one vector per "
                 "question or answer, such as hidden, can be read in chunks. Omit --data.in_memory."
@@ -181,7 +181,7 @@ class FeatureSpec:
         shapes = {tuple(layout[key].shape) for key in keys}
         if len(shapes) > 1 or len(layout[keys[0]].shape) != 1 or not layout[keys[0]].shape[0]:
             raise InputError(
-                f"Expected all vectors of the signal {self.signal!r} to have the same width, but got the shapes "
+                f"Expected all vectors of the {self.signal!r} signal to have the same width, but got the shapes "
                 f"{', '.join(str(list(shape)) for shape in sorted(shapes))}. Choose other layers with --data.layers."
             )
         width = layout[keys[0]].shape[0]
@@ -205,7 +205,7 @@ def choose_keys(
     layers: Sequence[int] | None,
     option: str = "positions",
 ) -> list[str]:
-    """Return the keys ``layer/position`` of a signal at the given positions and layers (None for all).
+    """Return the ``layer/position`` keys of a signal at the given positions and layers (None for all).
 
     `option` is the name of `positions` in error messages.
 
@@ -220,7 +220,7 @@ def choose_keys(
             if value not in known:
                 hint = (nearest(value, known) if asked == option else "") or " Choose one of them."
                 raise InputError(
-                    f"Expected `{asked}` to be one of {', '.join(known)} for the signal {signal!r} in "
+                    f"Expected `{asked}` to be one of {', '.join(known)} for the {signal!r} signal in "
                     f"{str(store.path)!r}, but got {value!r}.{hint}"
                 )
         parts = [part for part in parts if wanted is None or part[place] in wanted]

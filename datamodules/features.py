@@ -49,11 +49,11 @@ class FeatureDataModule(L.LightningDataModule):
         weights: Weights of the pooled tokens: entropy, prob (1 minus the largest next-token probability), or
             SIGNAL/POSITION, such as rollout/norm_element_mean_token.
         prefixes: Whether to also train on the first quarter, half and three quarters of each answer, for streaming.
-            Requires the signal `hidden_tokens`.
+            Requires the `hidden_tokens` signal.
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
-        batch_size: Number of questions per batch, or of answers and prefixes for the target `response`.
+        batch_size: Number of questions per batch, or of answers and prefixes for the `response` target.
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
             questions of all stores. If a question is unlike the training questions, its confidence is shifted towards
             that of the second probe or, if `broader` is null, towards the mean accuracy of the training questions.
@@ -63,7 +63,8 @@ class FeatureDataModule(L.LightningDataModule):
 
     Attributes:
         question_rows: Rows of the question table in each split.
-        split_rows: Rows of the question table in each split, or of the answer table for the target `response`.
+        split_rows: Rows in each split: rows of the answer table for the `response` target, and of the question table
+            for all other targets.
         feature_names: Name of each feature: ``layer/position``, or the name of a token signal.
         pooled: Specification of the token features, or None.
         n_unusable: Number of unusable questions or answers, which are not in any split.
@@ -217,7 +218,7 @@ class FeatureDataModule(L.LightningDataModule):
         return batch if prefixes or not self.feature_spec.prefixes else batch.take(batch.fraction == 1)
 
     def every(self, prefixes: bool = False) -> Batch:
-        """Return the rows of all splits in the order of the table."""
+        """Return the rows of all splits, in table order."""
         every = self.batch(*self._batches, prefixes=prefixes)
         return every.take(every.row.argsort())
 
@@ -233,7 +234,7 @@ class FeatureDataModule(L.LightningDataModule):
         return torch.tensor(fold)[place]
 
     def use_split(self, questions: Mapping[str, Sequence[int]]) -> None:
-        """Replace the splits, for cross-validation. `questions` maps a split's name to rows of the question table."""
+        """Replace the splits, for cross-validation. `questions` maps each split to rows of the question table."""
         every = self.every(prefixes=True)
         self.question_rows = {split: torch.tensor(list(rows), dtype=torch.int64) for split, rows in questions.items()}
         every = every._replace(target=self._target()[every.row])
@@ -246,7 +247,7 @@ class FeatureDataModule(L.LightningDataModule):
     def use_grades(self, table: QuestionTable) -> None:
         """Use the grades of another table with the same answers.
 
-        Every loaded row must have at least one known grade in it.
+        Every loaded row must have at least one known grade in that table.
         """
         self.table = table
         right, known = (count.float() for count in self._counts())

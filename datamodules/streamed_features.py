@@ -125,12 +125,12 @@ class StreamedFeatures:
     def chunks(
         self, features: Sequence[int], function: Callable[[Tensor, Tensor], Any]
     ) -> Iterator[tuple[Tensor, Any]]:
-        """Apply a function to features in chunks, and yield each chunk's places and result, in the order of the store.
+        """Apply a function to features in chunks, in the order of the store. Yield each chunk's row indices and result.
 
         Args:
             features: Indices of the features.
-            function: Called for each chunk with the places of its rows (indices into `rows`, [row] int64) and their
-                features ([row, feature, d_model] float32), in a thread and without gradients.
+            function: Called for each chunk with the indices of its rows in `rows`, [row] int64, and the features of
+                those rows, [row, feature, d_model] float32. Runs in a thread and without gradients.
         """
         rows, order = self.rows.sort()
         n_rows = max(1, CHUNK_BYTES // (4 * self.shape[2] * len(features)))

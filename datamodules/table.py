@@ -82,9 +82,9 @@ class AnswerTable:
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
-        """For each question, return the rows of its answers, without rejected answers.
+        """Return the rows of each question's answers, without rejected answers.
 
-        If a mask `included` [row] is passed, the rows outside it are left out, too.
+        If a mask `included` [row] is passed, the rows outside it are left out as well.
         """
         rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
@@ -97,13 +97,11 @@ class QuestionTable:
 
     Attributes:
         prompt_tokens: Prompt length in tokens; NaN if unknown.
-        right, known, unknown: Numbers of right answers, of answers with a known grade, and of answers with an unknown
-            grade.
+        right, known, unknown: Numbers of answers that are right, have a known grade, and have an unknown grade.
         held_right, held_known, held_unknown: The same counts for answers with odd sample indices j.
-        consistency: Relative frequency of the most frequent answer among the answers with even j; NaN if no answer has
-            an even j.
-        asked: Dict from names of model-based baselines of questions to their tables. Incomplete baselines are left out.
-            The columns are `value` (in [0, 1] or null), `prompt_tokens` and `completion_tokens`.
+        consistency: Relative frequency of the most frequent of the answers with even j; NaN if there are none.
+        asked: Dict from the name of each model-based baseline of questions to its table, with the columns `value` (in
+            [0, 1] or null), `prompt_tokens` and `completion_tokens`. Incomplete baselines are left out.
     """
 
     ids: list[str]
@@ -122,7 +120,7 @@ class QuestionTable:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Texts of the questions for display. Private questions have a placeholder."""
+        """Texts of the questions for display. Private questions are replaced with a placeholder."""
         return [question.public_prompt for question in self.answers.store.questions]
 
     @property
@@ -232,7 +230,7 @@ def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[st
 
 
 def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
-    """Compute the likelihood columns of `AnswerTable`. The last token of rows in the mask `ended` is left out."""
+    """Compute the likelihood columns of `AnswerTable`. In rows of the mask `ended`, the last token is left out."""
     n_tokens = pc.list_value_length(logprobs).fill_null(0).to_numpy()
     ended = ended & (n_tokens > 0)
     values = np.delete(pc.list_flatten(logprobs).to_numpy().astype(np.float64), n_tokens.cumsum()[ended] - 1)

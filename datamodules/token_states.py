@@ -71,7 +71,7 @@ class TokenStates:
         return replace(self, first=self.first.repeat(len(fractions)), n_tokens=torch.cat(n_tokens))
 
     def at(self, position: str) -> Tensor:
-        """Return the states [row, feature, d_model] float32 at a position of the signal `hidden`.
+        """Return the states [row, feature, d_model] float32 at a position of the `hidden` signal.
 
         `position` is `first_answer`, `last_answer` or `mean_answer`. Rows without tokens are NaN.
         """

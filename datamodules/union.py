@@ -32,7 +32,7 @@ class UnionDataModule(FeatureDataModule):
         if first.target == "seu":
             raise InputError(
                 "Expected `target` to be computed from grades or answers if there are several stores, but got 'seu', "
-                "which reads embeddings from a single store. Pass a single store, or choose another target."
+                "which reads embeddings from a single store. Pass a single store, or choose a different target."
             )
         super().__init__(first.store_path, grader=first.grader, target=first.target, signal=first.signal)
         self.feature_spec, self.feature_names, self.pooled = first.feature_spec, first.feature_names, first.pooled

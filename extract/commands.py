@@ -27,7 +27,7 @@ from extract.store.fill import extended
 from extract.store.shards import Scope
 from extract.store.store import Store
 
-#: Default judge, used only by the grader `judge`.
+#: Default judge, used only by the `judge` grader.
 NO_JUDGE = Judge()
 
 
@@ -70,7 +70,7 @@ def sample_family(
         stop: Rule for early stopping: one of {rules} (see docs/applications.md). By default, all k answers are sampled.
         threshold: Threshold of the rule. Each rule has a default. `python -m applications vote` lists the accuracy and
             the number of answers for each threshold.
-        priors: File written by `python -m probes priors`. Required by the rule `prior`.
+        priors: File written by `python -m probes priors`. Required by the `prior` rule.
         grader: Grader that parses the answers for the rule. The default depends on the kind of question.
         per_round: Number of answers to each question per round and temperature. It does not affect the rule's
             decisions.
@@ -105,7 +105,7 @@ def make_store(
     """Complete a store: sample answers, grade them and read signals. The model is loaded only if needed.
 
     By default, `grader` is the first grader with grades in the store. If the store has no grades, the default grader of
-    the command `grade` is used.
+    the `grade` command is used.
     """
     for signal in signals:
         load_signal(signal, scope)
@@ -144,7 +144,7 @@ def grade(
         store: Folder of the store.
         grader: One of {graders}. The default depends on the kind of question.
         worker: See `sample_family`.
-        judge: Options of the grader `judge`.
+        judge: Options of the `judge` grader.
         engine: local (this process) or ray (Ray actors, see `sample`).
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.
 
@@ -184,8 +184,8 @@ def read(
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         worker: See `sample_family`.
-        dtype: Data type of the stored signal `hidden_tokens`. `bfloat16` halves the size and keeps about 3 significant
-            digits.
+        dtype: Data type in which the `hidden_tokens` signal is stored. `bfloat16` halves the size and keeps about 3
+            significant digits.
         engine: local (this process) or ray (Ray actors, see `sample`).
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.
 

@@ -1,4 +1,4 @@
-"""`Policy`, the settings that affect the answers of a store, and `Identity`, the settings that identify the store."""
+"""`Policy`, the settings that affect the answers in a store, and `Identity`, the settings that identify the store."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace

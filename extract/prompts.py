@@ -10,7 +10,7 @@ from extract.hashing import sha256_text
 #: A string, a chat (messages with ``role`` and ``content``), or prompt token ids, which are used unchanged.
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
-#: Templates by name. Only the text before the question is cached, so the templates put little text after it.
+#: Templates by name. Only the text before the question is cached, so the templates put little text after the question.
 TEMPLATES = {
     "instruction": "Answer in a few words, without a sentence around them.\n\n{question}",
     "cloze": "{question}",
@@ -170,8 +170,8 @@ class PromptTemplate:
         options = {} if self.thinking is None else {"enable_thinking": self.thinking}
         if options and "enable_thinking" not in str(tokenizer.chat_template):
             raise InputError(
-                f"Expected `prompt.thinking` to be unset, but got {str(self.thinking).lower()}. The chat template of "
-                "this model does not have the option enable_thinking. Remove `prompt.thinking`."
+                f"Expected `prompt.thinking` to be unset, but got {str(self.thinking).lower()}. This model's chat "
+                "template has no enable_thinking option. Remove `prompt.thinking`."
             )
         return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options))
 

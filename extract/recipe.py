@@ -34,7 +34,7 @@ class StoreRecipe:
 
     Attributes:
         questions: Name of a set of questions ({sets}), path of a .jsonl, .json, .csv or .parquet file, or Hugging Face
-            Hub id (ORG/NAME or ORG/NAME:CONFIG). NAME:CONFIG selects another configuration of a named set, and
+            Hub id (ORG/NAME or ORG/NAME:CONFIG). NAME:CONFIG selects a different configuration of a named set, and
             NAME=PATH reads a named set from a file. See docs/questions.md.
         n_questions: Size of a random subset of the questions. By default, all questions are used.
         question_seed: Seed for choosing the subset and the worked examples, and for shuffling questions and choices.

@@ -29,8 +29,8 @@ def reword(store: str, out: str, n: int = 6, seed: int = 0) -> None:
     questions = list(Store.open(store).questions)
     if any(question.private for question in questions):
         raise InputError(
-            f"Expected questions that may be written to a file, but the questions in {store!r} are private. Use "
-            "another store."
+            f"Expected questions that may be written to a file, but the questions in {store!r} are private. Use a "
+            "different store."
         )
     found = reworded(questions, n, seed)
     records = [{name: value for name, value in new.record().items() if name != "dataset"} for new in found]

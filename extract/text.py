@@ -93,7 +93,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
 def contains_answer(
     text: str, references: Iterable[str], case_sensitive: bool = False, rivals: Iterable[str] = ()
 ) -> bool:
-    """Whether `text` contains a reference as whole words, and no rival before that reference.
+    """Whether `text` contains a reference as whole words, with no rival before it.
 
     All strings are normalised. `rivals` are wrong answers to the same question ("Asia" for "Africa"), and longer
     phrases that contain a reference but mean something else ("South Africa").

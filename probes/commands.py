@@ -45,7 +45,7 @@ def compare(
     Model-based baselines are included if `python -m extract ask` has been run.
 
     Args:
-        store: Folder of the store. It must contain samples, grades and the signal `hidden`.
+        store: Folder of the store. It must contain samples, grades and the `hidden` signal.
         out: New folder for the results. The default is runs/compare-STORE.
         probes: Names of the probes to compare: {probes}. The default is all of them.
         grader: Grader whose grades are used. Required if the store has several graders.
@@ -54,7 +54,7 @@ def compare(
         n_resamples: Number of bootstrap resamples for each interval.
 
     Raises:
-        InputError: If an option is invalid, or if data are missing or too few.
+        InputError: If an option is invalid, or if data are missing or insufficient.
     """
     with result_folder("compare", [store], out, seed, n_resamples) as (folder, final):
         confidences = Comparison(store, grader, probes, folds, seed).run()
@@ -125,11 +125,11 @@ def curve(
     question.
 
     Args:
-        store: Folder of the store. It must contain samples, grades and the signal `hidden`.
+        store: Folder of the store. It must contain samples, grades and the `hidden` signal.
         out: New folder for the results. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
-        n: Numbers of training questions. The default is the number of questions outside a test fold, then a half and a
-            quarter of it, and so on, but at least 40.
+        n: Numbers of training questions. The default is the number of questions outside a test fold, half of it, a
+            quarter of it, and so on, down to at least 40.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
@@ -138,7 +138,7 @@ def curve(
         n_resamples: Number of bootstrap resamples for each interval.
 
     Raises:
-        InputError: If an option is invalid, if data are missing or too few, or if the probe cannot be fitted.
+        InputError: If an option is invalid, if data are missing or insufficient, or if the probe cannot be fitted.
     """
     with result_folder("curve", [store], out, seed, n_resamples) as (folder, final):
         fitted = LearningCurve(store, grader, probe, n, k, folds, subsets, seed).run()
@@ -171,7 +171,7 @@ def signals(
         n_resamples: Number of bootstrap resamples for each interval.
 
     Raises:
-        InputError: If an option is invalid, or if data are missing or too few.
+        InputError: If an option is invalid, or if data are missing or insufficient.
     """
     with result_folder("signals", [store], out, seed, n_resamples) as (folder, final):
         opened = Store.open(store)
@@ -231,7 +231,7 @@ def pictures(
     The plotted numbers are saved in pictures.json.
 
     Args:
-        store: Folder of the store. It must contain samples, grades, and the signal `hidden` or `entropy_profile`.
+        store: Folder of the store. It must contain samples, grades, and the `hidden` or `entropy_profile` signal.
         out: New folder for the results. The default is runs/pictures-STORE.
         grader: Grader whose grades are used. Required if the store has several graders.
         probe: Probe to fit at each layer and position: ridge or difference_of_means.
@@ -256,7 +256,7 @@ def pictures(
         }
         if missing == needs:
             raise InputError(
-                f"Expected the store {store!r} to contain the signal `hidden` or `entropy_profile`, but both are "
+                f"Expected the store {store!r} to contain the `hidden` or `entropy_profile` signal, but both are "
                 f"missing or incomplete. Run `{commands['hidden for questions']}`."
             )
         record = record_header(opened, table, seed, n_resamples)

@@ -36,10 +36,10 @@ class Latent(Descent):
     distribution (see `sampled_score`). Training maximises the likelihood of the answer embeddings (see `answer_loss`)
     and does not use grades.
 
-    Each combination of a layer and a penalty is a candidate. It keeps the weights from the epoch in which the rank
-    correlation of its validation scores with the agreement of the answers is highest. The agreement is the mean cosine
-    similarity between the embeddings of the answers (1 − SEU). After training, the candidate with the lowest validation
-    loss is chosen and calibrated.
+    Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from the epoch with the
+    highest rank correlation between its validation scores and the agreement of the answers. The agreement is the mean
+    cosine similarity between the embeddings of the answers (1 − SEU). After training, the candidate with the lowest
+    validation loss is chosen and calibrated.
 
     Args:
         hidden: Number of hidden units.
@@ -85,7 +85,7 @@ class Latent(Descent):
         """
         if self.data.scope != "question":
             raise InputError(
-                f"Expected `target` to be question-level for the probe Latent, but got {self.data.target!r}. Use "
+                f"Expected `target` to be question-level for the Latent probe, but got {self.data.target!r}. Use "
                 "--data.target=capability."
             )
         super().setup(stage)
@@ -106,7 +106,7 @@ class Latent(Descent):
     def make_candidates(self, n_features: int, d_model: int) -> None:
         """Create the parameters of all candidates, and buffers for their best weights.
 
-        Candidates that read the same feature start with equal parameters.
+        Candidates that read the same feature start with the same parameters.
         """
         n = len(self.penalties)
         weights = initial_weights(n_features, d_model, self.hidden, self.components)

@@ -61,7 +61,7 @@ def check_random_numbers(tested: Store, references: Sequence[Store]) -> None:
             raise InputError(
                 f"Expected the tested store to have a different seed from the reference '{store.path}' of the same "
                 f"model, but both have seed {seed} and thus the same random numbers. Sample the tested "
-                "store again with another --policy.seed."
+                "store again with a different --policy.seed."
             )
 
 

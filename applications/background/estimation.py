@@ -28,16 +28,16 @@ LEVEL = 0.05
 class Cell:
     """Comparison of the tested system with one reference on one metric.
 
-    If the metric falls with temperature, all values are those of 1 − metric. Index 0 of the axis `resample` is the
+    If the metric falls with temperature, all values are those of 1 − metric. On the `resample` axis, index 0 is the
     original set of prompts, and the other indices are bootstrap resamples.
 
     Attributes:
-        means: [resample, temperature] means of the reference.
-        tested: [resample] means of the tested system.
-        temperature: [resample] temperatures at which the curve from `monotone_curves` reaches `tested`.
-        ks_temperature: [resample] temperatures from `ks_temperatures`.
-        ks_distance: [temperature] Kolmogorov–Smirnov distances.
-        ks_p: [temperature] p-values of the Kolmogorov–Smirnov tests.
+        means: Means of the reference, [resample, temperature].
+        tested: Means of the tested system, [resample].
+        temperature: Temperatures at which the curve from `monotone_curves` reaches `tested`, [resample].
+        ks_temperature: Temperatures from `ks_temperatures`, [resample].
+        ks_distance: Kolmogorov–Smirnov distances, [temperature].
+        ks_p: P-values of the Kolmogorov–Smirnov tests, [temperature].
         outside: ``above`` if the tested system varies more than the reference does at its highest temperature,
             ``below`` if it varies less than the reference does at its lowest temperature, and empty otherwise.
     """
@@ -121,7 +121,7 @@ def match_reference(
 ) -> dict[str, Cell]:
     """Compare the tested system with one reference on each metric.
 
-    The metrics have values [prompt]. Each row of `weights` [resample, prompt] sums to 1, and the first is uniform.
+    Each metric has one value per prompt. The rows of `weights` [resample, prompt] sum to 1, and the first is uniform.
     """
     temperatures, cells = np.array([*grid]), {}
     for name in METRICS:

@@ -15,9 +15,9 @@ def ks_distances(tested: Array, reference: Array, weights: Array) -> Array:
     """Compute the Kolmogorov–Smirnov distances [resample, temperature] between the tested system and the reference.
 
     Args:
-        tested: [prompt] values of the metric.
-        reference: [temperature, prompt] values of the metric.
-        weights: [resample, prompt] weights.
+        tested: Values of the metric, [prompt].
+        reference: Values of the metric, [temperature, prompt].
+        weights: Resampling weights, [resample, prompt].
     """
     signed, columns = np.hstack([weights, -weights]), []
     for values in reference:
@@ -31,7 +31,7 @@ def ks_distances(tested: Array, reference: Array, weights: Array) -> Array:
 def ks_temperatures(distances: Array, temperatures: Array) -> Array:
     """Return the temperature [resample] at which `distances` [resample, temperature] is smallest.
 
-    If several temperatures have the smallest distance, their mean is returned. This is the rule of Messina and Scotta.
+    If several temperatures tie, their mean is returned, as in Messina and Scotta.
     """
     smallest = distances <= distances.min(axis=1, keepdims=True) + 1e-9
     return np.asarray(smallest @ temperatures / smallest.sum(axis=1))
@@ -58,9 +58,9 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
     range of the curve get the temperature of the nearest point. The value 0 gets the lowest temperature.
 
     Args:
-        curves: [resample, temperature] non-decreasing curves.
-        values: [resample, system] values of the metric.
-        temperatures: [temperature] in ascending order.
+        curves: Non-decreasing curves, [resample, temperature].
+        values: Values of the metric, [resample, system].
+        temperatures: Temperatures in ascending order, [temperature].
     """
     found = []
     for curve, wanted in zip(curves, values, strict=True):

@@ -69,7 +69,7 @@ def background_record(
 
 
 def _source(source: Source) -> dict[str, Any]:
-    """Describe a source of outputs. The entry `policy` is None for a file."""
+    """Describe a source of outputs. The `policy` entry is None for a file."""
     return {"name": Path(source.name).name, "policy": source.store and source.store.identity["policy"]}
 
 

@@ -26,8 +26,8 @@ class Systems:
 
     Attributes:
         prompts: Prompts, or the ids of their questions if a system is a store.
-        tested: [prompt] outputs of the tested system.
-        references: Outputs [prompt] of the references, by name and then by temperature in ascending order.
+        tested: Outputs of the tested system, [prompt].
+        references: Outputs of the references, [prompt], by name and then by ascending temperature.
         unit: Unit of the outputs.
         limit: Maximum number of tokens per output.
         n_unshared: Number of prompts that are left out because not all systems have them.

@@ -21,7 +21,7 @@ class Counted:
 
     Attributes:
         texts: Distinct outputs. Each token is encoded as one character, so that string functions can be used.
-        index: [output] int64 position of each output in `texts`.
+        index: Position of each output in `texts`, [output] int64.
     """
 
     texts: list[str]
@@ -112,7 +112,7 @@ class Metric:
         label: Name in tables and plots.
         compute: Function of the outputs for a prompt, the token limit, and the argument `n` of `max_exact_match`.
         rises: Whether the metric increases with temperature.
-        authors: Name in the table of Messina and Scotta, or None.
+        authors: Name in Messina and Scotta's table, or None.
     """
 
     label: str

@@ -15,10 +15,10 @@ class Ranking(NamedTuple):
     """Order in which the answers are drawn.
 
     Attributes:
-        question: [rank] question of each answer.
-        answer: [rank] number of earlier answers to the same question.
-        last: [tie] rank of the last answer in each tie. Answers are tied if both their gains and their values
-            of `answer` are equal.
+        question: Question of each answer, [rank].
+        answer: Number of earlier answers to the same question, [rank].
+        last: Rank of the last answer in each tie, [tie]. Answers are tied if they have the same gain and the same value
+            of `answer`.
     """
 
     question: NDArray[np.int64]
@@ -55,7 +55,7 @@ def hazards(a: Array, b: Array, most: int) -> Array:
 
 
 def _decreasing(first: Array, factors: Array) -> Array:
-    """Return the cumulative products of `first` and `factors`. They never increase, as all values are in [0, 1]."""
+    """Return the cumulative products of `first` and `factors`, which never increase: all values are in [0, 1]."""
     return np.concatenate([first, factors], axis=1).cumprod(axis=1)
 
 
@@ -63,8 +63,8 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
     """Sort all answers by decreasing gain, then by `answer`, and then by question.
 
     Args:
-        gains: [question, answer] gains, which do not increase along `answer`.
-        caps: [question] maximum number of answers to each question, at most `gains.shape[1]`.
+        gains: Gain of each answer, [question, answer], not increasing along `answer`.
+        caps: Maximum number of answers to each question, [question], at most `gains.shape[1]`.
     """
     answer, question = np.divmod(np.argsort(-gains.T.ravel(), kind="stable"), len(gains))
     kept = answer < caps[question]
@@ -75,9 +75,9 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
 
 
 def allocate(gains: Array, caps: NDArray[np.int64], totals: Sequence[int]) -> NDArray[np.int64]:
-    """Return the allocation [total, question] with the largest sum of gains for each total number of answers.
+    """For each total number of answers, return the allocation with the largest sum of gains, [total, question].
 
-    See `rank` for the arguments `gains` and `caps`.
+    See `rank` for `gains` and `caps`.
 
     Raises:
         InputError: If a total is not between 0 and the sum of the caps.

@@ -23,21 +23,21 @@ def success(
     """Compute the expected success at several budgets if answers are drawn in the order of their gains.
 
     Success is the proportion of questions with at least one right answer. The budget is allocated anew in each
-    resample. Tied answers share the rest of the budget equally. The result is exact for the original questions. For
+    resample. Tied answers share the remaining budget equally. The result is exact for the original questions. For
     resamples, it is interpolated between points of the ranking.
 
     Args:
-        gains: [question, answer] gains, which do not increase along `answer`.
-        right: [question] numbers of right answers.
-        known: [question] numbers of graded answers.
-        budgets: [budget] mean numbers of answers per question.
-        weights: [resample, question] number of copies of each question.
-        fold: [question] folds with separate budgets.
+        gains: Gains, [question, answer], which do not increase along `answer`.
+        right: Numbers of right answers, [question].
+        known: Numbers of graded answers, [question].
+        budgets: Mean numbers of answers per question, [budget].
+        weights: Number of copies of each question, [resample, question].
+        fold: Fold of each question, [question]. Each fold has its own budget.
         online: Whether sampling for a question stops at the first right answer. If so, the budget limits the expected
             number of answers.
 
     Returns:
-        [resample, budget] float64 expected success.
+        Expected success, [resample, budget] float64.
     """
     total = torch.zeros(len(weights), len(budgets), dtype=torch.float64)
     for number in np.unique(fold):
@@ -69,7 +69,7 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
 def _curves(
     gains: Array, right: NDArray[np.int64], known: NDArray[np.int64], budgets: NDArray[np.int64], online: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return each question's cumulative cost and success along the ranking, each [question, point] float64."""
+    """Return the cumulative cost and success of each question along the ranking, both [question, point] float64."""
     n = len(gains)
     question, answer, last = rank(gains, known)
     wrong = all_wrong(right, known, gains.shape[1]).T

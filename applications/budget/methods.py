@@ -1,4 +1,4 @@
-"""Methods of allocating a budget to questions."""
+"""Methods for allocating a budget to questions."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -28,9 +28,9 @@ class Setting(NamedTuple):
     """Answers that can be drawn, and the gains by which each method allocates them.
 
     Attributes:
-        right: [question] numbers of right answers.
-        known: [question] numbers of graded answers.
-        gains: Gains [question, answer] by method.
+        right: Number of right answers, [question].
+        known: Number of graded answers, [question].
+        gains: Gains by method, each [question, answer].
         online: Whether sampling for a question stops at the first right answer.
     """
 
@@ -49,8 +49,8 @@ class Questions(NamedTuple):
     """Questions to which a budget is allocated.
 
     Attributes:
-        rows: [question] rows of the question table.
-        fold: [question] folds, stratified by question group, with separate budgets.
+        rows: Rows of the question table, [question].
+        fold: Fold of each question, [question]. Folds are stratified by question group and have separate budgets.
         settings: Settings by name: `all` (all answers can be drawn), `half` (only the answers with odd indices can be
             drawn) and `online` (all answers can be drawn, but sampling stops at the first right answer).
         concentration: Mean concentration of the beta priors of each confidence, or None.
@@ -63,12 +63,12 @@ class Questions(NamedTuple):
 
 
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
-    """Compute the gains of all methods.
+    """Select the questions to use, and compute the gains of all methods.
 
     Each array in `confidences` has one value per row of the question table; NaN if a question has no confidence.
 
     A question is used if it has all confidences, and graded answers at both even and odd indices. Methods that use the
-    grades of the answers with even indices, such as the oracle, are included only in the setting `half`, which is
+    grades of the answers with even indices, such as the oracle, are included only in the `half` setting, which is
     evaluated on the answers with odd indices.
     """
     other_known = table.known - table.held_known

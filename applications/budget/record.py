@@ -1,4 +1,4 @@
-"""Record, table and Markdown page of a comparison of allocations."""
+"""Record, table and Markdown page for a comparison of allocations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,7 +69,7 @@ def budget_record(
 def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[int], weights: Tensor) -> dict[str, Any]:
     """Compute the expected success of each method in a setting, and compare it with the uniform allocation.
 
-    The first row of `weights` [resample, question] contains only ones.
+    The first row of `weights` [resample, question] is all ones.
 
     Returns:
         A dict with these entries:
@@ -79,8 +79,8 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
         - `budgets`: The budgets up to `limit`.
         - `methods`: One dict per method. `confidence` and `gain` identify the method. The other entries are `success`,
           `difference` (from the success of the uniform allocation), and `saved`, the number of additional answers per
-          question that the uniform allocation needs for the same success. Each of them maps the budgets to estimates.
-          An estimate of `saved` is None if the store has too few answers.
+          question that the uniform allocation needs for the same success. All three map budgets to estimates. An
+          estimate of `saved` is None if the store has too few answers.
     """
     counts, limit = (setting.right, setting.known), setting.limit(questions.fold)
     used = [budget for budget in budgets if budget <= limit]
@@ -118,7 +118,7 @@ def _interval(values: Tensor) -> Interval | None:
 def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence[int]) -> pa.Table:
     """Return the number of answers that each method allocates to each question, for each budget.
 
-    The allocations are those in the setting `all` (see `Questions`), in which all answers can be drawn.
+    The allocations are those in the `all` setting (see `Questions`), in which all answers can be drawn.
     """
     setting, tables = questions.settings["all"], []
     for (name, gain), gains in setting.gains.items():

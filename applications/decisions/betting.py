@@ -42,9 +42,9 @@ def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | A
     question (Browne, Reaching Goals by a Deadline, 1999).
 
     Args:
-        losses: [question, threshold] or [question, 1] losses in [0, 1]. The order of the questions must not depend on
+        losses: Losses in [0, 1], [question, threshold] or [question, 1]. The order of the questions must not depend on
             their losses.
-        is_kept: [question, threshold] bool, whether the question is answered.
+        is_kept: Whether the question is answered, [question, threshold] bool.
         risk: Largest mean loss under the alternative hypothesis.
         level: Level of the test, such as 0.9, or one level for each threshold.
     """

@@ -1,4 +1,4 @@
-r"""Find thresholds with a bounded risk by Learn then Test (Angelopoulos et al., arXiv 2110.01052).
+r"""Use Learn then Test to find thresholds with bounded risk (Angelopoulos et al., arXiv 2110.01052).
 
 The loss of a question is ℓ = 1 − c/n, where c of its n graded answers are right. A threshold λ keeps the questions
 whose confidence f is at least λ. Its risk is E[ℓ | f ≥ λ].
@@ -17,9 +17,9 @@ from applications.decisions.betting import betting_p_values, hoeffding_p_values
 Array = NDArray[np.float64]
 #: Candidate thresholds from strict to loose: log-odds from 7 to −7, and the threshold 0.
 THRESHOLDS: Array = np.append(expit(np.arange(140, -141, -1) / 20), 0.0)
-#: Sequences of tested thresholds. The first number is the fraction of questions that the first threshold keeps. The
-#: second number is the fraction of the error probability 1 − level that the sequence may spend. Sequences that start
-#: at a looser threshold help if the most confident questions are not the most accurate ones.
+#: For each sequence of tested thresholds: the fraction of questions that its first threshold keeps, and the fraction of
+#: the error probability 1 − level that the sequence may spend. Sequences that start at a looser threshold help if the
+#: most confident questions are not the most accurate ones.
 STARTS = ((0.05, 0.55), (0.25, 0.15), (0.5, 0.15), (1.0, 0.15))
 #: P-values [threshold] as functions of losses [question, 1], kept questions [question, threshold], risk and levels.
 TESTS: dict[str, Callable[[Array, NDArray[np.bool_], float, Array], Array]] = {
@@ -83,14 +83,14 @@ def certify(
     """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
     The guarantee fails with a probability of at most 1 − `level`. Each sequence in `STARTS` tests thresholds in
-    descending order. It ends at the first threshold for which the hypothesis that the risk exceeds `risk` is not
-    rejected. The first threshold of a sequence is the highest one that keeps at least twice `n_needed` questions, and
-    at least the fraction of questions given in `STARTS`.
+    descending order and stops as soon as the hypothesis that a threshold's risk exceeds `risk` cannot be rejected. The
+    first threshold of a sequence is the highest one that keeps at least twice `n_needed` questions, and at least the
+    fraction of questions given in `STARTS`.
 
     Args:
-        confidence: [question] confidences f. A question with the confidence NaN is never answered.
-        losses: [question] losses ℓ in [0, 1].
-        test: Name of the test, see `TESTS`.
+        confidence: Confidences f, [question]. A question whose confidence is NaN is never answered.
+        losses: Losses ℓ in [0, 1], [question].
+        test: Name of the test. See `TESTS`.
     """
     order = np.random.default_rng(seed).permutation(len(confidence))
     confidence, losses = confidence[order], losses[order]

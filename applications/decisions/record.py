@@ -1,4 +1,4 @@
-"""Record, table and Markdown page of certified thresholds."""
+"""Record, table and Markdown page for certified thresholds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ class Decided(NamedTuple):
 
 
 def check_requests(risks: Sequence[float], level: float) -> None:
-    """Check the options `risk` and `level`."""
+    """Check the `risk` and `level` options."""
     if not risks or len(set(risks)) < len(risks) or not all(0 < risk < 1 for risk in risks):
         raise InputError(
             f"Expected `risk` to contain distinct numbers between 0 and 1, but got {list(risks)}. Pass the largest "
@@ -75,9 +75,9 @@ def decide_record(
 ) -> dict[str, Any]:
     """Compute the content of decide.json.
 
-    `requests` contains, for each requested risk, the quantities that do not depend on a confidence. `confidences`
-    contains, for each confidence, the risk–coverage `curve` and the results of `threshold_record`. `routing` is None
-    until the command sets it.
+    For each requested risk, `requests` holds the quantities that do not depend on a confidence. For each confidence,
+    `confidences` holds the risk–coverage `curve` and the results of `threshold_record`. `routing` is None until the
+    command sets it.
     """
     losses, options = decided.losses, {"n_resamples": n_resamples, "seed": seed}
     n, table = len(losses), decided.table
@@ -113,7 +113,7 @@ def decide_record(
 def threshold_record(
     confidence: Array, losses: Array, risk: float, level: float, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """Certify a threshold for one risk, and measure its coverage and risk.
+    """Certify a threshold for one requested risk, and measure its coverage and risk.
 
     Returns:
         A dict with these entries:
@@ -152,7 +152,7 @@ def share(is_member: NDArray[np.bool_], n_resamples: int, seed: int) -> Estimate
 
 
 def lowest_risk(confidence: Array, losses: Array, n_least: int) -> float:
-    """Return the minimum, over m ≥ `n_least`, of the mean loss of the m questions with the highest confidences."""
+    """Return the lowest mean loss of the m most confident questions, over all m ≥ `n_least`."""
     means = losses[np.argsort(-confidence, kind="stable")].cumsum() / np.arange(1, len(losses) + 1)
     return float(means[n_least - 1 :].min())
 

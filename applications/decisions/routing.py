@@ -65,7 +65,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
     if len(shared) < 2:
         raise InputError(
             f"Expected at least two questions that are in both stores and have a confidence, but got {len(shared)}. "
-            "Leave out `strong`, or pass another store."
+            "Leave out `strong`, or pass a different store."
         )
     if not np.isfinite(cheap_cost + strong_cost).all():
         raise InputError(
@@ -85,9 +85,9 @@ def token_costs(table: QuestionTable) -> Array:
 def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, seed: int) -> float | None:
     """Return the smallest threshold for routing that is certified at `level`, or None.
 
-    Questions below the threshold are answered by the strong store, and all others by the cheap store. A threshold is
-    certified if a test rejects the hypothesis that the expected loss of these answers exceeds `risk`. Thresholds are
-    tested in descending order, starting at infinity (all questions are routed).
+    Questions with a confidence below the threshold are answered by the strong store, and all others by the cheap store.
+    A threshold is certified if a test rejects the hypothesis that the expected loss of the resulting answers exceeds
+    `risk`. Thresholds are tested in descending order, starting at infinity (all questions are routed).
     """
     order = np.random.default_rng(seed).permutation(len(confidence))
     thresholds = np.append(np.inf, THRESHOLDS)
@@ -128,14 +128,14 @@ def routing_record(
     """Compute the cost–accuracy curve of one confidence, its gains over random routing, and certified thresholds.
 
     Returns:
-        A dict with the entries below. A point is a dict with the fraction of questions that are `routed`, and the mean
+        A dict with the entries below. A point is a dict with `routed` (the fraction of routed questions) and the mean
         `cost` and `accuracy` over all questions.
 
         - `curve`: Points at several fractions.
         - `oracle`: Points of an oracle, which routes the questions with the largest gain in accuracy first.
         - `gains`: Results of `random_gain` at `FRACTIONS`.
         - `thresholds`: One dict per risk. `certified` is the point at the certified threshold, or None. `threshold` is
-          the threshold; None if it is infinite (all questions are routed) or if no threshold is certified.
+          that threshold; None if it is infinite (all questions are routed) or if no threshold is certified.
     """
     n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
 

@@ -1,4 +1,4 @@
-"""Repeated random halves: thresholds are certified on one half of the questions, and evaluated on the other half."""
+"""Repeated random splits: thresholds are certified on one half of the questions and evaluated on the other."""
 
 from typing import Any
 

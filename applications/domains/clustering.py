@@ -27,9 +27,9 @@ class Clustering(NamedTuple):
     """Clusters of questions, numbered by decreasing size.
 
     Attributes:
-        cluster: [question] int64 index of the question's cluster.
-        distance: [question] float64 Euclidean distance to the centre of the cluster, in the space of the
-            principal components.
+        cluster: Index of each question's cluster, [question] int64.
+        distance: Euclidean distance of each question to the centre of its cluster, in the space of the principal
+            components, [question] float64.
         n_distinct: Number of distinct embeddings.
         stability: Result of `stability`. Empty if the number of clusters was given.
     """

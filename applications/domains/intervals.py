@@ -24,7 +24,7 @@ class Estimates(NamedTuple):
 def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
     r"""Compute the mean of each cluster with simultaneous intervals.
 
-    For a cluster c with n questions, the result is the wider of two t intervals: one with the variance of the cluster
+    The interval of a cluster c with n questions is the wider of two t intervals: one with the variance of the cluster
     and n − 1 degrees of freedom, and one with the pooled variance within the K clusters:
 
     .. math::
@@ -32,11 +32,11 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
         \bar x_c \pm t_{N-K,\, 1 - \alpha/(2K)} \, s / \sqrt n
 
     N is the number of questions in all clusters, and α is 0.05 (Bonferroni correction). Clusters with fewer than 10
-    questions have no interval and are not counted in K and N. There are no intervals if the pooled variance is 0.
+    questions have no interval and are excluded from K and N. There are no intervals if the pooled variance is 0.
 
     Args:
-        values: [question] finite values.
-        cluster: [question] index of the cluster.
+        values: Finite values, [question].
+        cluster: Index of each question's cluster, [question].
     """
     inside = _moments(values, _members(cluster, n_clusters))
     return _estimates(inside.mean, inside, inside.variance / inside.size, inside.size - 1, 1 / inside.size)
@@ -45,8 +45,8 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
 def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
     """Compute the mean of each cluster minus the mean of all other questions, with simultaneous intervals.
 
-    The result is the wider of Welch's interval and an interval from the pooled variance. There is no interval if there
-    are fewer than 10 other questions. See `cluster_means` for the arguments.
+    Each interval is the wider of Welch's interval and one from the pooled variance. There is no interval if there are
+    fewer than 10 other questions. See `cluster_means` for the arguments.
     """
     members = _members(cluster, n_clusters)
     inside, rest = _moments(values, members), _moments(values, ~members)
@@ -57,7 +57,7 @@ def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) 
 
 
 class _Moments(NamedTuple):
-    """Mean, variance and size of each set of questions. Variance and size are NaN for fewer than 10 questions."""
+    """Mean, variance and size of each set of questions. Variance and size are NaN for sets of fewer than 10."""
 
     mean: Values
     variance: Values

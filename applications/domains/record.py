@@ -65,9 +65,9 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
     Returns:
         A dict with these entries, among others:
 
-        - `all`: Metrics of all questions, including the `accuracy`, and for each confidence its `mean` and its `gap`
-          (mean confidence minus accuracy).
-        - `clusters`: For each cluster, the same metrics, `minus_rest` (its accuracy minus the accuracy of all other
+        - `all`: Metrics of all questions, including the `accuracy`, and the `mean` and `gap` (mean confidence minus
+          accuracy) of each confidence.
+        - `clusters`: For each cluster, the same metrics, `minus_rest` (its accuracy minus that of all other
           questions), its characteristic `words`, and the `questions` nearest to its centre.
 
         Each estimate has a `decision`: 1 if its interval is above 0, −1 if it is below 0, 0 if it contains 0, and None

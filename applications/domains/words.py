@@ -26,11 +26,11 @@ def characteristic_words(
     the frequency of the word in all texts. Their sum :math:`a` is the number of distinct words.
 
     Args:
-        cluster: [text] index of each text's cluster.
+        cluster: Cluster index of each text, [text].
         n_words: Maximum number of words per cluster.
 
     Returns:
-        The words of each cluster that have a z score of at least 2.326, in decreasing order of z score.
+        For each cluster, the words with a z score of at least 2.326, in decreasing order of z score.
     """
     from sklearn.feature_extraction.text import CountVectorizer
 

@@ -1,4 +1,4 @@
-"""The tests of AUROCs by DeLong (Biometrics 44, 1988) and Obuchowski (Biometrics 53, 1997).
+"""DeLong's (Biometrics 44, 1988) and Obuchowski's (Biometrics 53, 1997) tests of AUROCs.
 
 Obuchowski's test extends DeLong's to several answers per question. With one answer per question, the two are identical.
 """
@@ -20,9 +20,9 @@ class Auroc(NamedTuple):
 
     Attributes:
         value: The AUROC.
-        parts: [2, question] float64 contributions of each question to the error of the AUROC. Row 0 is for right
+        parts: Contributions of each question to the error of the AUROC, [2, question] float64. Row 0 is for right
             answers, and row 1 for wrong answers. Each row sums to 0.
-        n_questions: [2] int64 numbers of questions with right and with wrong answers.
+        n_questions: Numbers of questions with right and with wrong answers, [2] int64.
     """
 
     value: float
@@ -34,9 +34,9 @@ def auroc_of(score: Tensor, right: Tensor, question: Tensor, n_questions: int) -
     """Compute an AUROC. Returns None if fewer than 5 questions have right answers, or fewer than 5 have wrong answers.
 
     Args:
-        score: [answer] float64 scores; higher means more likely right.
-        right: [answer] bool, whether each answer is right.
-        question: [answer] int64 index of each answer's question.
+        score: Scores, [answer] float64; higher means more likely to be right.
+        right: Whether each answer is right, [answer] bool.
+        question: Index of each answer's question, [answer] int64.
     """
     counts = torch.stack([by_group(members.double(), question, n_questions) for members in (right, ~right)])
     n_of_class = (counts > 0).sum(1)
@@ -97,7 +97,7 @@ def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
 def auroc_difference(a: Auroc | None, b: Auroc | None) -> dict[str, Any] | None:
     """Compute the difference a − b of two AUROCs on the same N questions, its 95 % interval and its p-value.
 
-    The interval and the p-value come from Student's t with N − 1 degrees of freedom. Returns None if an AUROC is
+    The interval and the p-value are based on Student's t with N − 1 degrees of freedom. Returns None if an AUROC is
     undefined.
     """
     if a is None or b is None:

@@ -1,4 +1,4 @@
-"""Precision, recall, F1 and confusion matrix of answers that are classes, for example option letters."""
+"""Precision, recall, F1 and confusion matrix for answers that are classes, such as option letters."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -22,7 +22,7 @@ FIGURES = ("precision", "recall", "f1")
 
 
 class Classes(NamedTuple):
-    """Names of the classes, and the int64 index [question] of the class of each question's right answer."""
+    """Names of the classes, and the class index of each question's right answer, [question] int64."""
 
     names: list[str]
     truth: Labels
@@ -84,7 +84,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
     """Compute the metrics of each class, and their macro averages. `shares` is the result of `answer_shares`.
 
     Precision is None for a class without answers. Recall and F1 are None for a class without questions. The macro
-    average of a metric is its mean over the classes that have questions, leaving out None.
+    average of a metric is its mean over the classes that have questions, ignoring None.
 
     Returns:
         A dict with these entries:
@@ -92,7 +92,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
         - `classes`: Name, number of questions and metrics of each class.
         - `macro`: Macro averages of the metrics.
         - `n_averaged`: Number of classes in each macro average.
-        - `confusion`: [class, class + 1] sums of `shares` over the questions of each class.
+        - `confusion`: Sums of `shares` over the questions of each class, [class, class + 1].
     """
     n, n_classes = len(shares), len(classes.names)
     actual = np.eye(n_classes)[:, classes.truth]
@@ -120,7 +120,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return a function that maps resampling weights to the mean of Σ `above` / Σ `below` over classes."""
+    """Return a function that maps resampling weights to the mean over classes of Σ `above` / Σ `below`."""
     numerators, denominators = torch.from_numpy(above), torch.from_numpy(below)
 
     def metric(weights: torch.Tensor) -> torch.Tensor:

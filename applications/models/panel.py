@@ -29,7 +29,7 @@ class Panel:
         names: Names of the stores.
         stores: The stores.
         tables: Question tables of the stores.
-        rows: [store, question] int64 rows in the question tables.
+        rows: Rows in the question tables, [store, question] int64.
         n_shared: Number of questions that all stores have.
     """
 
@@ -159,7 +159,7 @@ def clusters_of(questions: Sequence[Question], column: str) -> Labels:
     if number.max() < 1:
         raise InputError(
             f"Expected `clusters` to divide the questions into at least two clusters, but {column!r} is {names[0]!r} "
-            "for all of them. Leave out `clusters`, or pass another field."
+            "for all of them. Leave out `clusters`, or pass a different field."
         )
     return number.astype(np.int64)
 
@@ -171,7 +171,7 @@ def _field(question: Question, column: str) -> str:
 
 
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
-    """Read the confidences [store, question] from one source per store, or from one for all stores; NaN if missing.
+    """Read the confidences [store, question] from one source per store, or one for all stores; NaN if missing.
 
     If one table is used for all stores, its question ids are those of the first store.
     """

@@ -1,4 +1,4 @@
-"""Record, table and Markdown page of a comparison of stores."""
+"""Record, table and Markdown page for a comparison of stores."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -33,8 +33,8 @@ def models_record(
     """Compute the accuracies, AUROCs and class metrics of all stores, and test all paired differences.
 
     Args:
-        confidences: [store, question] confidences; empty if there are none.
-        clusters: [question] clusters from the field `cluster_field`, or None.
+        confidences: Confidences, [store, question]; empty if there are none.
+        clusters: Cluster of each question, from `cluster_field`, [question]; None without clusters.
         difference: Difference in accuracy for which the required number of questions is computed.
 
     Returns:
@@ -97,7 +97,7 @@ def accuracy_record(values: Values, clusters: Labels | None, n_resamples: int, s
 
 
 def policy_differences(panel: Panel) -> list[dict[str, Any]]:
-    """Return the fields of the models and sampling settings that differ, with the value in each store."""
+    """Return the fields in which the models or sampling settings differ, with the value in each store."""
     policies = [{**store.identity["policy"], "sampler": store.identity["sampler"]} for store in panel.stores]
     lines = (line for policy in policies[1:] for line in differences(policy, policies[0]))
     fields = dict.fromkeys(line.partition(":")[0] for line in lines)

@@ -85,10 +85,10 @@ def fit(
     """Fit a model by maximum likelihood over ln α, ln β and π₀, and return the best fit over all initial models.
 
     Args:
-        right: [question] numbers of right answers. For speed, pass each distinct pair of counts once,
+        right: Number of right answers, [question]. For speed, pass each distinct pair of counts once,
             with its frequency as the weight.
-        known: [question] numbers of graded answers.
-        weights: [question] weights. By default, all weights are equal.
+        known: Number of graded answers, [question].
+        weights: Weight of each question, [question]. By default, all weights are equal.
         zero_inflated: Whether to fit π₀. If False, π₀ is 0.
         fixed: Values of parameters that are not fitted, by name.
         starts: Initial models. By default, the fit starts from the result of `moments`. A zero-inflated fit also starts
@@ -152,7 +152,7 @@ def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[fl
 def deviance(
     right: Counts, known: Counts, weights: Values, best: BetaBinomial, fixed: Mapping[str, float], zero_inflated: bool
 ) -> float:
-    """Return the deviance 2 (ln L(`best`) − ln L), where L is the highest likelihood with the parameters in `fixed`."""
+    """Return the deviance 2 (ln L(`best`) − ln L), where L is the maximum likelihood given `fixed`."""
     starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
     other = fit(right, known, weights, zero_inflated, fixed, starts)
     return max(0.0, 2 * float(weights @ (best.log_likelihood(right, known) - other.log_likelihood(right, known))))
@@ -163,7 +163,7 @@ Quantity = Callable[[Values], tuple[float, Values]]
 
 
 def coordinate(name: str) -> Quantity:
-    """Return a function that maps the coordinates to the coordinate `name` and its gradient."""
+    """Return a function that maps the coordinates to the one called `name`, and its gradient."""
     slope = np.eye(3)[PARAMETERS.index(name)]
     return lambda at: (float(slope @ at), slope)
 

@@ -47,7 +47,7 @@ def none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 def all_wrong(right: Counts, known: Counts, most: int) -> Values:
     r"""Compute the probability :math:`\binom{n-c}{j} / \binom{n}{j}` that j answers are all wrong, for j ≤ `most`.
 
-    `right` and `known` can have any number of axes. Returns [most + 1, ...], which is 0 for j > n.
+    `right` and `known` can have any number of axes. The result, [most + 1, ...], is 0 for j > n.
     """
     right, known = np.broadcast_arrays(right, known)
     drawn = np.arange(most).reshape(-1, *(1,) * known.ndim)
@@ -62,13 +62,13 @@ def distinct(*columns: Counts) -> tuple[tuple[Counts, ...], Counts]:
 
 
 def pass_of_split(right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Estimate the probability [question] that at least one answer is right if k_t answers come from each source t.
+    r"""Estimate the probability, [question], that at least one answer is right if k_t answers come from each source t.
 
     .. math:: 1 - \prod_t \binom{n_t-c_t}{k_t} \Big/ \binom{n_t}{k_t}
 
     Args:
-        right: [source, question] numbers c_t of right answers, for example at each temperature.
-        known: [source, question] numbers n_t of graded answers.
+        right: Number c_t of right answers from each source, such as a temperature, [source, question].
+        known: Number n_t of graded answers from each source, [source, question].
         k: Number of answers k_t from each source; can be 0.
     """
     sources = zip(right, known, k, strict=True)
@@ -94,7 +94,7 @@ def predict_from_prior(a: Values, b: Values, k: Sequence[int]) -> Values:
 
 
 def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Compute unbiased estimates [k, question] of the squared errors (S − θ)² of predictions S of Pass@K.
+    r"""Estimate, without bias, the squared errors (S − θ)² of predictions S of Pass@K, [k, question].
 
     θ is the true Pass@K. If a and b are estimates of θ from two disjoint halves of the answers, the expectation of
     (S − a)(S − b) is (S − θ)². The mean of this product over all divisions into halves is
@@ -104,9 +104,9 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
     For k = 1, this is the debiased Brier score of the question. A value can be negative.
 
     Args:
-        predicted: [k, question] predictions that do not depend on the graded answers.
-        right: [question] numbers of right answers.
-        known: [question] numbers of graded answers, each at least 2 · max(k).
+        predicted: Predictions that do not depend on the graded answers, [k, question].
+        right: Number of right answers, [question].
+        known: Number of graded answers, [question], each at least 2 · max(k).
         k: Numbers of answers.
     """
     missed = 1 - predicted
@@ -116,8 +116,8 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
 def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
     """Estimate the squared error [k, question] of `predict` if the confidence is the accuracy on half of the answers.
 
-    The prediction is scored on the other half. The result is the mean over all divisions into halves. Each n must be at
-    least 2 · max(k).
+    The prediction is scored on the other half, and the error is averaged over all divisions into halves. Each n must be
+    at least 2 · max(k).
     """
     both = none_right(right, known, [2 * one for one in k])
     (right, known), place = distinct(right, known)

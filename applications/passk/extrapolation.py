@@ -55,8 +55,8 @@ def why_not(right: Counts, known: Counts) -> str | None:
 def extrapolate(right: Counts, known: Counts, k: Sequence[int], n_resamples: int, seed: int) -> Extrapolation:
     """Fit the models in `MODELS` to counts [question], and estimate Pass@K for each k.
 
-    `why_not` must return None for the counts. Intervals come from the profile likelihood. Held-out log-likelihoods come
-    from five-fold cross-validation.
+    Call this function only if `why_not` returns None for the counts. Intervals come from the profile likelihood.
+    Held-out log-likelihoods come from five-fold cross-validation.
 
     Returns:
         The models and a record with these entries:

@@ -18,7 +18,7 @@ from applications.passk.estimators import (
 )
 from probes.baselines.registry import is_half
 
-#: Number of folds for the concentration of the priors.
+#: Number of folds for estimating the concentration of the priors.
 _N_FOLDS = 5
 
 
@@ -48,9 +48,9 @@ def error_records(
 
     Args:
         confidences: Confidences [question] by name.
-        counts: Numbers [question] of right answers and of graded answers. The key False stands for all answers, and
-            True for the answers with odd indices. Methods that use the answers with even indices are scored on the
-            answers with odd indices.
+        counts: Numbers [question] of right answers and of graded answers, under the key False for all answers and under
+            True for the answers with odd indices. Methods that use the answers with even indices are scored on those
+            with odd indices.
         k: Numbers of answers, in ascending order.
 
     Returns:
@@ -60,8 +60,8 @@ def error_records(
         - `baseline`: Whether the method is a baseline.
         - `prediction`: ``plug-in`` for `predict`, ``Bayesian`` for `predict_from_prior`, or empty for baselines.
         - `half`: Whether the method is scored only on answers with odd indices.
-        - `squared_error`: [k] mean squared error; None for k above half of the smallest number of answers.
-        - `minus_mean_pass_at_k`: [k] paired difference from the squared error of `mean_pass_at_k`, or None.
+        - `squared_error`: Mean squared error, [k]; None for k above half of the smallest number of graded answers.
+        - `minus_mean_pass_at_k`: Paired difference from the squared error of `mean_pass_at_k`, [k], or None.
     """
     n = len(counts[False][0])
     fold = np.random.default_rng(seed).permutation(n) % _N_FOLDS

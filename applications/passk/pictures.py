@@ -36,7 +36,7 @@ def _drawn(intervals: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @styled
 def curve_picture(store: dict[str, Any]) -> Figure:
-    """Plot the measured Pass@K, the predictive bands of the confidences, and the extrapolations of both models."""
+    """Plot the measured Pass@K, the confidences' predictive bands, and the extrapolations of both fitted models."""
     curve, found = store["curve"], store["extrapolation"]
     titles = ["predicted by confidences, 95 % predictive bands"] * bool(curve["predicted"])
     titles += ["fitted models, 95 % intervals" if found else "95 % intervals over questions"]
@@ -71,7 +71,7 @@ def _scale(axis: Axes, most: int) -> None:
 
 @styled
 def profile_picture(extrapolation: dict[str, Any]) -> Figure:
-    """Plot the deviance against π₀."""
+    """Plot the deviance against π₀, the share of questions that are never answered correctly."""
     figure, axes = new_figure(4.6, 3.2)
     profile, found = extrapolation["profile"], extrapolation["zero_inflated"]["zero_share"]
     axes.axvspan(found["low"], found["high"], color=BLUE, alpha=0.12, lw=0, label="95 % interval")
@@ -87,7 +87,7 @@ def profile_picture(extrapolation: dict[str, Any]) -> Figure:
 
 @styled
 def temperature_picture(record: dict[str, Any]) -> Figure:
-    """Plot the pass rate against the number of answers."""
+    """Plot the pass rate at each temperature against the number of answers."""
     figure, axes = new_figure(5.6, 3.8)
     grid = record["temperatures"]
     budgets = [budget["k"] for budget in grid["budgets"]]

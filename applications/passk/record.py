@@ -33,9 +33,9 @@ class Graded(NamedTuple):
     Attributes:
         stores: The stores by temperature, in ascending order.
         tables: Question tables of the stores.
-        rows: [question] int64 rows of these questions in the tables.
-        right: [temperature, question] numbers of right answers.
-        known: [temperature, question] numbers of graded answers, at least 1.
+        rows: Rows of these questions in the tables, [question] int64.
+        right: Numbers of right answers, [temperature, question].
+        known: Numbers of graded answers, at least 1, [temperature, question].
     """
 
     stores: dict[float, Store]
@@ -53,7 +53,7 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
     if not len(rows):
         raise InputError(
             f"Expected at least one question with a known grade{' at every temperature' if len(stores) > 1 else ''}, "
-            f"but none of the {known.shape[1]} questions has one. Grade the answers with another grader."
+            f"but none of the {known.shape[1]} questions has one. Grade the answers with a different grader."
         )
     return Graded(stores, tables, rows, right[:, rows], known[:, rows])
 
@@ -119,7 +119,7 @@ def passk_record(
 
 
 class _Measured(NamedTuple):
-    """Counts and groups [question] of one store, and options."""
+    """Counts and groups [question] of one store, the values of k, and options for the bootstrap."""
 
     right: Counts
     known: Counts

@@ -63,16 +63,16 @@ def temperature_record(
     """Compare splitting a budget evenly over the temperatures with spending all of it at one temperature.
 
     Args:
-        right: [temperature, question] numbers of right answers.
-        known: [temperature, question] numbers of graded answers, at least 1.
+        right: Numbers of right answers, [temperature, question].
+        known: Numbers of graded answers, [temperature, question], at least 1.
 
     Returns:
         A dict with these entries:
 
         - `temperatures`: The temperatures.
         - `union`: Fraction of questions with a right answer at any temperature.
-        - `solved`: [temperature] fraction of questions with a right answer at each temperature.
-        - `n_answers`: Mean number of graded answers to a question at all temperatures together.
+        - `solved`: Fraction of questions with a right answer at each temperature, [temperature].
+        - `n_answers`: Mean number of graded answers per question, summed over the temperatures.
         - `budgets`: One dict per budget; empty if there are fewer than two questions. `k` is the number of answers, and
           `split` the number at each temperature. The pass rates are `of_split`, `of_single` [temperature] and `of_best`
           (see `best_single`). `split_minus_best` is the difference `of_split` − `of_best`. `chosen` lists the best

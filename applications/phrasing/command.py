@@ -16,7 +16,7 @@ def phrasing(
     """Test whether the accuracy depends on how questions about the same facts are phrased.
 
     Questions need `meta.pair`, which is the same for all questions about a fact, and `meta.form`, for example exact
-    or paraphrased. If the store contains the baseline `likelihood`, the forms are also compared by the likelihoods of
+    or paraphrased. If the store contains the `likelihood` baseline, the forms are also compared by the likelihoods of
     the right continuations.
 
     Args:

@@ -22,10 +22,10 @@ class Cells(NamedTuple):
     Attributes:
         pairs: Values of ``meta.pair``, sorted.
         forms: Values of ``meta.form``, sorted.
-        n_questions: [form, pair] numbers of questions with a known grade.
-        n_answers: [form, pair] numbers of graded answers to these questions.
-        accuracy: [form, pair] mean accuracy of these questions; NaN if there are none.
-        likelihood: [form, pair] mean log-probability per token of the right continuation, in nats; NaN if unknown.
+        n_questions: Numbers of questions with a known grade, [form, pair].
+        n_answers: Numbers of graded answers to these questions, [form, pair].
+        accuracy: Mean accuracy on these questions, [form, pair]; NaN if there are none.
+        likelihood: Mean log-probability per token of the right continuation in nats, [form, pair]; NaN if unknown.
         n_left_out: Number of questions without a pair, a form or a known grade.
     """
 
@@ -83,7 +83,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
 
 
 def target_likelihoods(asked: pa.Table) -> Values:
-    """Return the mean log-probability per token [question] of each question's right continuation, in nats."""
+    """Return the mean log-probability per token of each question's right continuation in nats, [question]."""
     columns = (asked[name].to_pylist() for name in ("logprobs", "n_tokens", "target"))
     return np.array(
         [

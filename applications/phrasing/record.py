@@ -1,4 +1,4 @@
-"""Record, table and Markdown page of a comparison of phrasings."""
+"""Record, table and Markdown page for a comparison of phrasings."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -25,10 +25,10 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
         The content of phrasing.json, with these entries among others:
 
         - `forms`: Counts, mean accuracy and mean likelihood of each form.
-        - `tests`: Results of `paired_record` for the accuracies and the likelihoods of any two forms, with Holm's
+        - `tests`: Results of `paired_record` for the accuracies and the likelihoods of each pair of forms, with Holm's
           correction over all tests.
-        - `joint`: Joint probabilities of two independent answers, one to form `a` and one to form `b`, for any two
-          forms: `both` answers are right, only one is right (`only_a` or `only_b`), or `neither` is right.
+        - `joint`: For each pair of forms `a` and `b`, the probabilities that, of two independent answers, one to each
+          form, `both` are right, only one is right (`only_a` or `only_b`), or `neither` is right.
     """
     values = {ACCURACY: cells.accuracy}
     if np.isfinite(cells.likelihood).any():

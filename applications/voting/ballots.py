@@ -17,14 +17,14 @@ _COLUMNS = ("n_tokens", "mean_nll")
 
 @dataclass(frozen=True)
 class Ballots:
-    """All answers to one question. With several temperatures, the answers alternate between the temperatures.
+    """All answers to one question. With several temperatures, the answers alternate between them.
 
     Attributes:
-        classes: [answer] int64 class of each answer. Equal answers have the same class.
-        right: [class] bool, whether most graded answers in the class are right.
-        temperatures: [answer] float64 temperatures.
-        n_tokens: [answer] float64 numbers of generated tokens; NaN if a server did not report them.
-        likelihood: [answer] float64 confidence in each answer, exp(−mean_nll); NaN without log-probabilities.
+        classes: Class of each answer, [answer] int64. Equal answers have the same class.
+        right: Whether most graded answers in the class are right, [class] bool.
+        temperatures: Temperature of each answer, [answer] float64.
+        n_tokens: Number of generated tokens, [answer] float64; NaN if a server did not report it.
+        likelihood: Confidence in each answer, exp(−mean_nll), [answer] float64; NaN without log-probabilities.
     """
 
     classes: NDArray[np.int64]
@@ -47,7 +47,7 @@ class Poll:
     Attributes:
         stores: The stores by temperature, in increasing order.
         table: Question table of the first store.
-        questions: [question] rows of the included questions in the question table. A question is left out if it has
+        questions: Rows of the included questions in the question table, [question]. A question is left out if it has
             fewer than two answers, no answer at one of the temperatures, or a class without a known grade.
         ballots: Answers to each included question.
     """
@@ -89,7 +89,7 @@ def read_poll(path: str, grader: str | None = None) -> Poll:
 def _ballots(
     tables: Mapping[float, QuestionTable], rows: Mapping[float, NDArray[np.int64]], equal: Equal | None
 ) -> Ballots | None:
-    """Join the answers to a question at all temperatures, or return None if the question must be left out."""
+    """Combine a question's answers at all temperatures, or return None if the question must be left out."""
     drawn = {t: of[:1] if t == 0 and len(tables) > 1 else of for t, of in rows.items()}
     turns = sorted((turn, t, row) for t, of in drawn.items() for turn, row in enumerate(of.tolist()))
     if not all(map(len, drawn.values())) or len(turns) < 2:

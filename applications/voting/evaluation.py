@@ -1,4 +1,4 @@
-"""Choose the threshold of each rule on one half of the questions, and evaluate it on the other half."""
+"""Choose each rule's threshold on one half of the questions, and evaluate the rule on the other half."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from extract.sampling.prior import Prior, fit_prior
 from extract.sampling.stopping import STOPPING_RULES, StoppingRule
 
 MAX_LOSS = 0.01
-#: Name of the rule `prior`, and name of the confidence that is the mean accuracy on the other half of the questions.
+#: Name of the `prior` rule, and name of the confidence that is the mean accuracy on the other half of the questions.
 PRIOR, BASE_RATE = "prior", "base_rate"
 #: Votes that never stop early.
 MAJORITY, WEIGHTED, BEST_TEMPERATURE, SINGLE = "majority", "weighted", "best_temperature", "single"
@@ -50,7 +50,7 @@ class Evaluation:
     Attributes:
         methods: The evaluated votes and rules, by name.
         numbers: Numbers of answers for which `curve` is computed.
-        curve: [question, number] accuracy of the majority vote; NaN if the question has fewer answers.
+        curve: Accuracy of the majority vote, [question, number]; NaN if the question has fewer answers.
     """
 
     methods: dict[str, Evaluated]
@@ -64,7 +64,7 @@ class Evaluation:
 
 
 def prior_name(confidence: str) -> str:
-    """Return the name of the method that uses the rule `prior` with a confidence."""
+    """Return the name of the method that uses the `prior` rule with a confidence."""
     return f"{PRIOR}_{confidence}"
 
 
@@ -85,8 +85,8 @@ def evaluate_rules(
     """Replay the answers to all questions with all rules, and evaluate the rules on held-out halves.
 
     Args:
-        half: [question] half of each question, 0 or 1.
-        confidences: Confidences [question] for the rule `prior`, by name. The results are named ``prior_NAME``. The
+        half: Half to which each question belongs (0 or 1), [question].
+        confidences: Confidences [question] for the `prior` rule, by name. The results are named ``prior_NAME``. The
             rule is also evaluated with the base rate of the other half of the questions as the confidence.
     """
     priors = dict[str, list[list[Prior]]]()  # [method][half][question]
@@ -142,8 +142,8 @@ def _cross_tuned(
 ) -> Evaluated:
     """Choose a setting on each half of the questions, and evaluate it on the other half.
 
-    For each half, `of_halves` contains the outcomes [setting, question] of all questions. If the outcomes depend on
-    priors, these were fitted on that half.
+    `of_halves` contains, for each half, the outcomes [setting, question] of all questions, with any priors fitted on
+    that half.
     """
     chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])
     other, row = 1 - half, np.arange(len(half))

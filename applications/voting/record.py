@@ -47,7 +47,7 @@ def label_of(name: str) -> str:
 
 
 def halves(poll: Poll, seed: int) -> NDArray[np.int64]:
-    """Divide the questions into halves, stratified by group. Returns the half of each question, 0 or 1."""
+    """Split the questions into two halves, stratified by group. Return the half of each question, 0 or 1."""
     if len(poll.ballots) < LEAST_QUESTIONS:
         raise InputError(
             f"Expected at least {LEAST_QUESTIONS} questions with votes, but got {len(poll.ballots)}. The rules are "
@@ -177,6 +177,9 @@ def vote_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def vote_verdict(record: dict[str, Any]) -> str:
-    """Return a summary of the majority vote, and of the rule `prior` with the first confidence or the base rate."""
+    """Summarise the results of the majority vote and of the `prior` rule.
+
+    The rule uses the first confidence, or the base rate if there are no confidences.
+    """
     best = prior_name([BASE_RATE, *record["confidences"]][:2][-1])
     return render("voting/verdict.md.j2", record=record, best=best, label_of=label_of)

@@ -8,8 +8,8 @@ def weighted_winner(classes: NDArray[np.int64], weights: NDArray[np.float64]) ->
     """Return the class with the largest sum of weights. Ties go to the class that occurred first.
 
     Args:
-        classes: [answer] class of each answer, numbered from 0 in order of first occurrence.
-        weights: [answer] weights. NaN is treated as 0.
+        classes: Class of each answer, [answer], numbered from 0 in order of first occurrence.
+        weights: Weight of each answer, [answer]. NaN is treated as 0.
 
     >>> weighted_winner(np.array([0, 0, 1]), np.array([0.2, 0.3, 0.9]))
     1

@@ -57,7 +57,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def always_compared(self) -> bool:
-        """False for the default encoder, because the comparison would load the encoder."""
+        """False for the default encoder, because comparing the settings would load the encoder."""
         return self.context.embedding_model != EMBEDDED_ENCODER
 
     @cached_property

@@ -35,7 +35,7 @@ class Clusters:
     Attributes:
         of: Dict from normalised answer to cluster id, which is the sample index of the cluster's first member.
         firsts: First member of each cluster, in order of creation.
-        tokens: Dict from normalised answer to the number of tokens read.
+        tokens: Dict from normalised answer to the number of tokens that the classifier read for it.
     """
 
     of: dict[str, int] = field(default_factory=dict)
@@ -47,7 +47,7 @@ def cluster(
     questions: Sequence[tuple[Clusters, Iterable[Answer]]],
     entails: Callable[[Sequence[tuple[str, str]]], Sequence[tuple[bool, int]]],
 ) -> None:
-    """Extend the clusters of each question, in place, with new answers to the question.
+    """Add new answers to the clusters of each question, in place.
 
     The new answers must be sorted by sample index. Answers with the same normalised form are treated as one. The
     reverse direction (does the answer entail the cluster's first member?) is tested only if that member entails the
@@ -97,7 +97,7 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """Return, per (premise, hypothesis) pair, whether entailment is the most likely label, and the token count."""
+        """Return whether entailment is the likeliest label of each (premise, hypothesis) pair, and its token count."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
@@ -115,7 +115,7 @@ class Entailment(AskedTable):
         super().__init__(name, store, context)
         if context.nli_model is None:
             raise InputError(
-                f"Expected `nli_model` to be set for the baseline {name!r}, but it is not. "
+                f"Expected `nli_model` to be set for the {name!r} baseline, but it is not. "
                 f"Pass the Hub id or folder of a classifier with the labels {', '.join(_LABELS)}."
             )
         self._grader = store.grades.choose(context.grader)

@@ -25,7 +25,7 @@ def load_grader(name: str, judge: Judge | None = None) -> Grader:
     """Load a grader by name.
 
     Args:
-        judge: Options of the grader `judge`.
+        judge: Options of the `judge` grader.
 
     Raises:
         InputError: If the name is unknown, or the judge has no model.

@@ -1,4 +1,4 @@
-"""The grader `choice`, which finds the chosen option by its letter or text."""
+"""The `choice` grader, which finds the chosen option by its letter or text."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,8 @@ _AFFIRMED = re.compile(
     r"(?:answers?|options?|choices?|correct|right)\b",
     re.IGNORECASE,
 )
-#: Text allowed between "the answer is" and the letter. A letter after other words can be part of a name (vitamin C).
+#: Text allowed between "the answer is" and the letter. After any other words, the letter can be part of a name
+#: (vitamin C).
 _LEAD = re.compile(r"(?:\W|\b(?:the|option|choice|letter|most|likely|either|both|that|to|be|\w+ly)\b)*", re.IGNORECASE)
 _ENDS = re.compile(r"\s*(?:$|,?\s*(?:because|since)\b)")
 _OPEN, _CLOSE = r"[(\[*\"'“$]{0,4}", r"[)\]*\"'”$.:]{0,4}"
@@ -79,7 +80,7 @@ def _grade(question: Question, text: str) -> Grade:
     if right not in options:
         raise InputError(
             f"Expected question {question.id!r} to have `choices` and the right letter as its first reference, but got "
-            f"{len(question.choices)} choices and the reference {question.public(right[:100])!r}. The grader 'choice' "
+            f"{len(question.choices)} choices and the reference {question.public(right[:100])!r}. The 'choice' grader "
             "requires both. Pass a different --grader, or correct the question."
         )
     taken = next((letters for letters in _stated(text, options) if letters), set())

@@ -1,6 +1,6 @@
 """Classes of equal answers. Answers are equal if the grader parsed the same text from them.
 
-For the grader `math`, answers are also equal if math-verify finds them equal.
+For the `math` grader, answers are also equal if math-verify finds them equal.
 """
 
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ class AnswerClasses:
 
 @contextmanager
 def equality(grader: str) -> Iterator[Equal | None]:
-    """Context manager that yields `equal` for `AnswerClasses`: a function for the grader `math`, else None."""
+    """Context manager that yields `equal` for `AnswerClasses`: a function for the `math` grader, otherwise None."""
     if grader != MATH.name:
         yield None
         return

@@ -1,4 +1,4 @@
-"""The grader `judge`, which asks another model whether an answer means the same as the expected answer."""
+"""The `judge` grader, which asks another model whether an answer means the same as the expected answer."""
 
 import asyncio
 import re
@@ -38,12 +38,12 @@ _FIRST = re.compile(r"""\W*(?:yes|no|unclear)\b[*_"'”)]*\s*(?:$|[.,:;!(—–-
 
 @dataclass(frozen=True)
 class Judge:
-    """Options of the grader `judge`.
+    """Options of the `judge` grader.
 
     Attributes:
         model: Name of the model on the server.
         server: Server of the judge. Replies are sampled at temperature 0.
-        name: Name of the judge, by default the model name. The grades are stored in the folder `judge-NAME`.
+        name: Name of the judge, by default the model name. The grades are stored in the `judge-NAME` folder.
         max_tokens: Maximum number of tokens in a reply. Reasoning models need a high limit.
     """
 

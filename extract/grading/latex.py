@@ -162,7 +162,7 @@ def value(spelling: str) -> Fraction | None:
 
 
 def wrapped_words(latex: str) -> str | None:
-    r"""Return the words of a LaTeX expression that contains only text, or None.
+    r"""Return the words of a LaTeX expression if it contains only text, and None otherwise.
 
     >>> wrapped_words(r"\text{(C)}"), wrapped_words(r"\text{if } x")
     ('c', None)

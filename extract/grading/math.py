@@ -1,4 +1,4 @@
-r"""The grader `math`, which compares answers with references as numbers, as text, and with math-verify.
+r"""The `math` grader, which compares answers with references as numbers, as text, and with math-verify.
 
 math-verify runs in a separate process (``math_worker.py``). If it raises an error, times out or crashes, the grade is
 unknown.
@@ -62,7 +62,7 @@ class Algebra:
     def __init__(self, seconds: float = SECONDS) -> None:
         if find_spec("math_verify") is None:
             raise InputError(
-                "Expected math-verify to be installed for the grader 'math', but it is not. "
+                "Expected math-verify to be installed for the 'math' grader, but it is not. "
                 "Run `pip install 'confidence-probes[math]'`."
             )
         self.seconds = seconds

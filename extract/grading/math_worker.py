@@ -1,10 +1,10 @@
 r"""Worker process that compares LaTeX expressions with math-verify.
 
 math-verify's own time limits fail outside the main thread, and its verdicts are then silently wrong. This worker
-disables these limits and sets its own: SIGALRM ends the whole process. The process also ends when standard input ends.
+disables those limits and sets its own: SIGALRM ends the whole process. The process also ends when standard input ends.
 
 Each input line is JSON: ``{"golds": [...], "answer": "...", "seconds": 10}``. Each output line is JSON: true, false,
-null if undecided, or "unread" if the answer is not an expression. The first output line is null and means that the
+null if undecided, or "unread" if the answer is not an expression. The first output line is null and signals that the
 worker is ready.
 """
 

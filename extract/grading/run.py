@@ -33,7 +33,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
         if not missing and not grader.may_decide_later:
             say(f"grade: {name} graded all answers, but with a different rule; delete {folder!r} to grade them again")
             return
-        option = ", or pass another --judge.name" if name.startswith("judge-") else ""
+        option = ", or pass a different --judge.name" if name.startswith("judge-") else ""
         raise InputError(
             f"Expected the grades in {folder!r} to follow this run's grading rule, but they follow a different "
             f"rule. Delete that folder to grade again{option}."

@@ -1,4 +1,4 @@
-"""The graders `short`, `exact`, `contains` and `f1`, which compare the words of an answer with the references.
+"""The `short`, `exact`, `contains` and `f1` graders, which compare the words of an answer with the references.
 
 `exact`, `contains` and `f1` normalise text as SQuAD does (Rajpurkar et al. 2016, arXiv 1606.05250), but also remove
 non-ASCII punctuation. An answer is right if it matches any of the references.

@@ -103,7 +103,7 @@ def _writing(out: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"Expected `out` to be a writable file, but got {out!r}: {error}. Pass another --out."
+            f"Expected `out` to be a writable file, but got {out!r}: {error}. Pass a different --out."
         ) from None
 
 

@@ -22,7 +22,7 @@ class Normalisation(NamedTuple):
     Attributes:
         label: Name in tables.
         metric: Corresponding accuracy metric of lm-evaluation-harness, or "".
-        score: Function that maps a row of the table `likelihood` to float64 scores [continuation].
+        score: Function that maps a row of the `likelihood` table to float64 scores [continuation].
     """
 
     label: str
@@ -83,7 +83,7 @@ def probability(logprobs: Sequence[float]) -> float | None:
 
 
 def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
-    """Return 1 if the continuation with the largest score is right and 0 if it is wrong, [question] float64.
+    """Return whether the continuation with the largest score is right (1) or wrong (0), [question] float64.
 
     The value is NaN if the right continuation is unknown, or if there is only one continuation.
     """

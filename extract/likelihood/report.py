@@ -49,7 +49,7 @@ def describe_tokens(tokens: Sequence[NextToken]) -> list[str]:
 
 
 def describe_texts(table: pa.Table) -> list[str]:
-    """Return the perplexity per token, byte and word as lines of text. `table` is from `measure_texts`."""
+    """Return the perplexity per token, byte and word as lines of text. `table` is the result of `measure_texts`."""
     rows = [("unit", "number", "perplexity", "bits per unit")]
     nll = table["nll"].to_numpy()
     for unit in ("token", "byte", "word"):

@@ -46,7 +46,7 @@ def encode_item(
     belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. If the prompt
     has no such whitespace, a space is inserted before the continuation, except in a chat.
 
-    Returns the item, and a second item for the unconditional log-probabilities, whose prompt is the output of
+    Returns the item, and a second one for the unconditional log-probabilities: its prompt is the output of
     `first_token`.
     """
     text = template.rendered(tokenizer, prompt)
@@ -171,7 +171,7 @@ def supports_trees(model: Any) -> bool:
     ids, decoder = torch.arange(7, device=model.device)[None], decoder_of(model)
     try:
         tree = decoder(input_ids=ids, attention_mask=tree_mask(branch, 0, model.dtype), position_ids=positions)
-    except (TypeError, ValueError, RuntimeError):  # for example, ALiBi needs a mask with two dimensions
+    except (TypeError, ValueError, RuntimeError):  # for example, ALiBi needs a two-dimensional mask
         return False
     plain = decoder(input_ids=ids[branch != 1][None])
     after_tree, after_plain = (output.last_hidden_state[0, -1].float() for output in (tree, plain))

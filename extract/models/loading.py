@@ -63,7 +63,7 @@ def load_model(
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the torch device for an option `device`, or raise an InputError if the device is not available."""
+    """Return the torch device for a `device` option, or raise an InputError if the device is not available."""
     if device == "auto":
         # one device per worker
         index = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())

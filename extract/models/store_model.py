@@ -58,7 +58,7 @@ def load_store_model(store: Store, model: str | None, device: str, device_map: s
 
 
 def model_source(store: Store, model: str | None) -> str:
-    """Return `model`, by default the name recorded in the store.
+    """Return `model`, or the name recorded in the store if `model` is None.
 
     Raises:
         InputError: If the recorded name is not enough to load the model.

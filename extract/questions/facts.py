@@ -18,7 +18,7 @@ _NO_PLURAL = ("s", "sh", "ch", "se", "z", "o", "ic", "asy", "man")
 
 
 def facts() -> list[Question]:
-    """Build the set: about 770 questions on countries, chemical elements, sums and products.
+    """Build the question set: about 770 questions on countries, chemical elements, sums and products.
 
     Raises:
         InputError: If the `countryinfo` package is not installed.
@@ -52,7 +52,7 @@ def _countries(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
         from countryinfo import all_countries
     except ImportError:
         raise InputError(
-            "Expected the package `countryinfo` to be installed for the question set 'facts', but it is not. "
+            "Expected the `countryinfo` package to be installed for the 'facts' question set, but it is not. "
             "Run `pip install --no-deps -r requirements-embedded.txt`."
         ) from None
     entries = (country.info() for country in all_countries())

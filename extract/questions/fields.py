@@ -198,7 +198,7 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
     """Return the letter and the text of the correct option.
 
     Args:
-        answer: 0-based index of the option, or a string, which is tried as letter, text and index, in this order.
+        answer: 0-based index of the option, or a string, which is tried as letter, text and index, in that order.
 
     Raises:
         InputError: If the answer does not identify exactly one option, or if there are more than 26 options.

@@ -1,4 +1,4 @@
-"""Loaders that read the rows of a file, by file suffix."""
+"""Functions that read the rows of a file, one for each file suffix."""
 
 import csv
 import json

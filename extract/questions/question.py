@@ -21,11 +21,11 @@ class Question:
         dataset: Name of the set.
         text: Question text for the policy's prompt template, unless `messages` are given.
         messages: Chat of ``{"role", "content"}`` messages, used without the prompt template.
-        references: All accepted answers. For kind `choice`, the letter and the text of the correct option.
+        references: All accepted answers. For the `choice` kind, the letter and the text of the correct option.
         kind: Type of the expected answer, which determines the default grader.
         choices: Options of a `choice` question, in display order; empty if `messages` contain the options.
         group: Group of the question, such as "capital", for stratified splits and base rates.
-        meta: Further data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An answer
+        meta: Other data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An answer
             that states a rival before any reference is graded as wrong. ``worked`` is a solution that ends with the
             answer, used in worked examples. If ``private`` is true, the texts are never displayed.
         row: 0-based position in the source, or None. Not part of a store's identity.
@@ -59,7 +59,7 @@ class Question:
 
     @property
     def private(self) -> bool:
-        """Whether the texts and answers must not be displayed."""
+        """Whether the question's texts and answers must stay hidden."""
         return bool(self.meta.get("private"))
 
     def public(self, text: str) -> str:

@@ -54,7 +54,8 @@ REWORDINGS: dict[str, Callable[[str], str]] = {
 def reworded(questions: Iterable[Question], n: int = 6, seed: int = 0) -> list[Question]:
     """Return `n` different rewordings of each question, chosen at random from `REWORDINGS`.
 
-    The group is the name of the rewording, and ``meta["reworded"]`` is the id of the original question.
+    Each new question has the name of its rewording as its group, and the id of the original question in
+    ``meta["reworded"]``.
 
     Args:
         questions: Plain-text questions.

@@ -102,7 +102,7 @@ _FORMS = (
 
 
 def qa_wikidata(row: Row, seed: int) -> Draft:
-    """Read a row with an incomplete sentence. The group is the relation, such as "is capital of"."""
+    """Read a QA-Wikidata row with an incomplete sentence. Its group is the relation, such as "is capital of"."""
     text = row.text("input").removesuffix("[MASK]").strip()
     relation = next((found[1] for form in _FORMS if (found := form.fullmatch(text))), "")
     return {"text": text, "references": row.texts("target"), "kind": "cloze", "group": relation}

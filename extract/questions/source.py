@@ -179,7 +179,7 @@ def _with_options(
 
 
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
-    """Build questions from rows, each given as its fields and its location.
+    """Build questions from rows. Each row is a pair of its fields and its location.
 
     `short` and `cloze` questions with the same prompt are merged into one, which accepts the answers of all its rows.
     """
@@ -204,7 +204,7 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
             if earlier.prompt != question.prompt or not (is_fact or together == earlier.references):
                 raise InputError(
                     f"Expected ids to be unique, but {where} has the id {id_!r} of an earlier question. "
-                    "Specify another column for `id` in --fields, or omit `id`."
+                    "Specify a different column for `id` in --fields, or omit `id`."
                 )
             question = replace(earlier, references=together)
         questions[id_] = question
@@ -231,7 +231,9 @@ def check_questions(questions: Iterable[Question], source: str, need_references:
             raise InputError(f"Expected {problem}. Correct the question, or remove it.")
         checked[question.id] = replace(question, row=number - 1)
     if not checked:
-        raise InputError(f"Expected {source} to contain at least one question, but it is empty. Pass another source.")
+        raise InputError(
+            f"Expected {source} to contain at least one question, but it is empty. Pass a different source."
+        )
     return list(checked.values())
 
 
@@ -275,5 +277,5 @@ def _problems(question: Question, where: str, need_references: bool) -> Iterator
 
 
 def says_anything(kind: str, reference: str) -> bool:
-    """Whether a reference contains text. For kinds `short` and `cloze`, it must contain a word."""
+    """Whether a reference contains text or, for `short` and `cloze` questions, a word."""
     return bool(normalize(reference) if kind in ("short", "cloze") else reference.strip())

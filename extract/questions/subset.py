@@ -28,7 +28,7 @@ def subset(
         name: Name of the source, for error messages.
 
     Raises:
-        InputError: If there are too few questions, or no question has the field `stratify_by`.
+        InputError: If there are too few questions, or no question has the `stratify_by` field.
     """
     if n_questions is not None and not 1 <= n_questions <= len(questions):
         raise InputError(
@@ -54,8 +54,8 @@ def subset(
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
     """Read the questions of a source, and select worked examples.
 
-    The examples come from the train split, except for rows that repeat one of the questions. If there is no train
-    split, they come from the questions themselves. Questions with the same words as an example are left out.
+    The examples come from the train split, without rows that repeat one of the questions. If there is no train split,
+    they come from the questions themselves. Questions with the same words as an example are left out.
 
     Args:
         prompt: Template with the number of examples (`shots`) or the examples themselves.

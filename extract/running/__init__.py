@@ -1,1 +1,1 @@
-"""Support for running commands: command lines, exit status, progress bars, locks, and retries after memory errors."""
+"""Support for running commands: command lines, exit status, progress bars, locks, and retries when memory runs out."""

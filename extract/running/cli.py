@@ -25,7 +25,7 @@ _FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that reads all numbers as decimal. YAML 1.1 reads 0:1:0.5 in base 60, and 010 in base 8."""
+    """YAML loader that reads all numbers as decimal, whereas YAML 1.1 reads 0:1:0.5 in base 60 and 010 in base 8."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """Return the YAML tag of a value."""
@@ -117,7 +117,7 @@ def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[s
 
     Args:
         commands: Dict from command names to functions. The first line of a function's docstring is the help text of its
-            command. The fields of a parameter `recipe` become options without a prefix.
+            command. The fields of a `recipe` parameter become options without a prefix.
         program: Program name shown in the help.
         arguments: Command line without the program name. By default, ``sys.argv``.
 

@@ -39,7 +39,7 @@ def exit_status(command: Callable[[], object]) -> int:
             return _stopped(end.__context__)
         raise
     except BrokenPipeError:  # the reader of the output, such as `head`, has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python reports an error at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no error message at exit
         return 128 + signal.SIGPIPE
     except OSError as error:  # a full disk, a read-only folder, …
         if error.strerror is None:
@@ -125,7 +125,7 @@ def _run_async(work: Coroutine[Any, Any, Result]) -> Result:
         try:
             return await task
         finally:
-            signal.set_wakeup_fd(-1)  # otherwise, a signal while the loop closes would print an error
+            signal.set_wakeup_fd(-1)  # no error message if a signal arrives while the loop closes
 
     try:
         return asyncio.run(cancelled_by_signals())

@@ -1,7 +1,7 @@
 """The Ray engine: actors on one or several machines process the blocks of a store.
 
-The environment variable RAY_ADDRESS selects an existing cluster. If it is not set, a cluster is started on this
-machine, and stops when the process that started it ends.
+The RAY_ADDRESS environment variable selects an existing cluster. If it is not set, a cluster is started on this machine
+and stops when the process that started it ends.
 """
 
 import os
@@ -189,7 +189,7 @@ def check_address(address: str) -> None:
 
 
 def connect() -> Any:
-    """Connect this process to a Ray cluster if necessary, and return the module `ray`."""
+    """Connect this process to a Ray cluster if necessary, and return the `ray` module."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # by default, Ray retries without a limit
     try:
@@ -233,7 +233,7 @@ class _Tokens:
         self.n += tokens
 
     def note(self, text: str) -> None:
-        """Do nothing: an actor has no progress bar."""
+        """Do nothing, because an actor has no progress bar."""
 
 
 class _Actor:
@@ -253,7 +253,7 @@ class _Actor:
 
 
 def _call(function: Callable[[], Any], folder: str) -> Any:
-    """Call a function in the driver's working directory. An `InputError` or `OSError` is returned, not raised."""
+    """Call a function in the driver's working directory. An `InputError` or `OSError` is returned instead of raised."""
     try:
         os.chdir(folder)
         return function()

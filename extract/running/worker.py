@@ -97,7 +97,7 @@ class Worker:
             yield
 
     def _delete_unfinished(self, store: Path) -> None:
-        """Delete the temporary files of killed processes in this worker's blocks."""
+        """Delete temporary files that killed processes left in this worker's blocks."""
         for path in store.rglob(".*.tmp"):
             block = re.match(r"\.([0-9]{5,9})\.", path.name)
             if self.has(int(block[1])) if block else self.rank == 0:

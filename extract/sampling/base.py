@@ -102,7 +102,7 @@ class Sampler(Protocol):
             InputError: If some samples could not be drawn, or if the sampler cannot stop early.
         """
         raise InputError(
-            f"Expected a sampler that can stop early, but {type(self).__name__} has no method `draw`. Omit --stop."
+            f"Expected a sampler that can stop early, but {type(self).__name__} has no `draw` method. Omit --stop."
         )
 
 
@@ -119,8 +119,8 @@ def sample_stores(
     prompt = decoding.prompt
     if prompt.shots and not prompt.chat and not decoding.stop:
         say(
-            "sample: the prompt has worked examples, but no stop string is set. The model may add further questions to "
-            "its answer, and these would be graded, too. To prevent this, set --policy.stop "
+            "sample: the prompt has worked examples, but no stop string is set. The model may append further questions "
+            "to its answer, and they would be graded too. To prevent this, set --policy.stop "
             f"'{json.dumps([prompt.next_question])}'"
         )
     sampler: Sampler = SAMPLERS[name].load()(options, decoding, worker)

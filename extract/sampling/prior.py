@@ -72,7 +72,7 @@ def write_priors(
 ) -> None:
     """Write priors to a file that `read_priors` can read.
 
-    `confidence` has the shape [question]. `prompt` is the SHA-256 of the prompt template.
+    `confidence` has shape [question]. `prompt` is the SHA-256 of the prompt template.
     """
     rows = [Prior(value, concentration, diversity)._asdict() for value in confidence.tolist()]
     sink = pa.BufferOutputStream()
@@ -128,8 +128,8 @@ def fit_prior(
 ) -> tuple[float, float]:
     """Fit κ and θ by maximum likelihood. Pass only questions on which the stopping rule is not evaluated.
 
-    The arguments have the shape [question]. `right`, `n_answers` and `wrong_classes` are the numbers of right answers,
-    of all answers, and of distinct wrong answers. Both results are between 0.01 and 1000.
+    The arguments have shape [question]. `right`, `n_answers` and `wrong_classes` count each question's right answers,
+    all its answers, and its distinct wrong answers. Both results are between 0.01 and 1000.
     """
     wrong = n_answers - right
 
@@ -146,8 +146,8 @@ def fit_concentration(
 ) -> float:
     """Fit the concentration κ of the priors Beta(κ f, κ (1 − f)) by maximum likelihood.
 
-    The number of right answers has a beta-binomial distribution. The arrays have the shape [question]. `mean` contains
-    f, which is between 0 and 1 exclusive.
+    The number of right answers has a beta-binomial distribution. All arrays have shape [question]. `mean` contains f,
+    strictly between 0 and 1.
     """
 
     def loss(log_concentration: float) -> float:
@@ -158,7 +158,7 @@ def fit_concentration(
 
 
 def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -> float:
-    """Return the x within `bounds` that minimises `loss` of log x."""
+    """Return the x within `bounds` that minimises ``loss(log x)``."""
     return float(np.exp(minimize_scalar(loss, bounds=np.log(bounds), method="bounded").x))
 
 
@@ -215,6 +215,6 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
         weight = weights[n - 1]
         unseen, seen, leading = weight[0], np.where(held > 0, weight[held], 0), weight[first]
         wins = (seen * ahead.take(held * (n + 1) + first[:, None])).sum(1) + unseen * ahead[0, first]
-        wins += leading * (ahead[first, second] - ahead[first, first])  # the leader's largest rival is the second
+        wins += leading * (ahead[first, second] - ahead[first, first])  # the leader's largest rival is the runner-up
         gain[:, n - 1] = (wins - leading) / (seen.sum(1) + unseen)
     return gain

@@ -26,14 +26,14 @@ from extract.store.store import Store
 
 #: A store and a range of its samples.
 StoreRange = tuple[Store, SampleRange]
-#: The method `draw` of a sampler.
+#: The `draw` method of a sampler.
 Draw = Callable[
     [Mapping[float, StoreRange], Sequence[str], range, Progress], Mapping[float, Sequence[Mapping[str, Any]]]
 ]
 
 
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
-    """Reopen the finished ranges to which this run may add answers. The answers in these ranges are moved back to logs.
+    """Reopen the finished ranges to which this run may add answers. Their answers are moved back to logs.
 
     - A run without a stopping rule reopens ranges with skipped samples.
     - A run with a stopping rule reopens ranges that were sampled with any stopping rule, except in blocks that were
@@ -76,7 +76,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
         open_ranges[temperature] = unfinished_ranges(store, k, damaged, worker)
     blocks = sorted({samples.block for ranges in open_ranges.values() for samples in ranges})
     if not blocks:
-        say(f"sample: for each question, {k} answers already exist or this rule has stopped sampling")
+        say(f"sample: each question already has {k} answers, or this rule has stopped sampling for it")
         return
     questions = next(iter(stores.values())).questions
     total = sum(len(questions.ids(Block(block))) for block in blocks) * len(turns(stores, k))
@@ -93,7 +93,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
     n_early = sum(outcome["reason"] == "rule" for outcome in outcomes)
     used = np.mean([outcome["n_answers"] for outcome in outcomes])
     say(
-        f"sample: the rule {stopping.rule} stopped sampling early for {n_early} of {len(outcomes)} questions. On "
+        f"sample: the {stopping.rule} rule stopped sampling early for {n_early} of {len(outcomes)} questions. On "
         f"average, a decision uses {used:.1f} of at most {len(turns(stores, k))} answers"
     )
 

@@ -68,13 +68,13 @@ class StoppingRule:
     Attributes:
         label: Name in tables.
         description: Condition for stopping, with the placeholder {threshold}.
-        evidence: Function that computes the evidence after each answer, [order, answer], from the answers to a question
-            and the question's prior. Most rules ignore the prior.
+        evidence: Function that takes the answers to a question and the question's prior, and returns the evidence after
+            each answer, [order, answer]. Most rules ignore the prior.
         thresholds: Thresholds that ``python -m applications vote`` compares.
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
         needs: What the rule requires: several temperatures, a prior, or nothing (None).
-        stops: Function that decides from the evidence and the threshold whether sampling stops after each answer,
+        stops: Function that takes the evidence and the threshold, and returns whether sampling stops after each answer,
             [order, answer].
     """
 
@@ -88,7 +88,7 @@ class StoppingRule:
     stops: Callable[[NDArray[np.float64], float], NDArray[np.bool_]] = np.greater_equal
 
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
-        """Apply the rule to the answers to one question. The answers must be given in a single order.
+        """Apply the rule to the answers to one question, given in a single order.
 
         Answers after the one at which the rule is first met are ignored.
         """
@@ -123,7 +123,7 @@ def two_stage(
     """Compute the evidence of two-stage voting over temperatures (arXiv 2510.02611).
 
     For each temperature, τ_intra is the relative frequency of the most frequent answer. The evidence is the smallest
-    τ_intra. In three cases, the evidence is −∞:
+    τ_intra. It is −∞ in three cases:
 
     - The fraction of temperatures with the same most frequent answer is below `cross` (τ_cross).
     - A temperature other than 0 has fewer than `least` answers. (The paper has no such minimum.)
@@ -156,7 +156,7 @@ def adaptive_consistency(answers: Answers, prior: Prior | None = None) -> NDArra
 
     .. math:: P(q > \tfrac12), \quad q \sim \mathrm{Beta}(v_1 + 1, v_2 + 1)
 
-    where v₁ and v₂ are the counts of the two most frequent answers.
+    where v₁ and v₂ are the counts of the most frequent and the second most frequent answer.
     """
     largest = np.sort(answers.counts, axis=-1)[..., -2:]
     first, second = largest[..., -1], largest[..., 0] if largest.shape[-1] > 1 else 0
@@ -189,7 +189,7 @@ def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np
 
 
 def prior_evidence(answers: Answers, prior: Prior | None) -> NDArray[np.float64]:
-    """Compute the evidence of the rule `prior`: the expected gain from the remaining budget."""
+    """Compute the evidence of the `prior` rule: the expected gain from the remaining budget."""
     assert prior is not None
     return expected_gain(prior, answers.counts, len(answers.temperatures))
 

@@ -20,7 +20,7 @@ class Stopping:
     Attributes:
         grader: Name of the grader that parses the answers.
         priors: Dict from question id to prior. Empty if the rule needs none.
-        per_round: Number of answers that a round adds to each question, at each temperature.
+        per_round: Number of answers per question and temperature in each round.
     """
 
     rule: str
@@ -48,7 +48,7 @@ def load_stopping(
     questions: Sequence[Question],
     decoding: Decoding,
 ) -> Stopping:
-    """Check the options of early stopping (see `sample_family`), and read the priors.
+    """Check the early-stopping options (see `sample_family`), and read the priors.
 
     Raises:
         InputError: If an option is invalid, if the grader is a judge or can't grade the questions, or if the

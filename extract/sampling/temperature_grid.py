@@ -42,7 +42,7 @@ def each_store(command: Callable[..., Any]) -> Callable[..., None]:
     """Decorate a command so that it runs on each store of a grid in turn.
 
     If the command fails on a store, it still runs on the other stores, and an error is raised at the end. If the
-    command has an option `out` for an output file, the store's name is appended to the name of the file.
+    command has an `out` option for an output file, the store's name is appended to the file name.
     """
 
     @wraps(command)

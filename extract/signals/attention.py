@@ -117,8 +117,8 @@ def attention_shares(products: Dots) -> dict[str, Tensor]:
     """Compute the share of the attention output in the residual stream.
 
     A layer adds the attention output o to the residual stream h. The sum is s = h + o, and a is the share of o in s.
-    The result maps each of `MIXES` to a tensor [row, query] in [0, 1]. For ``share_50``, ``share_70`` and ``share_90``,
-    the share of the residual stream, 1 − a, is 50, 70 or 90 %. The other mixes are:
+    The result maps each of `MIXES` to a tensor [row, query] in [0, 1]. ``share_50``, ``share_70`` and ``share_90`` fix
+    the share of the residual stream, 1 − a, at 50, 70 and 90 %. The other mixes are:
 
     - ``norm``: a = ‖o‖ / (‖o‖ + ‖h‖).
     - ``cosine``: a = cos(o, s) / (cos(o, s) + cos(h, s)).
@@ -185,7 +185,7 @@ def rows_largest(
 ) -> Tensor:
     """Compute the largest entry of each column of the rollout matrix R, [row, field, mix, alignment, key] float32.
 
-    See `rows_summed` for R and the arguments. For the alignment `emit`, the last row of R is ignored.
+    See `rows_summed` for R and the arguments. With `emit` alignment, the last row of R is ignored.
     """
     column, element = column_field(query, n_tokens), element_field(query, query)
 

@@ -30,7 +30,7 @@ def read_layer(
     scaling: float | None = None,
     softcap: float | None = None,
 ) -> dict[str, Tensor]:
-    """Compute the attention of one layer for the queries at `places`. Values of padding queries are 0.
+    """Compute the attention of one layer for the queries at `places`. Results for padding queries are 0.
 
     Args:
         query: Queries, [row, head, token, d_head] of any float dtype.
@@ -106,7 +106,7 @@ def _over_heads(
 def _score_chunks(
     query: Tensor, key: Tensor, mask: Tensor | None, places: Places, scaling: float | None, softcap: float | None
 ) -> Iterator[tuple[slice, Tensor, int, Iterator[Tensor]]]:
-    """Yield the scores of chunks of the queries at `places`.
+    """Yield the scores of the queries at `places`, in chunks.
 
     Yields:
         - the slice of queries,

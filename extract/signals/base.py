@@ -64,7 +64,7 @@ class TokenSpans:
 class Places:
     """Queries whose attention is read in a forward pass.
 
-    A place is the 0-based position of a token in its row, including cached tokens. Keys are ordered by place.
+    A place is the 0-based position of a token in its row, counting cached tokens. Keys are ordered by place.
 
     Attributes:
         index: Index of each query among the tokens of the pass, [row, query] int64.

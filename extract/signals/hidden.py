@@ -1,4 +1,4 @@
-"""The signals `hidden` and `hidden_tokens`: the residual stream at named positions, or at every token of an answer."""
+"""The `hidden` and `hidden_tokens` signals: the residual stream at named positions, or at every token of an answer."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

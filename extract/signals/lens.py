@@ -12,7 +12,7 @@ from torch.linalg import vecdot
 from extract.signals.base import Lens, TokenSpans
 from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_norm, n_layers, not_norm_alone
 
-#: Number of layers directly before the last layer that are compared with it.
+#: Number of layers, directly before the last layer, to compare with it.
 N_COMPARED = 10
 #: Number of logits in memory at a time.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}
@@ -46,7 +46,7 @@ def entropy(p: Softmax) -> Tensor:
 
 
 def most_likely(p: Softmax) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the most likely token, its probability, and its margin over the second most likely, [token] each."""
+    """Return the most likely token, its probability, and its margin over the second most likely, each [token]."""
     best = p.shifted.topk(2)
     first, second = best.values.exp().unbind(-1)
     return best.indices[:, 0], first / p.total, (first - second) / p.total
@@ -72,7 +72,7 @@ def kl_of_means(p: Tensor, q: Tensor) -> Tensor:
 
 
 class LensReader(Hooks):
-    """Context manager that computes a `Lens` of each forward pass. Call `start` before the pass and `finish` after it.
+    """Context manager that computes a `Lens` for each forward pass. Call `start` before the pass and `finish` after it.
 
     `needs` contains any of ``logits`` (the final distribution), ``lens`` (entropies), ``exit`` and ``divergence``.
 
@@ -96,7 +96,7 @@ class LensReader(Hooks):
         return self
 
     def start(self, spans: TokenSpans) -> None:
-        """Set the token spans of the next pass."""
+        """Set the token spans for the next pass."""
         self._spans, self._index = spans, spans.drawn_at(self._model.device)
 
     def finish(self, last_hidden_state: Tensor, tokens: Tensor | None) -> Lens:
@@ -134,7 +134,7 @@ class LensReader(Hooks):
         return Lens({name: spans.pad(values) for name, values in numbers.items()})
 
     def _chunk(self, chunk: slice, normed: Tensor, drawn: Tensor | None, kept: dict[int, Tensor]) -> dict[str, Tensor]:
-        """Compute the statistics of a chunk of tokens, [token, …] each."""
+        """Compute the statistics of a chunk of tokens, each [token, …]."""
         last = softmax(self._head(normed[chunk]))
         log_p = torch.full_like(last.total, torch.nan)
         if drawn is not None:
@@ -146,7 +146,7 @@ class LensReader(Hooks):
         return numbers
 
     def _compare(self, states: dict[int, Tensor], last: Softmax, token: Tensor) -> dict[str, Tensor]:
-        """Compute the statistics of `Lens` that compare layers, from each layer's residual stream.
+        """Compute the `Lens` statistics that compare layers, from each layer's residual stream.
 
         `last` and `token` are the distributions and the most likely tokens of the last layer.
         """

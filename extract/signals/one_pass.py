@@ -1,4 +1,4 @@
-"""Layer of a key/value cache that does not store new tokens."""
+"""Key/value cache layer that does not store new tokens."""
 
 from typing import Any
 

@@ -33,12 +33,12 @@ class Padded:
 
     @cached_property
     def ascending(self) -> tuple[Tensor, Tensor]:
-        """Sorted values and their token indices, [..., row, token] each. Padding comes last."""
+        """Sorted values and their token indices, both [..., row, token]. Padding comes last."""
         return self.u.masked_fill(~self.there, torch.inf).sort(dim=-1)
 
     @cached_property
     def by_weight(self) -> tuple[Tensor, Tensor]:
-        """Weights in descending order (stable sort) and the values of the same tokens, [..., row, token] each."""
+        """Weights in descending order (stable sort) and the values of the same tokens, both [..., row, token]."""
         order = self.w.masked_fill(~self.there, -1.0).sort(dim=-1, descending=True, stable=True)
         return order.values, self.u.expand(self._shape).gather(-1, order.indices.expand(self._shape))
 

@@ -26,7 +26,7 @@ class Reader(ExitStack):
     Args:
         model: Causal language model in evaluation mode.
         needs: Data that the signals need, from `NEEDS`.
-        layers: Layers to keep for each of the signals `hidden` and `hidden_tokens`.
+        layers: Layers to keep for each of the `hidden` and `hidden_tokens` signals.
 
     Raises:
         InputError: If a layer does not exist in the model, or the model does not support one of the needs.

@@ -133,7 +133,7 @@ def read_answers(
             "Leave out answers without a prompt."
         )
     counts = Counter(answer for answer in answers if answer.content)
-    if not counts:  # if all answers are empty, read one token to find out the keys and shapes of the signals
+    if not counts:  # all answers are empty: read one token to find out the keys and shapes of the signals
         counts[Answer(answers[0].prompt, answers[0].prompt[-1:])] = 0
     distinct, n_empty = list(counts), len(answers) - counts.total()
     sequences = [answer.prompt + answer.content for answer in distinct]

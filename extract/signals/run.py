@@ -196,7 +196,7 @@ class _ShardReader:
         return counts
 
     def _answers(self, part: SampleRange, counts: Counter[str]) -> list[Answer]:
-        """Return the answers of a range of samples, in row order."""
+        """Return the answers in a range of samples, in row order."""
         samples = self._store.samples.read(part).to_pylist()
         prompts = encode_prompts(self._store, self._tokenizer, part, samples)
         end, answers = end_tokens(self._model, self._tokenizer), []

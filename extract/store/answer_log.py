@@ -31,7 +31,7 @@ Row = dict[str, Any]
 class AnswerLog:
     """Log of the answers in a range of samples, opened for appending.
 
-    Every line survives a crash of the process and, after `sync`, also a power failure. Opening a log removes an
+    Every line survives a crash of the process and, after `sync`, even a power failure. Opening a log removes an
     incomplete last line.
 
     Attributes:
@@ -39,7 +39,7 @@ class AnswerLog:
         answered: Question id and sample index of every answer in the log.
 
     Raises:
-        InputError: If the file is the log of another store or range.
+        InputError: If the file is the log of a different store or range.
         OSError: If the file cannot be read or written.
     """
 

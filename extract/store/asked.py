@@ -40,7 +40,7 @@ class Asked(ShardFiles):
         write_table(self.file(baseline, shard), table)
 
     def read(self, baseline: str, scope: Scope = "question") -> pa.Table:
-        """Read a baseline's table for all questions, or for all answers, sorted by block, range and question.
+        """Read a baseline's results for all questions or all answers, sorted by block, range and question.
 
         Raises:
             InputError: If a table is missing or damaged, or two tables have different settings.

@@ -20,7 +20,7 @@ from extract.store.shards import Block, SampleRange, Scope, Shard, check_name, o
 
 
 class StoreFolder:
-    """The directory of a store, its identity as plain JSON types, and the SHA-256 of this identity."""
+    """A store's directory, its identity (as plain JSON types), and the SHA-256 of that identity."""
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
         self.path, self.identity, self.sha256 = path, identity, sha256_json(identity)
@@ -123,7 +123,7 @@ class ShardFiles:
             unit, rows = ("blocks", "questions") if scope == "question" else ("sample ranges", "answers")
             available = ", ".join(other for other in self.names() if self.finished(other, scope)) or "none"
             raise InputError(
-                f"Expected the store {path!r} to contain the {self._noun} {name!r} for all {rows}, but {len(missing)} "
+                f"Expected the store {path!r} to contain the {name!r} {self._noun} for all {rows}, but {len(missing)} "
                 f"of {len(shards)} {unit} lack it ({self._noun}s available for {rows}: {available}). Run "
                 f"`python -m extract {command}`."
             )
@@ -144,7 +144,7 @@ class ShardFiles:
         if found is not None and (different := "; ".join(differences(found, expected))):
             raise InputError(
                 f"Expected this run to have the same settings as the files in {str(self._place(name, scope))!r}, but "
-                f"it differs in {different}. Run with the settings of these files, or delete that folder to start over."
+                f"it differs in {different}. Run with the files' settings, or delete that folder to start over."
             )
 
     def _place(self, name: str, scope: Scope) -> Path:
@@ -154,7 +154,7 @@ class ShardFiles:
         raise NotImplementedError
 
     def _provenance(self, name: str, shard: Shard) -> dict[str, Any]:
-        """Return the store, block and samples that a file belongs to."""
+        """Return a dict that identifies the store, block and samples to which a file belongs."""
         record = {"identity": self._folder.sha256, self._noun: name, "block": shard.block}
         if isinstance(shard, Block):
             return record

@@ -72,7 +72,7 @@ class Grades(ShardFiles):
         """Return the rule by which a range was graded.
 
         Raises:
-            InputError: If the file is damaged, its samples were replaced, or `grader` is not a valid name.
+            InputError: If `grader` is invalid, the file is damaged, or its samples were replaced after grading.
         """
         return self._read(grader, samples)[1].get("rule", "")
 

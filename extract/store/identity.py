@@ -40,7 +40,7 @@ def member_stores(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise an InputError if a path is a file, or if it is a folder that contains files but is not a store."""
+    """Raise an InputError if a path is a file, or a folder with files that is not a store."""
     if (folder / _IDENTITY).is_file() or not folder.exists():
         return
     expected = f"Expected `store` to be a new folder or a store, but {str(folder)!r}"
@@ -50,7 +50,7 @@ def check_folder(folder: Path) -> None:
             "to a new folder, or pass a grid of temperatures."
         )
     if not folder.is_dir() or any(not child.name.startswith(".") for child in folder.iterdir()):
-        raise InputError(f"{expected} is neither. Use another --store.")
+        raise InputError(f"{expected} is neither. Pass a different --store.")
 
 
 def write_identity(folder: Path, identity: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
-    """Write reader.json: the SHA-256 of the store's identity, and the `ModelIdentity` of the local copy as a dict."""
+    """Write reader.json with the SHA-256 of the store's identity and the local copy's `ModelIdentity`, as a dict."""
     _write_record(folder / _READER, identity, model)
 
 

@@ -24,7 +24,7 @@ COMPACT_SAMPLES_SCHEMA = _schema(
     "question_id:string sample:int32 token_ids:int32s text:string logprobs:float32s finish_reason:string "
     "prompt_tokens:int32"
 )
-#: Samples with nullable columns. The column `reasoning` contains the text before the answer.
+#: Samples with nullable columns. The `reasoning` column contains the text before the answer.
 SAMPLES_SCHEMA = _schema(
     "question_id:string sample:int32 text:string reasoning:string token_ids:int32s logprobs:float32s n_tokens:int32 "
     "finish_reason:string prompt_tokens:int32"

@@ -60,7 +60,7 @@ class Samples:
         Args:
             rows: One row per sample.
             max_rows: Maximum number of answers per batch. It affects the last bits of the log-probabilities.
-            stopping: Early-stopping record (see the method `stopping`).
+            stopping: Early-stopping record (see the `stopping` method).
         """
         metadata = {} if max_rows is None else {"max_rows": str(max_rows)}
         if stopping is not None:

@@ -77,7 +77,7 @@ class Store:
         if different := "; ".join(differences(self.identity, expected)):
             raise InputError(
                 f"Expected the store {str(self.path)!r} to have the identity of this run, but it differs in "
-                f"{different}. Use another --store, or run with the settings of the existing store."
+                f"{different}. Use a different --store, or run with the settings of the existing store."
             )
 
     @property

@@ -76,13 +76,13 @@ def read_answers(
     """Read the answers to show, in the order of their questions.
 
     Args:
-        store: Store with the signal `tokens` of the answers.
+        store: Store with the `tokens` signal of the answers.
         load: Function that loads the store's tokenizer.
         questions: Question ids. If None, a few questions are chosen, with a right and a wrong answer to each.
         samples: Sample indices to show for each question. If None, all answers to the given `questions`.
         grader: Grader whose grades are shown. By default, the store's only grader, if any.
         influence: Name of the token weights to show. By default, ``norm_element_mean_token`` if the store contains
-            these weights. The name can be preceded by that of the signal, as in SIGNAL/NAME.
+            those weights. The name can be prefixed with that of the signal, as in SIGNAL/NAME.
 
     Returns:
         The answers, and the name of the token weights.

@@ -79,7 +79,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
 
 def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> None:
-    """Draw the tokens at `places` as bars or a curve. The y-axis fits all tokens."""
+    """Draw the tokens at `places` as bars or a curve. The y-axis is scaled to the values of all tokens."""
     values = values.nan_to_num(0.0)  # NaN if all weights are 0
     own = values[places.start : places.stop].tolist()
     if bars:

@@ -65,7 +65,7 @@ def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
 
 
 def _numbers(answer: ShownAnswer) -> list[list[tuple[str, str]]]:
-    """Format the values of each token as pairs (label, text)."""
+    """Format the values of each token as (label, text) pairs."""
     columns = {
         "entropy": [_number(value, " nats") for value in answer.entropy],
         "1 − p_max": [_number(value) for value in answer.one_minus_pmax],

@@ -1,4 +1,4 @@
-"""The command `show`, which writes a page of answers or a plot of one answer."""
+"""The `show` command, which writes a page of answers or a plot of one answer."""
 
 import io
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ def show(
     """Show answers token by token, on a page with shaded tokens or as a plot of one answer's token entropies.
 
     Args:
-        store: Folder of the store. The signal `tokens` must have been read for its answers.
+        store: Folder of the store. The `tokens` signal must have been read for its answers.
         questions: Ids of the questions to show. By default, a few questions, each with a right and a wrong answer.
         samples: 0-based indices of the answers to show. By default, all answers to the given questions.
         out: Output file: .html for a page of answers, or .png, .pdf or .svg for a plot of one answer.
         grader: Grader whose grades are shown. By default, the store's only grader.
-        influence: Token weights to show as influence. By default, `norm_element_mean_token` if these weights were read.
+        influence: Token weights to show as influence. By default, `norm_element_mean_token` if it was read.
         model: Hub id or folder of the store's model. Required if that model was loaded from a folder. Only the
             tokenizer is loaded.
 

@@ -53,7 +53,7 @@ class GradeCounts:
 
 
 class Shown(NamedTuple):
-    """A graded answer to show. `answer` is what the grader found."""
+    """A graded answer to show. `answer` is the text that the grader parsed from it."""
 
     part: SampleRange
     question_id: str
@@ -99,7 +99,7 @@ class Summary:
 def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
     """Count the answers of a store, and draw `n_shown` examples.
 
-    The examples are graded by the grader `show_of`. If `show_of` is None, there are no examples.
+    Their grades come from the grader named `show_of`. If `show_of` is None, there are no examples.
 
     Raises:
         Damaged: If a file is damaged.

@@ -110,8 +110,8 @@ def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:
     r"""Predict accuracies from features, and compute the out-of-fold AUROC, its 95 % interval and a one-sided p-value.
 
-    The p-value is the fraction of permutations of the accuracies, counting the observed order as one of them, for which
-    the AUROC is at least the observed AUROC, A.
+    The p-value is the fraction of permutations of the accuracies, counting the observed order as one of them, whose
+    AUROC is at least as high as the observed AUROC, A.
 
     The bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds. It therefore
     underestimates the variance, by a factor of two if the features are uninformative. To correct the interval, the

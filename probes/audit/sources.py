@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
     Attributes:
         label, description: Texts for display.
-        leak: Whether the source should not predict the accuracy, and is a leak if it does.
+        leak: Whether the source is a potential leak, that is, should not predict the accuracy.
     """
 
     label: str
@@ -77,7 +77,7 @@ def question_sources(questions: Sequence[Question]) -> tuple[dict[str, Features]
 
 
 def _option_features(questions: Sequence[Question]) -> dict[str, Features]:
-    """Return the features of the sources `options` and `key`. All `questions` must have options."""
+    """Return the features of the `options` and `key` sources. All `questions` must have options."""
     if not questions:
         return {}
     letters = [ascii_uppercase.index(question.references[0]) for question in questions]

@@ -54,7 +54,7 @@ def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
 def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
     """Score each question by the mean accuracy of its group in the training and validation splits.
 
-    If they contain no question of the group, the score is the mean accuracy of all their questions.
+    If those splits contain no question of the group, the score is the mean accuracy of all their questions.
     """
     table, rows_of, known = data.table, defaultdict(list), outside_test(rows)
     for row in known.tolist():
@@ -74,7 +74,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
     if tokens.isnan().any():
         raise InputError(
             f"Expected the prompt lengths of all {len(tokens)} questions to be known, but "
-            f"{int(tokens.isnan().sum())} lengths are unknown. Use other baselines."
+            f"{int(tokens.isnan().sum())} lengths are unknown. Use different baselines."
         )
     right, known = torch.from_numpy(data.table.right)[train], torch.from_numpy(data.table.known)[train]
     falling, rising = fit_platt(-tokens[train], right, known), fit_platt(tokens[train], right, known)
@@ -182,7 +182,7 @@ def dispersed(
 ) -> Mapping[Scope, Score]:
     """Return a score function for questions, based on the dispersion of half of the answers.
 
-    If this half contains fewer than two answers, the score is NaN.
+    The score is NaN if that half contains fewer than two answers.
     """
 
     def uncertainty(data: FeatureDataModule) -> JointUncertainty:
@@ -200,7 +200,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    They are read at the stored layer whose index is closest to half the highest stored index.
+    The states come from the stored layer whose index is closest to half the highest stored index.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

@@ -34,7 +34,7 @@ class OutOfFold:
             missing.
         of_answers: Dict from each method to its confidences for the rows of the answer table, [answer]; NaN if missing.
         chosen: The probe chosen in each fold, with its options and validation loss.
-        masked: Dict from each missing method to the reason.
+        masked: Dict from each missing method to the reason why it is missing.
         notes: Warnings from fitting, with the method and the fold.
     """
 
@@ -54,7 +54,7 @@ class OutOfFold:
         self.of_scope(scope).setdefault(name, empty)[rows] = values.double()
 
     def of_scope(self, scope: Scope) -> dict[str, Tensor]:
-        """Return `confidence` or `of_answers`."""
+        """Return `confidence` for questions, and `of_answers` for answers."""
         return self.confidence if scope == "question" else self.of_answers
 
 
@@ -185,7 +185,7 @@ class Comparison:
         self.out.of_scope(scope).pop(name, None)
 
     def _fit(self, name: str, method: ProbeMethod, fold: int, rows: dict[str, Tensor]) -> Fit:
-        """Fit a probe in a fold and store its test confidences."""
+        """Fit a probe for one fold and store its confidences on the test questions."""
         data = self._data_of(method)
         data.use_split({split: questions.tolist() for split, questions in rows.items()})
         module = fit(method.load(), data, method.epochs, self.seed)
@@ -196,7 +196,7 @@ class Comparison:
         self.out.add(data.scope, name, test.row, module.predict(test.features))
         losses = torch.full((len(data.question_of),), torch.nan, dtype=torch.float64)
         losses[module.val_rows] = module.val_losses
-        losses[~torch.isin(data.question_of, rows["val"])] = torch.nan  # cross-fitted probes also score train rows
+        losses[~torch.isin(data.question_of, rows["val"])] = torch.nan  # cross-fitting also scores train rows
         chosen = {"probe": name, "layers": choice.layers, "position": choice.position, module.option: choice.value}
         return Fit({**chosen, "val_loss": float(losses.nanmean()), "warning": module.warning}, losses)
 
@@ -211,7 +211,7 @@ class Comparison:
         self.out.chosen.append({"fold": fold, **chosen})
 
     def _apply_baseline(self, scope: Scope, name: str) -> None:
-        """Compute and store the test confidences of a baseline in all folds."""
+        """Compute a baseline's confidences on the test rows of all folds, and store them."""
         confidences = confidence(name, self.data, scope)
         question = torch.from_numpy(self.data.table.answers.question)
         for rows in self.folds:

@@ -111,8 +111,8 @@ def scored(out: OutOfFold, name: str, half: bool) -> Scored:
 def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:
     """Compute the question-level metrics of a method with `evaluate`, and add `response_brier` and `gap`.
 
-    `response_brier` is the Brier score on individual answers. `gap` is this score minus the debiased Brier score. It
-    estimates the mean of p(1−p), where p is the true accuracy.
+    `response_brier` is the Brier score on individual answers. `gap`, which is `response_brier` minus the debiased Brier
+    score, estimates the mean of p(1−p), where p is the true accuracy.
     """
     method, reference = scored(out, name, half), scored(out, "constant", half).confidence
     unknown = out.data.table.held_unknown if half else out.data.table.unknown
@@ -145,8 +145,8 @@ def paired_tests(
         n_resamples: Number of resamples or sign flips for each p-value; see `difference`.
 
     Returns:
-        A dict for each pair and metric for which the difference is defined. `value` is the difference a − b, and
-        `p_holm` is the corrected p-value. `half` tells whether only answers with odd indices are included.
+        A dict for each pair and metric with a defined difference. `value` is the difference a − b, `p_holm` is the
+        corrected p-value, and `half` tells whether only answers with odd indices are included.
     """
     tests: list[dict[str, Any]] = []
     for a, b in pairs:

@@ -45,8 +45,8 @@ def transfer_record(
     """Train a probe on each question set and test it on every set.
 
     Each store is a set. If there is only one store, each of its question groups is a set. On its own training set, a
-    probe is tested out of fold. For each set, another probe is trained on all other sets and tested on the set that
-    was left out, with and without back-off.
+    probe is tested out of fold. In addition, each set is left out in turn: a probe is trained on all other sets and
+    tested on that set, with and without back-off.
 
     Returns:
         The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set, with
@@ -190,7 +190,7 @@ def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Train a probe and its back-off on the sets `others`, and score the set `own`, whose index is `number`."""
+    """Train a probe and its back-off on all other sets, and score the left-out set, whose index is `number`."""
     if own.data is others[0].data:  # groups of a single store
         data, questions = own.data, torch.cat([group.questions for group in others]).sort().values
     else:

@@ -64,7 +64,7 @@ def fit_novelty(module: ProbeModule) -> Novelty:
 
 @torch.no_grad()
 def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confidences:
-    """Compute `Confidences` with a probe and its back-off from features [row, feature, d_model]."""
+    """Compute the `Confidences` of rows from their features [row, feature, d_model], with a probe and its back-off."""
     assert module.choice is not None
     head, calibrator = module.head().to(features.device), module.choice.calibrator.to(features.device)
 
@@ -85,7 +85,7 @@ def chosen_features(features: Any, chosen: Sequence[int]) -> Tensor:
 def clusters(features: Tensor, question: Tensor) -> list[int]:
     """Divide questions into clusters with k-means, and return the cluster of each row.
 
-    The `features` [row, width] are averaged over the rows of each `question` [row] int64.
+    `question` [row] int64 is the question of each row. `features` [row, width] are averaged over each question's rows.
     """
     from sklearn.cluster import KMeans  # takes a second to import
 
@@ -104,12 +104,12 @@ def fit_backoff(
     """Fit a novelty measure and its back-off.
 
     Args:
-        features: [row, layer, width] float32 features. Novelties are computed from the hidden states of the first
+        features: Features, [row, layer, width] float32. Novelties are computed from the hidden states of the first
             layer.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
-        right, known: [row] numbers of right answers and of graded answers.
-        random: [row] int64 folds to which questions are assigned at random.
-        groups: [row] int64 folds that keep question groups together.
+        right, known: Numbers of right answers and of graded answers, [row].
+        random: Folds to which questions are assigned at random, [row] int64.
+        groups: Folds that keep question groups together, [row] int64.
     """
     distance = fit_distance(features[:, 0, :n_hidden], random, groups)
     novelty = Novelty(n_hidden, distance.rank)
@@ -136,7 +136,7 @@ def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, sh
     `PENALTY`.
 
     Args:
-        confidence, base_rate, accuracy, share: [row] float64. The shares sum to 1.
+        confidence, base_rate, accuracy, share: Each [row] float64. The shares sum to 1.
 
     >>> ones = torch.ones(4, dtype=torch.float64)
     >>> base_rate_weight(0.9 * ones, 0.4 * ones, 0.4 * ones, ones / 4)  # (0.5 · 0.5 + 1 · 0.1) / (0.5² + 1)

@@ -16,7 +16,7 @@ from probes.saved.novelty import Broader
 
 #: L2 penalty of the ridge regressions.
 L2 = 3.0
-#: Rewordings of held-out questions are left out if at least this many training questions remain.
+#: Rewordings of held-out questions are left out if at least this many of the existing probe's questions remain.
 LEAST_ROWS = 50
 
 
@@ -29,17 +29,18 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe, its weight relative to the existing probe, and the distance from all training questions.
+    """Fit a broader probe, its weight relative to the existing probe, and a `Distance` from all training questions.
 
-    To fit the weight, question groups of the other stores are held out in turn, and rewordings of held-out questions
-    are left out of the training data. A ridge regression stands in for the existing probe.
+    To fit the weight, question groups of the other stores are held out in turn. Rewordings of held-out questions are
+    left out of the training data if at least `LEAST_ROWS` of the existing probe's questions remain. A ridge regression
+    stands in for the existing probe.
 
     Args:
-        features: [row, layer, width] float32 features of all questions.
+        features: Features of all questions, [row, layer, width] float32.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
-        right, known: [row] numbers of right answers and of graded answers.
+        right, known: Numbers of right answers and of graded answers, [row].
         groups, questions: Question group and question id of each row. A question and its rewordings have the same id.
-        is_own: [row] bool mask of the existing probe's training questions.
+        is_own: Mask of the existing probe's training questions, [row] bool.
     """
     accuracy, question = right / known, torch.from_numpy(np.unique(questions, return_inverse=True)[1])
     x, random = few_layers(features).flatten(1)[:, None], whole_groups(questions)

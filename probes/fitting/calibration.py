@@ -30,9 +30,9 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
     mean and standard deviation of the scores. The calibrator maps s_i to the confidence f_i.
 
     Args:
-        scores: [row] finite scores. Higher means more likely to be right.
-        right: [row] number c of right answers.
-        known: [row] number n of graded answers.
+        scores: Finite scores, [row]. Higher means more likely to be right.
+        right: Number c of right answers, [row].
+        known: Number n of graded answers, [row].
         ridge: Ridge coefficient ρ, at least 0. A positive ρ keeps the slope finite if the scores separate right from
             wrong answers.
 
@@ -124,7 +124,7 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
     if len(scores) < LEAST_ISOTONIC_ROWS:
         raise InputError(
             f"Expected at least {LEAST_ISOTONIC_ROWS} rows for an isotonic calibrator, but got {len(scores)}. Use the "
-            "calibrator `platt`, or use more questions."
+            "`platt` calibrator, or use more questions."
         )
     scores, right, known = scores.double(), right.double(), known.double()
     margin = 0.5 / float(known.sum())

@@ -19,12 +19,12 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
     """Fit a `Distance` to hidden states [row, d_model] float32.
 
     Args:
-        hidden: The hidden states of a set.
-        fold: [row] int64 folds. `Distance.quantiles` is computed from each row's distance from the rows of the other
-            folds.
-        groups: [row] int64 folds that keep question groups together. `Distance.full` is computed from each row's
-            distance from the rows of the other folds in `groups`. If None, `full` is the highest quantile.
-        rows: [row] bool mask of the rows used for the quantiles. If None, all rows are used.
+        hidden: Hidden states of the set.
+        fold: Fold of each row, [row] int64. `Distance.quantiles` is computed from each row's distance to the rows of
+            the other folds.
+        groups: Folds that keep question groups together, [row] int64. `Distance.full` is computed from each row's
+            distance to the rows of the other folds in `groups`. If None, `full` is the highest quantile.
+        rows: Mask of the rows used for the quantiles, [row] bool. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)
     rank = min(RANK, (len(hidden) - largest_fold) // ROWS_PER_DIRECTION)  # the same for all fits
@@ -52,7 +52,7 @@ def principal(hidden: Tensor, rank: int) -> Distance:
 
 
 def distances(hidden: Tensor, rank: int, fold: Tensor) -> Tensor:
-    """Return each row's distance [row] from the rows of the other folds."""
+    """Return each row's distance to the rows of the other folds, [row]."""
     found = hidden.new_zeros(len(hidden))
     for held, others in each_fold(fold):
         found[held] = principal(hidden[others], rank).distance(hidden[held])

@@ -28,8 +28,8 @@ class Gaussian(NamedTuple):
     """Normal distributions with independent components.
 
     Attributes:
-        mean: [..., component] float32, mean μ.
-        deviation: [..., component] float32, standard deviation σ.
+        mean: Mean μ, [..., component] float32.
+        deviation: Standard deviation σ, [..., component] float32.
     """
 
     mean: Tensor
@@ -40,9 +40,9 @@ class Answers(NamedTuple):
     """Sufficient statistics of each question's answer embeddings.
 
     Attributes:
-        number: [question] float32, number of answers with an embedding.
-        mean: [question, component] float32, mean of the projected embeddings; 0 if there are no embeddings.
-        variance: [question, component] float32, mean squared deviation from `mean`; 0 if there are no embeddings.
+        number: Number of answers with an embedding, [question] float32.
+        mean: Mean of the projected embeddings, [question, component] float32; 0 if there are no embeddings.
+        variance: Mean squared deviation from `mean`, [question, component] float32; 0 if there are no embeddings.
     """
 
     number: Tensor
@@ -68,13 +68,13 @@ def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
 
 
 def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, bias: Tensor) -> Gaussian:
-    """Predict means and standard deviations from hidden states with layer norm and one hidden GELU layer.
+    """Predict means and standard deviations from hidden states, using layer norm and one hidden GELU layer.
 
     Args:
-        hidden: [..., row, d_model] standardised hidden states.
-        weight_in, bias_in: [..., d_model, hidden] and [..., 1, hidden], first layer.
-        weight, bias: [..., hidden, 2 · component] and [..., 1, 2 · component], second layer. The means are the first
-            half of the outputs. The standard deviations are the softplus of the second half, plus `FLOOR`.
+        hidden: Standardised hidden states, [..., row, d_model].
+        weight_in, bias_in: First layer, [..., d_model, hidden] and [..., 1, hidden].
+        weight, bias: Second layer, [..., hidden, 2 · component] and [..., 1, 2 · component]. The first half of its
+            outputs are the means. The standard deviations are the softplus of the second half, plus `FLOOR`.
     """
     normal = nn.functional.layer_norm(hidden, hidden.shape[-1:])
     mean, raw = (nn.functional.gelu(normal @ weight_in + bias_in) @ weight + bias).chunk(2, -1)
@@ -98,7 +98,7 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
 
     Args:
         predicted: Distribution [..., question, component].
-        shared: [..., 1, component] variance τ² of the shared offset.
+        shared: Variance τ² of the shared offset, [..., 1, component].
         answers: Statistics of the answers. Questions without answers are ignored.
     """
     n = answers.number[:, None]
@@ -122,9 +122,9 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
     rescaled to the norm √(‖μ‖² + Σ τ²).
 
     Args:
-        predicted: Distribution [..., component] of the answer embeddings.
-        shared: [...] sum Σ τ² of the variances of the shared offset.
-        noise: [draw, component] noise from `drawn_noise`.
+        predicted: Distribution of the answer embeddings, [..., component].
+        shared: Sum of the variances of the shared offset, Σ τ², [...].
+        noise: Noise from `drawn_noise`, [draw, component].
 
     Returns:
         Scores [...] between −1 and 1. Higher means more agreement.
@@ -141,8 +141,8 @@ def rank_correlations(scores: Tensor, agreement: Tensor) -> Tensor:
     """Compute each candidate's Spearman correlation between scores and agreement, [candidate] float64.
 
     Args:
-        scores: [row, candidate] scores. If a candidate's scores are constant, its correlation is set to −1.
-        agreement: [row] mean cosine similarity between answers (1 − SEU). Rows with NaN are ignored.
+        scores: Scores of the candidates, [row, candidate]. A candidate with constant scores gets a correlation of −1.
+        agreement: Mean cosine similarity between answers (1 − SEU), [row]. Rows with NaN are ignored.
     """
     given = agreement.isfinite()
     share = ((1 + agreement[given]) / 2).clamp(0, 1)  # `spearman` takes accuracies in [0, 1]
@@ -154,14 +154,14 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
 
     The spread has collapsed if any of these conditions holds on the validation questions:
         1. At least 99 % of the predicted standard deviations σ are within 1 % of `FLOOR`.
-        2. The standard deviation of Σ σ² over questions is less than 1 % of the mean of Σ σ².
+        2. The standard deviation of Σ σ² over questions is less than 1 % of its mean.
         3. The standard deviation of the scores is less than 5 % of the standard deviation of the agreements.
         4. The rank correlation between scores and agreements is not significantly positive at the 5 % level.
 
     Args:
-        scores: [row] scores of one candidate.
+        scores: Scores of one candidate, [row].
         agreement: See `rank_correlations`.
-        deviation: [row, component] predicted standard deviations σ.
+        deviation: Predicted standard deviations σ, [row, component].
     """
     given = agreement.isfinite()
     scores, agreement, deviation = (values[given].double().cpu() for values in (scores, agreement, deviation))

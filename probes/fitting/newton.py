@@ -1,7 +1,7 @@
 """Newton's method for logistic regression with an L2 penalty, for several features and penalties at once.
 
-The method optimises a vector of coordinates, which determines the weights and the bias linearly. The coordinates are
-either the weights and the bias themselves (`_Primal`) or, if there are fewer rows than weights, coefficients of the
+The method optimises a vector of coordinates, of which the weights and the bias are linear functions. The coordinates
+are either the weights and the bias themselves (`_Primal`) or, if there are fewer rows than weights, coefficients of the
 rows (`_Dual`).
 
 Losses and gradients are computed in float64. Unless a penalty is tiny, Newton steps are computed in float32, because
@@ -29,12 +29,12 @@ def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
 
     The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
     weights. A fit has converged if the norm of its gradient is at most 10⁻⁵ times the smallest of three numbers: the
-    penalty, the variance of a label, and 0.1.
+    penalty, m (1 − m) for labels with mean m, and 0.1.
 
     Args:
-        rows: [feature, row, d] float64 rows. Each coordinate has mean 0.
-        target: [row] float64 labels in [0, 1], not all 0 and not all 1.
-        l2: [penalty] float64 penalties λ > 0. The largest is at most about 10⁴ times the smallest.
+        rows: Rows, [feature, row, d] float64. Each coordinate has mean 0.
+        target: Labels in [0, 1], not all 0 and not all 1, [row] float64.
+        l2: Penalties λ > 0, [penalty] float64. The largest is at most about 10⁴ times the smallest.
 
     Raises:
         InputError: If a penalty is too small for convergence.
@@ -119,7 +119,11 @@ class _Primal:
         return (a * b).sum(-1)
 
     def hessian(self, vector: Tensor, image: Tensor, curvature: Tensor) -> Tensor:
-        """Multiply the Hessian by a vector, given its image and the second derivative of the mean loss."""
+        """Multiply the Hessian by a vector.
+
+        `image` is the image of the vector (see `_Dual`). `curvature` is the second derivative of the mean loss with
+        respect to the logits.
+        """
         return torch.addcmul((curvature * (vector @ self.step_rows.mT)) @ self.step_rows, self.step_l2, vector)
 
     def precondition(self, vector: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +133,7 @@ class _Primal:
 
 
 class _Dual:
-    """Coordinates [feature, penalty, row]: coefficients α of the rows. The methods are those of `_Primal`.
+    """Coordinates [feature, penalty, row]: coefficients α of the rows. For the methods, see `_Primal`.
 
     The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. The mean of α
     determines the bias instead, which is b = r Σ αᵢ for a constant r. The logits are therefore Kα, where K is the Gram
@@ -139,7 +143,7 @@ class _Dual:
     further matrix product.
 
     In Newton steps, the bias also has a small penalty, and the formula for the image uses a slightly smaller shift.
-    These approximations save operations and limit the coefficients if K is singular.
+    These approximations save operations and keep the coefficients bounded if K is singular.
     """
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:

@@ -12,12 +12,12 @@ from probes.fitting.sums import Column, Statistics, outside_folds
 
 
 class Fits(NamedTuple):
-    """Linear fits to one feature in float32: one fit to the rows outside each fold, and a last fit to all rows.
+    """Float32 linear fits to one feature: for each fold, a fit to the rows outside it, and a final fit to all rows.
 
     Attributes:
-        mean, scale: [fit, d] standardisers.
-        weight: [fit, penalty, d] weights of the standardised feature.
-        bias: [fit, penalty] biases.
+        mean, scale: Mean and scale of the feature, [fit, d], used to standardise it.
+        weight: Weights of the standardised feature, [fit, penalty, d].
+        bias: Biases, [fit, penalty].
     """
 
     mean: Tensor
@@ -38,7 +38,7 @@ def fit_statistics(
     If all targets of a fit are equal, its weights and bias are 0.
 
     `solve` maps statistics to weights [penalty, d] and biases [penalty] for centred rows. If `products` is false, the
-    field `covariance` of the statistics is undefined.
+    `covariance` field of the statistics is undefined.
     """
     fits = []
     for number, statistics in enumerate(outside_folds(column, target, fold, products)):
@@ -67,7 +67,7 @@ def difference_of_means(statistics: Statistics) -> tuple[Tensor, Tensor]:
 
 
 def targets_vary(target: Tensor) -> Tensor:
-    """Return whether the targets [row] differ, as a bool tensor."""
+    """Return, as a bool tensor, whether the targets [row] are not all equal."""
     return target.min() < target.max()
 
 

@@ -1,4 +1,4 @@
-"""Logistic regression for streamed features with a quasi-Newton method. Each step takes one pass over the rows."""
+"""Quasi-Newton logistic regression for streamed features. Each step takes one pass over the rows."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,8 +11,7 @@ from probes.fitting.solvers import check_fit
 from probes.fitting.streamed import Fits, targets_vary
 from probes.fitting.sums import Column, outside_folds
 
-#: Maximum number of passes. Most problems take about ten passes. With fewer rows than coordinates, some problems take
-#: up to 150 passes.
+#: Maximum number of passes. Most problems take about ten. With fewer rows than coordinates, some take up to 150.
 MOST_PASSES = 1000
 #: Number of earlier steps that determine the next step.
 MEMORY = 10
@@ -26,8 +25,8 @@ def logistic(column: Column, target: Tensor, fold: Tensor, penalties: Sequence[f
 
     Args:
         column: The feature.
-        target: [row] float64 targets in [0, 1]. If all targets of a fit are equal, its weights and bias are 0.
-        fold: [row] int64 fold of each row.
+        target: Targets in [0, 1], [row] float64. If all targets of a fit are equal, its weights and bias are 0.
+        fold: Fold of each row, [row] int64.
         penalties: L2 penalties λ > 0.
 
     Raises:
@@ -68,10 +67,10 @@ def passes(
 
     Args:
         column, target: See `logistic`.
-        outside: [fit, row] bool mask of the rows of each fit.
-        centre: [fit, d] mean minus `column.reference`.
-        inverse: [fit, d] 1 / scale.
-        l2: [penalty] penalties.
+        outside: Mask of the rows used in each fit, [fit, row] bool.
+        centre: Mean minus `column.reference`, [fit, d].
+        inverse: 1 / scale, [fit, d].
+        l2: Penalties, [penalty].
     """
     share = outside.double() / outside.sum(1, keepdim=True)
 
@@ -125,7 +124,7 @@ def minimise(
     """Minimise the losses of all candidates with L-BFGS. Returns None if any candidate does not converge.
 
     `evaluate` maps points [fit, penalty, d + 1] to losses [fit, penalty] and gradients. `start` contains the
-    initial points and their losses and gradients. A candidate has converged if its gradient norm is below `enough`
+    initial points and their losses and gradients. A candidate has converged if its gradient norm is at most `enough`
     [fit, penalty].
     """
     point, loss, gradient = start

@@ -39,11 +39,11 @@ class Statistics(NamedTuple):
     """Statistics of rows with a standardised feature z and a target y, for linear regression of y on z.
 
     Attributes:
-        mean, scale: [d] float32 standardiser.
-        offset: [d] float64 mean of z, which is not exactly 0.
+        mean, scale: Standardiser, [d] float32 each.
+        offset: Mean of z, which is not exactly 0, [d] float64.
         target: Mean of y.
-        cross: [d] float64 covariance of y and z, with divisor n.
-        covariance: [d, d] float64 covariance of z, with divisor n. It is defined only if all products were summed.
+        cross: Covariance of y and z, with divisor n, [d] float64.
+        covariance: Covariance of z, with divisor n, [d, d] float64. It is defined only if all products were summed.
     """
 
     mean: Tensor
@@ -61,9 +61,9 @@ class Sums:
     Attributes:
         n: Number of rows.
         y: Σ y.
-        x, xy: [d] Σ x and Σ y x.
-        xx: [d, d] Σ x xᵀ, or only its diagonal [d].
-        low, high: [d] minimum and maximum of x.
+        x, xy: Σ x and Σ y x, [d] each.
+        xx: Σ x xᵀ [d, d], or only its diagonal [d].
+        low, high: Minimum and maximum of x, [d] each.
     """
 
     n: int
@@ -76,7 +76,7 @@ class Sums:
 
     @classmethod
     def zeros(cls, reference: Tensor, products: bool) -> Self:
-        """Return sums over no rows. If `products` is false, `xx` is only the diagonal."""
+        """Return the sums over zero rows. If `products` is false, `xx` is only the diagonal."""
         zero = torch.zeros_like(reference)
         xx = torch.outer(zero, zero) if products else zero.clone()
         return cls(0, zero.sum(), zero, zero.clone(), xx, zero + torch.inf, zero - torch.inf)

@@ -156,8 +156,8 @@ class ClosedForm(Directions, AtOnce):
     """Base class of linear probes whose solver fits all layers and penalties at once.
 
     The questions of the training and validation splits are divided into five folds, and each fold is scored by probes
-    fitted on the other folds. These scores are used to choose and calibrate a candidate. Finally, all candidates are
-    refitted on all folds.
+    fitted on the other folds. These scores are used to choose a candidate and to calibrate it. Finally, all candidates
+    are refitted on all folds.
     """
 
     cross_fitted = True
@@ -168,8 +168,8 @@ class ClosedForm(Directions, AtOnce):
         """Solve for the weights [penalty, feature, d_model] and biases [penalty, feature] of all candidates.
 
         Args:
-            features: [feature, row, d_model] float32 standardised features.
-            target: [row] float32 training targets in [0, 1].
+            features: Standardised features, [feature, row, d_model] float32.
+            target: Training targets in [0, 1], [row] float32.
         """
 
     def solve_streamed(self, column: Column, target: Tensor, fold: Tensor) -> Fits:
@@ -221,7 +221,7 @@ class ClosedForm(Directions, AtOnce):
         return scores
 
     def _fit_streamed(self, rows: Batch, fold: Tensor) -> Tensor:
-        """Do the same as `_fit_folds` for streamed features."""
+        """Fit all candidates to streamed features, and return their out-of-fold scores. See `_fit_folds`."""
         features = rows.features
         scores = self.weight.new_empty(len(self.penalties), *features.shape[:2])
         with Progress("fit", features.shape[1], "features") as progress:

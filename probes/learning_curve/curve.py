@@ -42,7 +42,7 @@ class Cell:
 
 
 def halvings(most: int) -> list[int]:
-    """Halve `most` as long as the result is at least `LEAST_QUESTIONS`, and return all values in increasing order.
+    """Halve `most` repeatedly while the result is at least `LEAST_QUESTIONS`. Return all values in ascending order.
 
     >>> halvings(384)
     [48, 96, 192, 384]
@@ -133,8 +133,8 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected at least one pair of `n` and `k` for which all fits on {self.store!r} succeed, but every "
-                f"pair had failed fits. {next(iter(self.masked.values()))}"
+                f"Expected at least one pair of `n` and `k` for which all fits on {self.store!r} succeed, but some "
+                f"fits failed for every pair. {next(iter(self.masked.values()))}"
             )
         return self
 
@@ -148,7 +148,7 @@ class LearningCurve:
         return 1 if (n, k) == (self.n_most, self.k_most) else self.n_subsets
 
     def _fill(self, n: int, k: int, progress: tqdm) -> None:
-        """Compute a cell and add it to `cells`, or add the reason for a failed fit to `masked`."""
+        """Compute a cell and add it to `cells`. If a fit fails, add the reason to `masked` instead."""
         usable, answers = self.questions.numpy(), self.table.answers
         subsets = self.subsets(n, k)
         confidence = torch.full((len(subsets), len(self.table.ids)), torch.nan, dtype=torch.float64)
@@ -186,7 +186,7 @@ class LearningCurve:
 
 
 def _grid(option: str, values: Sequence[int] | None, default: list[int], least: int, unit: str) -> list[int]:
-    """Check and sort the values of an option. The last value of `default` is the largest allowed."""
+    """Check and sort the values of an option. The last value of `default` is the largest value allowed."""
     most = default[-1]
     if values is None:
         return default

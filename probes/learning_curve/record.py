@@ -123,12 +123,15 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
     """Compute the metrics of all cells and the best split of each labelling budget.
 
     Returns:
-        The content of curve.json. `cells` contains a dict for each pair of `n` and `k`, whose entries `auroc` and
-        `brier_skill` come from `over_subsets`. `budgets` contains a dict for each budget: `best` and `runner_up` are
-        the splits [n, k] with the highest and second-highest AUROC, and `difference` is the AUROC of `best` minus that
-        of `runner_up`. `many_minus_few` is the AUROC of the split with the most questions minus that of the split with
-        the fewest questions. `contrasts` compares the largest cell with smaller cells. `masked` contains the reasons
-        for missing cells.
+        The content of curve.json, which includes these entries:
+
+        - `cells`: One dict for each pair of `n` and `k`. Its entries `auroc` and `brier_skill` come from
+          `over_subsets`.
+        - `budgets`: One dict for each budget. `best` and `runner_up` are the splits [n, k] with the highest and
+          second-highest AUROC, and `difference` is the AUROC of `best` minus that of `runner_up`. `many_minus_few` is
+          the AUROC of the split with the most questions minus that of the split with the fewest questions.
+        - `contrasts`: Comparisons of the largest cell with smaller cells.
+        - `masked`: Reasons for missing cells.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
     budgets = splits_of_budgets(list(curve.cells))
@@ -189,7 +192,7 @@ def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, A
 
 
 def curve_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the record as a Markdown page. `plots` contains the names of the plots."""
+    """Render the record as a Markdown page. `plots` lists the names of the plots."""
     cells = {(cell["n"], cell["k"]): cell for cell in record["cells"]}
     return render("learning_curve/curve.md.j2", record=record, cells=cells, plots=plots, verdict=curve_verdict(record))
 

@@ -59,7 +59,7 @@ def by_question(metric: WeightedMetric, question: Tensor, copies: Tensor | float
 
 
 def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Tensor | None:
-    """Return the finite values [resample] of a metric over resampled questions.
+    """Evaluate a metric on resampled questions, and return its finite values, [resample].
 
     Returns None if there are fewer than two questions, or if more than a tenth of the values are not finite.
     """

@@ -17,7 +17,7 @@ from probes.report.plots import BLUE, GREY, INK, RED, band, new_figure, styled
 
 
 def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """Compute the `entropy_profile` of a store's answers from the mean entropy over the tokens of each answer."""
+    """Compute the `entropy_profile` of a store's answers from the mean token entropy of each answer."""
     keys = [key for key in store.signals.keys("entropy_profile", "sample") if key.endswith("/entropy")]
     means = torch.stack([pool(store.signals.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
     return entropy_profile([int(key.split("/")[0]) for key in keys], means, table.answers, n_resamples, seed)
@@ -26,11 +26,11 @@ def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, se
 def entropy_profile(
     layers: list[int], means: Tensor, answers: AnswerTable, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Compute the entropy profile from the mean entropies `means` [layer, answer] in nats; NaN if missing.
+    """Compute the entropy profile from each answer's mean entropy in nats, `means` [layer, answer]; NaN if missing.
 
     Returns:
         A dict. `right` and `wrong` contain the mean entropy in nats at each layer, with a pointwise 95 % interval.
-        `difference` is wrong − right. `n_answers` contains the numbers of right and of wrong answers, and
+        `difference` is wrong minus right. `n_answers` contains the numbers of right and of wrong answers, and
         `n_questions` the numbers of questions with right and with wrong answers. `n_missing` is the number of
         graded answers without entropies.
 
@@ -49,7 +49,7 @@ def entropy_profile(
     own, place = question[used].unique(return_inverse=True)
 
     def mean(values: Tensor, rows: Tensor) -> WeightedMetric:
-        """Return a function that maps question weights to the mean value of the answers in the mask `rows`."""
+        """Return a function from question weights to the mean value of the answers selected by the mask `rows`."""
         included = rows[used].double()
         counts, sums = by_group(torch.stack([included, values[used].double() * included]), place, len(own))
         return lambda weights: (weights @ sums) / (weights @ counts)
@@ -69,7 +69,7 @@ def entropy_profile(
 
 @styled
 def profile_picture(profile: dict[str, Any], model: str) -> Figure:
-    """Plot the mean entropy of right and of wrong answers by layer, and wrong − right, with 95 % bands."""
+    """Plot mean entropies of right and wrong answers by layer, and wrong minus right, with 95 % bands."""
     figure, (left, right) = new_figure(8.4, 3.5, ncols=2)
     for number, name, colour, style in ((1, "wrong", RED, "--"), (0, "right", BLUE, "-")):
         n_answers, n_questions = profile["n_answers"][number], profile["n_questions"][number]

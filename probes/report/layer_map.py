@@ -51,12 +51,12 @@ def layer_map(
 ) -> dict[str, Any]:
     """Compute a layer map.
 
-    The probe is `difference_of_means`, or `ridge` with λ = 1. It reads hidden states of questions for the target
-    `capability`, and of answers for `response`.
+    The probe is `difference_of_means`, or `ridge` with λ = 1. It reads the hidden states of questions if `target` is
+    `capability`, and those of answers if it is `response`.
 
     Returns:
         A dict. `auroc` is a nested list [position][layer], in which missing cells are None. `best` describes the cell
-        with the highest AUROC. Its 95 % interval is not corrected for the choice of the cell, and its entry `of` is the
+        with the highest AUROC. Its 95 % interval is not corrected for the choice of the cell, and its `of` entry is the
         number of cells that are not missing. `n_questions` and `n_rows` are the numbers of tested questions and of
         tested rows (questions or answers). `n_missing` is the number of graded rows that are left out because their
         hidden states are missing.

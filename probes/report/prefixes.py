@@ -19,8 +19,8 @@ def by_fraction(module: ProbeModule, data: FeatureDataModule, **resampling: Any)
     """Score a probe on the prefixes of the test answers and on the whole answers.
 
     Returns:
-        A dict for each `fraction`. `auroc` and `brier` use the calibrator for this fraction, and `brier_whole` uses the
-        calibrator for whole answers. See `estimate` for the values and for `resampling`.
+        A list with one dict per `fraction`. `auroc` and `brier` use the calibrator for that fraction, and `brier_whole`
+        uses the calibrator for whole answers. See `estimate` for the values and for `resampling`.
     """
     assert module.choice is not None
     batch, head, rows = data.batch("test", prefixes=True), module.head(), []

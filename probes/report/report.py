@@ -46,7 +46,7 @@ class Report:
         novelty: The fitted `Novelty` of the probe.
         novelties: Novelties of all rows of the store, [row] float64; NaN outside the splits.
         methods: Maps each method to its confidences and grades on the test split.
-        masked: Maps each missing baseline to the reason.
+        masked: Maps each missing baseline to the reason why it is missing.
         record: Content of report.json.
     """
 

@@ -38,14 +38,14 @@ def result_folder(
     path = str(final)
     if final.exists():
         raise InputError(
-            f"Expected `out` to be a new folder, but {path!r} already exists. Delete it or pass another --out."
+            f"Expected `out` to be a new folder, but {path!r} already exists. Delete it or pass a different --out."
         )
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
     except OSError as error:
         reason = f"creating {path!r} failed: {error.strerror}"
-        raise InputError(f"Expected `out` to be a writable path, but {reason}. Pass another --out.") from error
+        raise InputError(f"Expected `out` to be a writable path, but {reason}. Pass a different --out.") from error
     try:
         yield unfinished, final
         unfinished.chmod(0o755)

@@ -83,7 +83,7 @@ class ConfidenceProbe(ModelHubMixin):
         return hidden + ([] if self.pooled is None else self.pooled.signals)
 
     def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor | Ragged:
-        """Assemble the head's features [row, d_model] on the CPU. `read` maps each signal name to tensors by key.
+        """Assemble the head's features [row, d_model] on the CPU. `read[signal]` maps keys to tensors.
 
         If the probe reads `hidden_tokens`, the features are ragged, [row, token, d_model].
 
@@ -94,7 +94,7 @@ class ConfidenceProbe(ModelHubMixin):
         def tensor(signal: str, key: str) -> Tensor | Ragged:
             if key not in read[signal]:
                 raise InputError(
-                    f"Expected the signal {signal!r} of {self.config['model']['id']!r} to contain {key!r}, but it "
+                    f"Expected the {signal!r} signal of {self.config['model']['id']!r} to contain {key!r}, but it "
                     f"contains only {', '.join(sorted(read[signal]))}. Restore the probe's config.json."
                 )
             return read[signal][key]
@@ -155,7 +155,7 @@ class ConfidenceProbe(ModelHubMixin):
             tokenizer: Tokenizer of the model.
             prompts: One or more strings, chats or lists of token ids.
             answers: One answer per question. Required if the probe's target is `response`, and not accepted otherwise.
-            attention_mask: [question, token] mask that is 0 at padding. Required if `prompts` is a padded tensor.
+            attention_mask: Mask that is 0 at padding, [question, token]. Required if `prompts` is a padded tensor.
             backoff: Whether to shift the confidences of novel questions. See `Confidences`.
 
         Returns:
@@ -194,19 +194,19 @@ class ConfidenceProbe(ModelHubMixin):
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload the probe with its model card to the Hub, and return the address of the commit.
 
-        The access token comes from `hf auth login` or the environment variable HF_TOKEN. The token cannot be passed as
-        an option.
+        The access token comes from `hf auth login` or the HF_TOKEN environment variable. It cannot be passed as an
+        option.
 
         Args:
             repo_id: Hub id of the repository, such as "ORG/NAME".
             **options: `private`, `commit_message`, `branch` or `create_pr`, as in `ModelHubMixin.push_to_hub`.
 
         Raises:
-            InputError: If the upload fails. The repository may then exist, but never contains an incomplete probe.
+            InputError: If the upload fails. The repository may exist afterwards, but never with an incomplete probe.
         """
         if options.get("token") is not None:
             raise InputError(
-                "Expected no `token`, but got one. Run `hf auth login`, or set the environment variable HF_TOKEN."
+                "Expected no `token`, but got one. Run `hf auth login`, or set the HF_TOKEN environment variable."
             )
         try:
             return super().push_to_hub(repo_id, **options)

@@ -1,4 +1,4 @@
-"""Calibrators, which are monotone modules that map scores to confidences.
+"""Calibrators: monotone modules that map scores to confidences.
 
 Confidences are computed in float64 and returned in the score's dtype. `probes.fitting.calibration` fits calibrators.
 """
@@ -110,7 +110,7 @@ class Isotonic(Calibrator):
         return torch.lerp(self.y[below], self.y[above], share).to(score.dtype)
 
     def problem(self) -> str | None:
-        """See `Calibrator.problem`. x must increase, and y must not decrease or leave [0, 1]."""
+        """See `Calibrator.problem`. x must increase. y must lie in [0, 1] and must not decrease."""
         if problem := super().problem():
             return problem
         if self.x.shape != self.y.shape or not len(self.x):

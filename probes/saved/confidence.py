@@ -33,10 +33,10 @@ class Answers:
 
     Attributes:
         text: The answers, without special tokens.
-        confidence: [answer] float32 probability that the model answers the question correctly. If the probe reads
-            answers, the confidence is the probability that this answer is right, or NaN for an empty answer.
-        novelty, is_novel: [answer] float32 and bool. See `Confidences`.
-        sequences: [answer, token] int64 token ids of the padded prompts and answers, as returned by transformers.
+        confidence: Probability that the model answers the question correctly, [answer] float32. If the probe reads
+            answers, it is instead the probability that this answer is right, or NaN if the answer is empty.
+        novelty, is_novel: See `Confidences`. The shapes are [answer] float32 and [answer] bool.
+        sequences: Token ids of the padded prompts and answers, as returned by transformers, [answer, token] int64.
         question: Index of each answer's question.
     """
 
@@ -110,7 +110,7 @@ class ConfidentModel:
 
         Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. In either
         case, `text` ends before the first stop string of the training data. Features are captured during generation if
-        the probe reads hidden states of the question (with or without the signal `tokens`) or of all answer tokens.
+        the probe reads hidden states of the question (with or without the `tokens` signal) or of all answer tokens.
         Other probes need an extra forward pass after generation.
 
         Args:
@@ -160,7 +160,7 @@ class ConfidentModel:
     def stream(self, question: Prompts, backoff: bool = True, **options: Any) -> Iterator[Step]:
         """Generate one answer, and return an iterator over its steps. Each step has the text and the confidence so far.
 
-        The tokens are identical to the output of `generate`. The model runs only while the caller waits for the next
+        The tokens are identical to those of `generate`. The model runs only while the caller waits for the next
         step. An additional pass over the prompt is needed only if the probe reads token signals of the prompt other
         than `tokens`. To stop the generation, close the iterator or stop iterating.
 

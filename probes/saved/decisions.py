@@ -22,9 +22,9 @@ class Decisions:
 
     Attributes:
         text: The answers; None for a withheld answer.
-        confidence: [question] float32 confidence of the model (for `route`, of the cheap model). NaN for an empty
+        confidence: Confidence of the model (for `route`, of the cheap model), [question] float32. NaN for an empty
             answer, which is withheld.
-        novelty, is_novel: [question] float32 and bool. See `Confidences`.
+        novelty, is_novel: See `Confidences`. [question] float32 and [question] bool.
         answered_by: Source of each answer: ``model``, ``strong`` (only for `route`), or None for a withheld answer.
         threshold: Minimum confidence for using the model's answer; None for `best_of`.
     """
@@ -171,14 +171,14 @@ def chosen_threshold(model: ConfidentModel, risk: float | None, threshold: float
     if risk not in stored:
         known = f"thresholds only for {', '.join(map(str, sorted(stored)))}" if stored else "no thresholds"
         raise InputError(
-            f"Expected the probe to have a threshold for the risk {risk}, but it has {known}. Run `python -m "
+            f"Expected the probe to have a threshold for a risk of {risk}, but it has {known}. Run `python -m "
             f"applications decide` with --risk '[{risk}]' and --probe to check whether this risk is achievable."
         )
     return float(stored[risk])
 
 
 def _listed(questions: Any) -> list[Any]:
-    """Return a non-empty list of the questions, or raise InputError."""
+    """Return the questions as a list. Raise InputError if there are none, or if they are a single string."""
     if isinstance(questions, str) or not questions:
         raise InputError(
             f"Expected `questions` to be a list of questions, but got {questions!r}. Pass a list with one string "

@@ -28,13 +28,13 @@ class Distance(nn.Module):
     The hidden state consists of the first `n_hidden` features of a row.
 
     Attributes:
-        mean, scale: [n_hidden] mean and standard deviation of the set's rows. `scale` is infinite for constant
+        mean, scale: Mean and standard deviation of the set's rows, each [n_hidden]. `scale` is infinite for constant
             coordinates.
-        directions: [rank, n_hidden] principal directions v.
-        variances: [rank] variances λ in these directions.
+        directions: Principal directions v, [rank, n_hidden].
+        variances: Variances λ in these directions, [rank].
         rest: Mean variance ρ in all other directions.
-        quantiles: [101] percentiles 0 to 100 of the distances of the set's rows. Each distance is computed with a fit
-            that excludes the row's fold.
+        quantiles: Percentiles 0 to 100 of the distances of the set's rows, [101]. Each row's distance comes from a
+            fit that excludes its fold.
         full: Distance at which `remoteness` reaches 1. It is at least the 99th percentile.
     """
 
@@ -53,7 +53,7 @@ class Distance(nn.Module):
         return (((squares / self.variances).sum(1) + away / self.rest) / self.n_hidden).sqrt()
 
     def percentile(self, distance: Tensor) -> Tensor:
-        """Return the fraction [row] of the set's rows with a smaller distance than `distance` [row]."""
+        """For each `distance` [row], return the fraction of the set's rows with a smaller distance."""
         above = torch.searchsorted(self.quantiles, distance.contiguous()).clamp(1, N_QUANTILES - 1)
         low, high = self.quantiles[above - 1], self.quantiles[above]
         step = ((distance - low) / (high - low).clamp_min(TINY)).clamp(0, 1)
@@ -65,7 +65,7 @@ class Distance(nn.Module):
         return ((distance - start) / (self.full - start).clamp_min(TINY)).clamp(0, 1)
 
     def problem(self, name: str = "novelty") -> str | None:
-        """Return a short description of the first invalid value of the module `name`, or None."""
+        """Return a short description of the first invalid value, or None. It calls this module `name`."""
         for key, tensor in self.named_buffers(recurse=False):
             wrong = ~tensor.isfinite() & (key != "scale")
             if key in ("scale", "variances", "rest"):

@@ -21,8 +21,8 @@ class Head(nn.Module, ABC):
     tensors in buffers: a saved probe stores the `state_dict`, and loading creates the head from `d_model` and `sizes`.
 
     Attributes:
-        mean: [d_model] float32 mean of the features over the training split.
-        scale: [d_model] float32 standard deviation over the training split; infinite for constant features.
+        mean: Mean of the features over the training split, [d_model] float32.
+        scale: Standard deviation over the training split, [d_model] float32; infinite for constant features.
     """
 
     #: Name of the head in config.json.
@@ -40,7 +40,7 @@ class Head(nn.Module, ABC):
         """Compute float32 scores from raw features. Higher means more likely to be right."""
 
     def filled(self, **values: Tensor) -> Self:
-        """Copy the values into the buffers of the same names, and return the head."""
+        """Copy the values into the buffers with the same names, and return the head."""
         for name, value in values.items():
             getattr(self, name).copy_(value.detach())
         return self
@@ -143,7 +143,7 @@ class LatentHead(VectorHead):
 
     Attributes:
         shared: Scalar Σ τ², the summed variances of a random offset that all answers to a question share.
-        noise: [draw, component] standard normal draws, which are the same for all questions.
+        noise: Standard normal draws, [draw, component], which are the same for all questions.
     """
 
     kind = "latent"
@@ -170,8 +170,8 @@ class KNNHead(VectorHead):
     """Nearest-neighbour head. The score is the weighted mean label of the nearest training rows. See `neighbour_means`.
 
     Attributes:
-        points: [n_rows, d_model] float32 standardised features of the training rows.
-        labels: [n_rows] float32 labels of the training rows, in [0, 1].
+        points: Standardised features of the training rows, [n_rows, d_model] float32.
+        labels: Labels of the training rows in [0, 1], [n_rows] float32.
     """
 
     kind = "knn"
@@ -202,17 +202,17 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
     """Average the labels of the nearest points, weighted by inverse distance, for each number of neighbours.
 
     The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, except that points that tie for
-    the last place share the remaining weight. If some points are at distance 0 from a row, the result for the row is
-    the mean label of these points.
+    the last place share the remaining weight. If some points are at distance 0 from a row, its result is the mean label
+    of those points.
 
     Args:
-        queries: [row, d] features. The result for a row with NaN is NaN.
-        points: [point, d] finite features of the points.
-        labels: [point] labels of the points.
+        queries: Features of the rows, [row, d]. The result for a row with NaN is NaN.
+        points: Finite features of the points, [point, d].
+        labels: Labels of the points, [point].
         n_neighbors: Numbers of neighbours, from 1 to the number of points.
 
     Returns:
-        [n_neighbors, row] float64 means.
+        Means, [n_neighbors, row] float64.
 
     >>> points, labels = torch.tensor([[0.0], [3.0], [9.0]]), torch.tensor([0.0, 1.0, 1.0])
     >>> neighbour_means(torch.tensor([[1.0], [3.0]]), points, labels, [1, 2])  # the row at 1.0: ⅔ · 0 + ⅓ · 1
@@ -243,7 +243,7 @@ def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Ten
 
 
 def _mean(squared: Tensor, slack: Tensor, labels: Tensor, k: int) -> Tensor:
-    """Compute the mean label [row] of the k nearest points from `squared`, `slack` and `labels` [row, near]."""
+    """Compute the weighted mean label [row] of the k nearest points from `squared`, `slack`, `labels` [row, near]."""
     edge = squared[:, k - 1 : k]
     nearer, tied = squared < edge - slack, (squared - edge).abs() <= slack
     counted = nearer + tied * ((k - nearer.sum(1, keepdim=True)) / tied.sum(1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Load the config, head and calibrators of a probe from its untrusted files."""
+"""Load the config, head and calibrators of a probe from untrusted files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -195,7 +195,7 @@ def _are_decisions(value: Any) -> bool:
 def read_weights(
     path: Path, config: dict[str, Any]
 ) -> tuple[Head, Calibrator, PrefixCalibrator | None, Novelty | None]:
-    """Load the head, calibrators and novelty that a config describes. A damaged file raises InputError."""
+    """Load the head, calibrators and novelty that a config describes. Raises an InputError if the file is damaged."""
     with torch.device("meta"):  # allocates no memory, even if the sizes in the config are huge
         head = HEADS[config["head"]](config["d_model"], **config["sizes"])
         novelty = Novelty(**config["novelty"]) if "novelty" in config else None

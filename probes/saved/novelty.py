@@ -25,10 +25,10 @@ class Confidences(NamedTuple):
     """Confidences of questions or answers, with their novelties.
 
     Attributes:
-        confidence: [row] float32 probability of being right. For a novel row, the probability is shifted towards the
+        confidence: Probability of being right, [row] float32. For a novel row, the probability is shifted towards the
             mean accuracy of the training rows, or towards the confidence of a broader probe.
-        novelty: [row] float32 fraction of the training rows that are less novel; NaN if the probe has no `Novelty`.
-        is_novel: [row] bool. Whether the row is more novel than 99 % of the training rows.
+        novelty: Fraction of the training rows that are less novel, [row] float32; NaN if the probe has no `Novelty`.
+        is_novel: Whether the row is more novel than 99 % of the training rows, [row] bool.
     """
 
     confidence: Tensor
@@ -40,7 +40,7 @@ class Broader(nn.Module):
     """Linear probe that was trained on the saved probe's training rows and on questions of other stores.
 
     Attributes:
-        weight, bias: [n_features] weights and bias. The score is the log-odds of a right answer.
+        weight, bias: Weights [n_features] and scalar bias. The score is the log-odds of a right answer.
         share: Weight of this probe, in [0, 1], for rows that are novel to the saved probe but close to the training
             rows of this probe.
         known: Measures the distance from the training rows of this probe. Its percentiles are computed on held-out
@@ -57,7 +57,7 @@ class Broader(nn.Module):
         self.known = Distance(n_hidden, rank)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return this probe's confidences and their weights, each [row], for features [row, n_features]."""
+        """Return this probe's confidences and their weights, both [row], for features [row, n_features]."""
         confidence, distance = (features @ self.weight + self.bias).sigmoid(), self.known.distance(features)
         near, far = self.known.quantiles[[self.NEAR, self.FAR]]
         return confidence, self.share * ((far - distance) / (far - near).clamp_min(TINY)).clamp(0, 1)

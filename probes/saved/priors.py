@@ -14,11 +14,11 @@ from probes.saved.artefact import load_probe
 def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path:
     """Write the priors of questions for `python -m extract sample --stop prior`.
 
-    The prior of a question is a beta distribution over its fraction of right answers. The mean is the probe's
-    confidence. The concentration was fitted when the probe was trained.
+    The prior of a question is a beta distribution over its fraction of right answers. Its mean is the probe's
+    confidence, and its concentration was fitted when the probe was trained.
 
     Args:
-        probe: Folder or Hub id of a saved probe with the target `capability`. The probe must not have been trained on
+        probe: Folder or Hub id of a saved probe whose target is `capability`. The probe must not have been trained on
             the questions of the recipe, because a probe's confidences for its training questions are too extreme.
         recipe: Questions, prompt and model, as for `python -m extract sample`. If the model runs on a server, pass
             a local copy as `model`.
@@ -41,13 +41,14 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
     questions, decoding = recipe.load()
     if loaded.config["training"].get("questions") == questions_hash(questions):
         raise InputError(
-            f"Expected `questions` to differ from the training questions of {probe!r}, but they are the same. The "
-            "confidences of a probe for its training questions are too extreme. Use other questions or another probe."
+            f"Expected `questions` to differ from the training questions of {probe!r}, but they are the same. A "
+            "probe's confidences for its training questions are too extreme. Use different questions or a different "
+            "probe."
         )
     prompt = json.loads(json.dumps(decoding.record()["prompt"]))
     if different := "; ".join(differences(prompt, loaded.config["prompt"])):
         raise InputError(
-            f"Expected the same prompt as for the probe {probe!r}, but the prompt of this run differs in {different}. "
+            f"Expected the prompt of the probe {probe!r}, but the prompt of this run differs in {different}. "
             "Pass the options used to sample the training answers, such as --config configs/sets/facts.yaml."
         )
     dtype = loaded.config["model"]["dtype"] if recipe.dtype == "auto" else recipe.dtype

@@ -54,7 +54,7 @@ class PromptStarts:
         return None
 
     def read(self) -> None:
-        """Read all prompt starts now."""
+        """Read all prompt starts now, rather than when they are first needed."""
         for start, cache in self._caches.items():
             if cache is None:
                 self._read(start)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class PromptFeatures:
     """Compute the features of a question probe from hidden states at the last prompt token.
 
-    If the probe reads the signal `tokens`, the constructor runs the model on one token.
+    If the probe reads the `tokens` signal, the constructor runs the model on one token.
 
     Attributes:
         layers: Layers whose hidden states are needed, in ascending order.
@@ -43,7 +43,7 @@ class PromptFeatures:
         return features
 
     def _tokens(self, states: Tensor) -> dict[str, Tensor]:
-        """Compute the signal `tokens`, a dict of tensors [row], from hidden states [row, d_model] of the last layer."""
+        """Compute the `tokens` signal, a dict of tensors [row], from hidden states [row, d_model] of the last layer."""
         from extract.signals.base import Pass, TokenSpans
         from extract.signals.lens_signals import tokens
 

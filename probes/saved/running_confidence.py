@@ -108,7 +108,7 @@ class RunningScore:
     """Score of an answer so far, updated with the hidden state of each token. The probe must read answers.
 
     Attributes:
-        features: [1, d_model] features of the tokens so far, from which the novelty is computed.
+        features: Features of the tokens so far, from which the novelty is computed, [1, d_model].
     """
 
     features: Tensor
@@ -124,7 +124,7 @@ class RunningScore:
         head, kept = self._head.to(state.device), self._kept
         self._n_tokens += 1
         self._total = state.float() if self._total is None else self._total + state
-        mean = (self._total / self._n_tokens).to(state.dtype)  # rounded as in the signal `hidden`
+        mean = (self._total / self._n_tokens).to(state.dtype)  # rounded as in the `hidden` signal
         if isinstance(head, SequenceHead):
             numbers = head.numbers(state)[None]
             self.features, self._kept = mean, numbers if kept is None else torch.cat([kept, numbers], 1)

@@ -1,4 +1,4 @@
-"""Read questions to score, with optional answers. Invalid questions do not stop the reading."""
+"""Read questions to score, with optional answers. Reading continues after an invalid question."""
 
 import codecs
 import sys

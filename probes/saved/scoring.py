@@ -40,8 +40,8 @@ def score(
 ) -> None:
     """Write the confidences of questions, or of given answers, as JSON Lines. Nothing is generated.
 
-    Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`. Lines are in the order
-    of the input, and are written as soon as their batch is finished. Undefined values are null. If a question cannot be
+    Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`. Lines are in input
+    order, and are written as soon as their batch is finished. Undefined values are null. If a question cannot be
     scored, for example because it is too long for the model, its line has an `error`. The command then continues, but
     fails at the end.
 
@@ -49,9 +49,9 @@ def score(
         probe: Folder or Hub id of a saved probe.
         questions: File, name of a question set, or Hub id (see docs/questions.md). A .txt file has one question per
             line. Pass - for standard input, with one question or JSON object per line. Each JSON object or row of a
-            table has the field `question` (text or chat messages), and optionally `id` and `answer`.
+            table has a `question` field (text or chat messages), and optionally `id` and `answer`.
         out: JSON Lines file to write. The default is standard output. If the file contains the results of an
-            earlier run of the same command, scoring continues after the last of these results.
+            earlier run of the same command, scoring continues after the last of them.
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
         backoff: Whether to shift the confidences of novel questions towards the mean accuracy of the training
@@ -90,10 +90,12 @@ def score(
     if len(finished) > n_asked:
         raise InputError(
             f"Expected `questions` to begin with the {len(finished)} questions in {out!r}, but got only "
-            f"{n_asked} questions. Pass another --out."
+            f"{n_asked} questions. Pass a different --out."
         )
     if not n_asked:
-        raise InputError("Expected `questions` to contain at least one question, but it is empty. Pass another source.")
+        raise InputError(
+            "Expected `questions` to contain at least one question, but it is empty. Pass a different source."
+        )
     if errors:
         raise InputError(
             f"Expected all {n_asked} questions to be valid, but {len(errors)} could not be scored. Their output lines "
@@ -178,14 +180,14 @@ def _lock(out: str | None) -> AbstractContextManager[Any]:
     except Timeout:
         raise InputError(
             f"Expected `out` to be used by one command at a time, but another command is writing to {out!r}. Wait "
-            "until it has finished, or pass another --out."
+            "until it has finished, or pass a different --out."
         ) from None
 
 
 def _finished(out: Path, settings: Record) -> list[Record]:
     """Return the results that an interrupted command wrote to `out`, and delete an incomplete last line.
 
-    The settings are saved next to the file. A file with other settings, or from another program, raises InputError.
+    The settings are saved next to the file. Raises an InputError if they differ, or if another program wrote the file.
     """
     saved = out.with_name(f"{out.name}.settings.json")
     try:
@@ -199,8 +201,8 @@ def _finished(out: Path, settings: Record) -> list[Record]:
                 raise ValueError("it has a line that is not a JSON object")
     except (ValueError, OSError) as error:
         raise InputError(
-            f"Expected `out` to be a new file, or a file that the same command wrote, but {str(out)!r} is neither: "
-            f"{error}. Pass another --out, or delete the file."
+            f"Expected `out` to be a new file, or one written by the same command, but {str(out)!r} is neither: "
+            f"{error}. Pass a different --out, or delete the file."
         ) from None
     if not content:
         replace_file(saved, json.dumps(settings).encode())
@@ -216,6 +218,7 @@ def _check_same(batch: Sequence[Asked], finished: Sequence[Record], out: str, n_
         expected = json.loads(json.dumps([asked.id, asked.question, asked.answer]))
         if expected != [record.get(name) for name in ("id", "question", "answer")]:
             raise InputError(
-                f"Expected `out` to be a new file or to contain results of the same questions, but line {i} of {out!r} "
-                f"is for {shown(record.get('question'))} instead of {shown(asked.question)}. Pass another --out."
+                f"Expected `out` to be a new file or to contain results for the same questions, but line {i} of "
+                f"{out!r} is for {shown(record.get('question'))} instead of {shown(asked.question)}. Pass "
+                "a different --out."
             )

@@ -26,9 +26,9 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
     .. math:: \sum_h \sum_t \mathrm{softmax}_t(q_{ht} + s_h t) \, v_{ht}
 
     Args:
-        numbers: [row, token, ..., 2 H] attention logits q of the H attention heads, followed by their values v.
+        numbers: Attention logits q of the H attention heads, followed by their values v, [row, token, ..., 2 H].
         there: See the module docstring.
-        slope: [..., H] slope s of each attention head.
+        slope: Slope s of each attention head, [..., H].
     """
     logits, values = numbers.chunk(2, dim=-1)
     step = torch.arange(numbers.shape[1], dtype=numbers.dtype, device=numbers.device)
@@ -104,7 +104,7 @@ class SequenceHead(Head):
 
 
 class AttentionHead(SequenceHead):
-    """Head that pools values with `n_heads` attention heads over the tokens. See `attention_pool`."""
+    """Head that pools values over the tokens with `n_heads` attention heads. See `attention_pool`."""
 
     kind = "attention"
     sizes: ClassVar[Mapping[str, int]] = {"n_heads": 2**10}
@@ -119,7 +119,7 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that sums maxima and minima of `n_heads` numbers over the tokens. See `multimax_pool`."""
+    """Head that sums the maxima or minima of `n_heads` numbers over the tokens. See `multimax_pool`."""
 
     kind = "multimax"
     sizes: ClassVar[Mapping[str, int]] = {"n_heads": 2**10}

@@ -117,7 +117,7 @@ class _Reader(RunningConfidence):
     def __init__(self, model: ConfidentModel, prompt: list[int], backoff: bool) -> None:
         super().__init__(model.probe, backoff)
         self._model, self._n_left, self._prompt_features = model._model, len(prompt), model._prompt_features
-        # a drawn token arrives without waiting for the work of other devices
+        # a drawn token can reach the CPU before other devices have finished their work
         self._wait = len({parameter.device for parameter in model._model.parameters()}) > 1
         if self._prompt_features is None and not model.probe.reads_answers:  # needs signals that are not captured
             add_prompts([self], model._read([prompt], None, backoff))

@@ -48,7 +48,7 @@ def _steps(
     during_pass: Callable[[], AbstractContextManager[Any]],
     **model_kwargs: Any,
 ) -> Generator[int]:
-    """Generate tokens. The arguments and the order of operations are those of transformers' own loop."""
+    """Generate tokens. The arguments and the order of operations are the same as in transformers' own loop."""
     with during_pass():
         outputs = model._prefill(input_ids, generation_config, model_kwargs)
     while True:

@@ -63,7 +63,7 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
 class Gate:
     """ASGI middleware that refuses requests with a wrong host name or key. During shutdown, it allows only ``/health``.
 
-    `check_host` says whether the header `Host` must name this machine. This check prevents DNS rebinding.
+    If `check_host` is true, the `Host` header must name this machine. This check prevents DNS rebinding.
     """
 
     def __init__(self, app: App, api_key: str | None, check_host: bool) -> None:
@@ -83,7 +83,7 @@ class Gate:
     def _check(self, scope: Any) -> None:
         headers = dict(scope["headers"])
         if self._check_host and not is_loopback(_hostname(headers.get(b"host", b"").decode("latin-1"))):
-            message = "Expected the header Host to be localhost or a loopback address, but got another name."
+            message = "Expected the Host header to be localhost or a loopback address, but got another name."
             raise RequestError(403, message, code="invalid_host")
         if scope["app"].state.closing and scope["path"] != "/health":
             raise closing()
@@ -91,7 +91,7 @@ class Gate:
             return
         given = headers.get(b"authorization")
         if given is None or not hmac.compare_digest(_sent_key(given), self._key):
-            message = "Expected the header Authorization to be `Bearer KEY` with the server's API key, but "
+            message = "Expected the Authorization header to be `Bearer KEY` with the server's API key, but "
             message += "it is missing." if given is None else "the key is wrong."
             raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
@@ -126,10 +126,10 @@ def error_response(error: RequestError) -> Response:
 
 
 async def read_body(request: Request) -> bytes:
-    """Read the body of a request. Raises RequestError if the body is too large, too slow or not declared as JSON."""
+    """Read the body of a request. Raises RequestError if it is too large, too slow or not declared as JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # browsers prevent other sites from sending this type
-        message = "Expected the header Content-Type to be application/json, but it is not."
+        message = "Expected the Content-Type header to be application/json, but it is not."
         raise RequestError(415, message, code="unsupported_media_type")
     too_large = RequestError(
         413, f"Expected a body of at most {MAX_BODY:,} bytes, but it is larger. Send fewer questions.", code="too_large"

@@ -47,7 +47,7 @@ def create_app(
         engine, probe: The engine and its probe.
         model_name: Name of the model in requests and responses.
         api_key: Key that requests must contain, or None.
-        check_host: Whether the header `Host` of requests must be a loopback address or localhost.
+        check_host: Whether the `Host` header of requests must be a loopback address or localhost.
     """
     app = FastAPI(openapi_url=None)
     app.state.closing = False
@@ -215,12 +215,12 @@ class Endpoints:
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call `work`. If it tokenises many or long texts, run it in another thread."""
+    """Call `work`, in another thread if it tokenises many or long texts."""
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 
 async def _answered(response: Awaitable[Response]) -> Response:
-    """Await a response. An exception becomes an error response, because otherwise Starlette closes the connection."""
+    """Await a response. Exceptions become error responses, because Starlette would close the connection."""
     try:
         return await response
     except ClientDisconnect:

@@ -29,7 +29,7 @@ FAILED = "The server failed to answer the request. The reason is in the server's
 
 @dataclass(frozen=True)
 class Defaults:
-    """Default settings of requests, taken from the probe's training data. Without a temperature, decoding is greedy.
+    """Default settings of requests, from the probe's training data. If the temperature is unknown, decoding is greedy.
 
     Attributes:
         is_chat: Whether the probe's prompts use the chat template.
@@ -95,7 +95,7 @@ class Defaults:
 
 
 class Answering:
-    """A generated answer, whose steps are awaited in the event loop."""
+    """An answer that is being generated. Its steps are awaited in the event loop."""
 
     def __init__(self, engine: Engine, prompt: list[int], settings: Settings, backoff: bool) -> None:
         self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue[Any]()
@@ -131,7 +131,7 @@ class Answering:
         self._job.cancel()
 
     async def complete(self) -> AnswerStep:
-        """Return the last step with the complete answer and all entropies."""
+        """Wait for the answer to end. Return its last step, with the complete text and all entropies."""
         entropies = list[float]()
         async for step in self.steps():
             entropies += step.entropies or ()

@@ -1,4 +1,4 @@
-"""The command ``python -m probes serve``: a server that answers questions with confidences."""
+"""The command ``python -m probes serve``: a server that answers questions and reports its confidences."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def serve(
     device: str = "auto",
     device_map: str | None = None,
 ) -> None:
-    """Serve answers with confidences over an HTTP API that is compatible with OpenAI's.
+    """Serve answers with confidences over an OpenAI-compatible HTTP API.
 
     The server runs until Ctrl-C or SIGTERM. Concurrent requests share forward passes of the model. See docs/serving.md.
 
@@ -49,8 +49,8 @@ def serve(
         host: Address on which the server listens. If other machines can reach it, an API key is required.
         port: Port on which the server listens; 0 selects a free one.
         served_model_name: Name of the model in requests. The default is the model name saved in the probe.
-        max_batch_size: Maximum number of questions or answers in a pass of the model.
-        max_queue: Maximum number of waiting requests. Further requests are refused with the status 429.
+        max_batch_size: Maximum number of questions or answers in one forward pass of the model.
+        max_queue: Maximum number of waiting requests. Further requests are refused with status 429.
         api_key_env: Environment variable with the API key that requests must contain.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the probe's model), float32, bfloat16 or float16.
@@ -63,7 +63,7 @@ def serve(
     """
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise InputError(
-            f"Expected the extra `serve` to be installed, but {' and '.join(missing)} can't be imported. Run "
+            f"Expected the `serve` extra to be installed, but {' and '.join(missing)} can't be imported. Run "
             "`pip install 'confidence-probes[serve]'`."
         )
     from probes.serving.access import is_loopback, read_key
@@ -110,7 +110,7 @@ def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
             except OSError as error:  # another server started at the same time and took the port
                 raise InputError(
                     f"Expected `port` to be free, but the server can't listen on it: {error.strerror or error}. Choose "
-                    "another --port, or 0 for a free one."
+                    "a different --port, or 0 for a free one."
                 ) from None
             print(started, file=sys.stderr, flush=True)
 
@@ -141,6 +141,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
             bound.close()
         raise InputError(
             f"Expected `host` and `port` to be a free address, but port {port} of {host!r} can't be used: "
-            f"{error.strerror or error}. Choose another --port, or 0 for a free one."
+            f"{error.strerror or error}. Choose a different --port, or 0 for a free one."
         ) from None
     return bound

@@ -82,14 +82,14 @@ class Engine:
     def score(
         self, prompts: Sequence[list[int]], answers: Sequence[str] | None, backoff: bool = True
     ) -> Future[Confidences]:
-        """Return a future of the confidences [prompt] of questions, or of given answers.
+        """Return a future for the confidences of questions, or of given answers, [prompt].
 
         `prompts` are token ids from `encode`. See `ConfidentModel.score` for the other arguments.
 
         Raises:
             QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
-            InputError: If there are no prompts, if a prompt is empty, is too long or has unknown tokens, or if
+            InputError: If there are no prompts, if a prompt is empty, is too long or contains unknown tokens, or if
                 `answers` does not match the probe or the prompts.
         """
         from extract.models.loading import check_prompts
@@ -153,13 +153,13 @@ class Engine:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the engine refuses requests, because it was closed or its thread has failed."""
+        """Whether the engine refuses requests, because it was closed or its thread failed."""
         return self._is_closed
 
     def close(self, timeout: float = 10.0) -> None:
-        """Refuse new requests, end all other requests with `EngineClosed`, and wait for the engine's thread to end.
+        """Refuse new requests, end all other requests with `EngineClosed`, and wait for the engine's thread to finish.
 
-        Because the thread can't end during a pass of the model, the wait is limited to `timeout` seconds.
+        Because the thread can't stop during a pass of the model, the wait is limited to `timeout` seconds.
         """
         with self._changed:
             self._is_closed = True
@@ -206,7 +206,7 @@ class Engine:
             self._end_all(EngineClosed("The engine was closed."))
 
     def _next_requests(self) -> list[Job] | None:
-        """Wait for requests, pass score requests to the scorer, and return the jobs to start, or None if closed."""
+        """Wait for requests and pass score requests to the scorer. Return the jobs to start, or None if closed."""
         with self._changed:
             self._running = [job for job in self._running if not job.has_ended]
             self._changed.wait_for(

@@ -27,8 +27,8 @@ _ROWS = 32
 class Batch:
     """Answers that are generated together. `rows` are the answers in the order of the cache.
 
-    If the model caches more than keys and values, or has chunked attention, no row joins a running batch, and the
-    prompts of a new batch have equal lengths.
+    If the model caches more than keys and values, or has chunked attention, no row can join a running batch, and all
+    prompts in a new batch have the same length.
     """
 
     def __init__(self, model: ConfidentModel, max_rows: int) -> None:
@@ -142,7 +142,7 @@ class Batch:
         layers: Sequence[int] | None,
         last: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Return logits [row, vocab] and states [row, d_model] at the token `last` of each row of `ids`."""
+        """Return logits [row, vocab] and states [row, d_model] at token index `last` [row] of each row of `ids`."""
         from extract.signals.hidden import HiddenCapture
 
         kept = sorted(set(last))

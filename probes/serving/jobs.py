@@ -104,7 +104,7 @@ class ScoreJob:
     `prompts` and `answers` contain token ids. A row is a prompt, followed by its answer if the probe reads answers.
 
     Attributes:
-        rows: Indices of the rows that have not been read, from the shortest to the longest row.
+        rows: Indices of the rows that have not been read, shortest row first.
         future: Future of the confidences. It can be cancelled until it has a result.
     """
 

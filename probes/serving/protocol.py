@@ -80,7 +80,7 @@ def _text_of(content: Any) -> Any:
     for part in content:
         is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
         if not is_text or part != {"type": "text", "text": part["text"]}:
-            raise ValueError("Only strings, and parts with the type text, are supported")
+            raise ValueError("Only strings and parts of type text are supported")
     return "".join(part["text"] for part in content)
 
 
@@ -118,14 +118,14 @@ class StreamOptions(Body):
 
 
 class ChatRequest(Body):
-    """Body of ``/v1/chat/completions``. Omitted settings are taken from the probe's training data.
+    """Body of ``/v1/chat/completions``. Omitted settings default to those of the training data.
 
-    The fields `top_k` (0 or -1 means all tokens), `backoff` and `entropy` are not part of OpenAI's format.
+    The `top_k` (0 or -1 means all tokens), `backoff` and `entropy` fields are not part of OpenAI's format.
 
     Attributes:
         backoff: Whether to shift the confidence of a novel question. See `Confidences`.
-        entropy: Whether each choice has a field `entropy` with the next-token entropies in nats for the tokens of the
-            choice's text, computed before temperature, top-p and top-k.
+        entropy: Whether to add an `entropy` field to each choice, with the next-token entropy in nats for each token of
+            its text, computed before temperature, top-p and top-k.
     """
 
     model: str
@@ -148,7 +148,7 @@ class ChatRequest(Body):
     @model_validator(mode="before")
     @classmethod
     def _without_effect(cls, given: Any) -> Any:
-        """Drop unsupported options that have no effect at their given values."""
+        """Drop unsupported options whose given values have no effect."""
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if name not in NO_EFFECT or not _is_neutral(name, value)}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Row:
-    """One answer of a batch.
+    """One answer in a batch.
 
     `ends` are the ids of end tokens. `context` is the maximum number of tokens in the prompt and the answer together.
 

@@ -1,1 +1,1 @@
-"""Answer scores that are computed from token signals without training."""
+"""Answer scores computed from token signals, without training."""

@@ -46,14 +46,14 @@ class Grid:
 
     Attributes:
         store, table: The store and its question table.
-        parts: Dict with the parts `val` and `test`.
+        parts: Dict with the `val` and `test` parts.
         names: Names of the scores.
         aurocs: AUROCs of the scores on each part.
         p: P-values from `max_t` on the test answers, [score] float64; NaN if undefined.
         scores: Scores of the test answers, [score, answer] float32; higher means more likely to be right.
         n_tokens: Number of content tokens of each answer in the answer table, [answer] int64.
         reference: Index of the mean token entropy among the scores, or None.
-        masked: Dict from each missing signal to the reason.
+        masked: Dict from each missing signal to the reason why it is missing.
     """
 
     store: Store
@@ -94,7 +94,7 @@ class Grid:
     def of_families(self) -> dict[str, int]:
         """Return a dict from each family of scores to the row of its score with the highest validation AUROC.
 
-        Weighted scores that rank the validation answers exactly as an unweighted score does are excluded.
+        A weighted score is excluded if it ranks the validation answers exactly as an unweighted score does.
         """
         influence = self.aurocs["val"].influence
         unweighted: dict[tuple[str, ...], list[int]] = {}

@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def grid_pictures(grid: Grid) -> dict[str, Figure]:
-    """Draw the plots `signals` and, if there are weighted scores, `weightings`."""
+    """Draw the `signals` plot and, if there are weighted scores, the `weightings` plot."""
     suffix = f"on {grid.parts['val'].n_questions} validation questions"
     title = f"AUROC of unweighted scores {suffix}"
     scale = f"AUROC (½: no information, below ½: wrong direction), at most {_LAYERS} layers per signal"

@@ -58,7 +58,7 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
 
 
 def _counts(grid: Grid, name: str) -> dict[str, int]:
-    """Count the questions and answers in the part `val` or `test`."""
+    """Count the questions and answers in the `val` or `test` part."""
     part = grid.parts[name]
     return {
         "n_questions": part.n_questions,

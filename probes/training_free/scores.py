@@ -73,7 +73,7 @@ class Scores:
     """Compute all scores of a store's answers.
 
     Attributes:
-        masked: Dict from each missing signal to the reason.
+        masked: Dict from each incomplete signal to a message about what is missing.
         names: Names of the scores.
         n_tokens: Number of content tokens of each answer, [answer] int64.
 
@@ -112,9 +112,9 @@ class Scores:
         self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
 
     def key_of(self, position: str) -> str | None:
-        """Return the key for a position in the signal `tokens`, or None if there is no such key.
+        """Return the key of a position in the `tokens` signal, or None if there is none.
 
-        For the position ``entropy``, for example, the key is ``30/entropy`` in a model with 30 layers.
+        In a model with 30 layers, for example, the key of the ``entropy`` position is ``30/entropy``.
         """
         return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == position), None)
 
@@ -124,7 +124,7 @@ class Scores:
             yield torch.tensor([name.sign for name in names])[:, None] * compute()
 
     def _batches(self) -> Iterator[tuple[list[Score], Callable[[], Tensor]]]:
-        """Yield pairs of a list of score names and a function that computes these scores [score, answer]."""
+        """Yield pairs of a list of score names and a function that computes those scores, [score, answer]."""
         batches = [(s, keys, [UNWEIGHTED]) for s in self._signals for keys in _chunks(self._keys[s], _COLUMNS)]
         if TOKENS in self._signals:
             keys = self._keys[TOKENS]
@@ -138,7 +138,7 @@ class Scores:
             yield names, partial(self._likelihoods, key)
 
     def _pool(self, signal: str, keys: list[str], weightings: list[str]) -> Tensor:
-        """Compute scores [score, answer] for every combination of pooling, key and weighting, in this order."""
+        """Compute scores [score, answer] for every combination of pooling, key and weighting, in that order."""
         columns = self._read([(signal, key) for key in keys])
         weights = None
         if weightings != [UNWEIGHTED]:

@@ -110,9 +110,9 @@ def test_only_the_requested_layers_are_read(small_store: Path) -> None:
     ("options", "message"),
     [
         ({"positions": ["last_answer"]}, "`positions` to be one of last_prompt"),
-        ({"layers": [9]}, r"`layers` to be one of 0, 1, 2, 3 for the signal .* but got '9'"),
+        ({"layers": [9]}, r"`layers` to be one of 0, 1, 2, 3 for the .* signal .* but got '9'"),
         ({"grader": "judge"}, "`grader` to be one of planted"),
-        ({"signal": "entropy"}, "to contain the signal 'entropy'"),
+        ({"signal": "entropy"}, "to contain the 'entropy' signal"),
         ({"test_fraction": 0.9}, "sum to 1"),
     ],
 )

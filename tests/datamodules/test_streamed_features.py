@@ -137,8 +137,8 @@ def test_results_come_in_order_and_only_a_few_are_computed_ahead() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"signal": "tokens"}, "the signal 'tokens'"),
-        ({"signal": "hidden_tokens", "target": "response"}, "the signal 'hidden_tokens'"),
+        ({"signal": "tokens"}, "the 'tokens' signal"),
+        ({"signal": "hidden_tokens", "target": "response"}, "the 'hidden_tokens' signal"),
         ({"prefixes": True, "target": "response"}, "prefixes"),
     ],
 )

@@ -191,7 +191,7 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings(made_store: Pat
         ({"signal": "tokens", "weights": "macs/floor_20_mean_emit"}, r"lack it .*read --store .* --signals \[macs\] --scope sample"),
         ({"signal": "tokens", "weights": "rollout/norm_element_mean_emit"}, "`weights` to be one of norm_element_mean_token"),
         ({"signal": "early_exit"}, r"read --store .* --signals \[early_exit\] --scope sample"),
-        ({"signal": "entropy_profile", "layers": [0]}, r"`layers` to be one of 1, 2, 3 for the signal .* but got '0'"),
+        ({"signal": "entropy_profile", "layers": [0]}, r"`layers` to be one of 1, 2, 3 for the .* signal .* got '0'"),
         ({"signal": "tokens", "positions": ["entropyy"]}, "`positions` to be one of entropy, .*Did you mean"),
     ],
 )  # fmt: skip
@@ -376,7 +376,7 @@ def test_a_layer_that_the_model_lacks_is_named(read_store: Path, tiny_folder: Pa
     config = json.loads((probe / "config.json").read_text())
     config["pooled"]["keys"][-1] = "entropy_profile/7/entropy"
     (probe / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="the signal 'entropy_profile' of .* to contain '7/entropy'"):
+    with pytest.raises(InputError, match="the 'entropy_profile' signal of .* to contain '7/entropy'"):
         load_probe(probe).score(*load_model(str(tiny_folder)), "Why?")
 
 

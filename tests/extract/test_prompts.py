@@ -88,7 +88,7 @@ def test_messages_are_unchanged_in_a_chat_and_refused_in_a_plain_text(tokenizer:
 
 
 def test_thinking_is_passed_to_chat_templates_that_support_it(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="option enable_thinking.*Remove `prompt.thinking`"):
+    with pytest.raises(InputError, match="enable_thinking option.*Remove `prompt.thinking`"):
         PromptTemplate(thinking=False).encode(tokenizer, "Why?")
     monkeypatch.setattr(tokenizer, "chat_template", THINKS)
     assert tokenizer.decode(PromptTemplate(thinking=False).encode(tokenizer, "Why?")) == "<user>Why?<think></think>"

@@ -30,8 +30,8 @@ def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> 
 
     Args:
         store: Folder of the store.
-        path: Log file: samples_TASK_DATE.jsonl of lm-evaluation-harness (with results_DATE.json in the same folder), an
-            .eval or .json file of Inspect, or a .jsonl file with one answer per line.
+        path: Log file: samples_TASK_DATE.jsonl from lm-evaluation-harness (with results_DATE.json in the same folder),
+            an .eval or .json file from Inspect, or a .jsonl file with one answer per line.
         source: Format of the file: one of {sources}.
         kind: Kind of the questions: short, number, math, choice or cloze. It determines the default grader and how
             references are read. By default, `choice` for questions with options, and `short` for other questions.
@@ -46,7 +46,7 @@ def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> 
         raise InputError(f"Expected `path` to be a log file, but {path!r} {problem}. Pass the path of one file.")
     log = read(file, kind)
     if not log.answers:
-        raise InputError(f"Expected {path!r} to contain answers, but every sample failed. Pass another log.")
+        raise InputError(f"Expected {path!r} to contain answers, but every sample failed. Pass a different log.")
     n_known = {
         name: sum(answer.grades[name].right is not None for answer in log.answers.values() if name in answer.grades)
         for name in log.rules

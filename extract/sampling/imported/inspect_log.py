@@ -33,7 +33,7 @@ from extract.text import shown, valid_text
 
 VERSION = 2
 _EPOCH = whole(1, 10_000)
-_ZSTD = 93  # compression method that the module zipfile supports only in Python 3.14 and later
+_ZSTD = 93  # compression method that zipfile supports only in Python 3.14 and later
 _FINISH_REASONS = {**FINISH_REASONS, "model_length": "length"}
 _ROLES = ("system", "user", "assistant")
 
@@ -72,7 +72,7 @@ def _is_sample(member: zipfile.ZipInfo) -> bool:
 
 
 def _content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """Return a file in an archive."""
+    """Return the content of a file in an archive."""
     if member.compress_type != _ZSTD:
         return archive.read(member)
     assert archive.fp is not None

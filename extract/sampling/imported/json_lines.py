@@ -76,7 +76,7 @@ def _values(record: Record, where: str) -> dict[str, Any]:
 
 
 def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> None:
-    """Check that a line and the first line have the same policy, and that both or neither have the column `sample`."""
+    """Check that a line has the same policy as the first line, and that both or neither have a `sample` column."""
     for name in _POLICY:
         if values[name] != first[name]:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Reader of the logs that lm-evaluation-harness writes with the option `--log_samples`."""
+"""Reader of the logs that lm-evaluation-harness writes with `--log_samples`."""
 
 import ast
 import json
@@ -30,7 +30,7 @@ _KEYS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "fil
 
 
 def read_lm_eval(path: Path, kind: Kind | None) -> Log:
-    """Read a file samples_TASK_DATE.jsonl, and results_DATE.json if it is in the same folder.
+    """Read a samples_TASK_DATE.jsonl file, and results_DATE.json if it is in the same folder.
 
     Scores become grades of the first answer to a question. Scores that combine several answers are left out.
 

@@ -40,7 +40,7 @@ class Log:
 
     Attributes:
         origin: Name and version of the tool, and name of the task; None if unknown.
-        answers: Dict from question id and sample index to answer. Answers may be missing.
+        answers: Dict from (question id, sample index) to answer. Answers may be missing.
         k: Number of answers to each question, including missing answers.
         rules: Dict from grader name to a description of the grader.
     """
@@ -79,7 +79,7 @@ def grader_name(*parts: str) -> str:
 
 
 def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
-    """Add a grade to the grades of an answer. Raises an `InputError` if these grades already contain the name."""
+    """Add a named grade to an answer's grades. Raises an `InputError` if they already include that name."""
     if name in grades:
         raise InputError(
             f"Expected scores to have different names, but two of them would be stored as {name!r}. Rename or "
@@ -103,7 +103,7 @@ def safe_name(name: object) -> str:
 
 
 def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Path) -> list[Question]:
-    """Check the questions of a log. They may lack references.
+    """Check the questions of a log. Questions may lack references.
 
     If `kind` is passed, it replaces the kind of all questions except `choice` questions.
     """
@@ -144,7 +144,7 @@ def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], w
 
 @contextmanager
 def readable(path: Path, form: str) -> Iterator[None]:
-    """Context manager that raises an `InputError` if reading a file fails. `form` says what the file should contain."""
+    """Context manager that raises an `InputError` if reading a file fails. `form` says what the file should be."""
     try:
         yield
     except InputError:

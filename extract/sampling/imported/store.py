@@ -24,11 +24,11 @@ from extract.store.verify import write_manifest
 
 
 def write_log(log: Log, folder: Path) -> Store:
-    """Create or complete the store of a log.
+    """Create the store of a log, or complete it.
 
     If an import is killed, it leaves a hidden folder, which the next import of the same log completes.
 
-    Raises an `InputError` if the folder contains other files, or the store of another log.
+    Raises an `InputError` if the folder contains other files, or the store of a different log.
     """
     assert all(sample in range(log.k) for _, sample in log.answers), "a reader found an answer outside range(k)"
     check_folder(folder)

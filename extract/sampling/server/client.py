@@ -43,8 +43,8 @@ class BudgetSpent(Exception):
 class Spending:
     """Counts the requests and tokens of a run.
 
-    A failed attempt counts as a request without tokens. If the server does not report the number of prompt tokens, it
-    is estimated. If the server does not report the number of answer tokens, the maximum is assumed.
+    A failed attempt counts as a request without tokens. If the server does not report how many prompt tokens it read,
+    their number is estimated. If it does not report the number of answer tokens, the maximum is assumed.
     """
 
     server: Server
@@ -140,7 +140,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             Unanswered: If all attempts failed, or if `stop` was called.
             BudgetSpent: If another attempt could exceed a budget.
             RejectedRequest: If the server rejects this request.
-            InputError: If the cause of the failure would make all other requests fail, too.
+            InputError: If all other requests would fail for the same reason.
         """
         try:
             return await self._retrying.copy()(self._attempt, request)  # a copy, because it is stateful
@@ -222,7 +222,7 @@ def retry_wait(state: Any) -> float:
 
 
 def same_model(requested: str, replied: str) -> bool:
-    """Whether two names refer to the same model. A path, version, date or tag in only one name is ignored.
+    """Whether two names refer to the same model. A path, version, date or tag is ignored if only one name has it.
 
     >>> same_model("gpt-4o", "gpt-4o-2024-08-06"), same_model("SmolLM2", "HuggingFaceTB/SmolLM2@main")
     (True, True)

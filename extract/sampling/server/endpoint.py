@@ -61,7 +61,7 @@ class Failure(Exception):
 class Endpoint:
     """One server address with several connection pools.
 
-    After repeated failures, an endpoint is paused until `rests_until` (on the clock `time.monotonic`). Each further
+    After repeated failures, an endpoint is paused until `rests_until` (on the `time.monotonic` clock). Each further
     failure doubles the pause, up to a limit.
     """
 
@@ -78,7 +78,7 @@ class Endpoint:
     async def ask(self, request: Request, model: str) -> Reply:
         """Make one attempt at a request.
 
-        Raises a `Failure` if the attempt failed but can be repeated, and an `InputError` if it cannot be repeated.
+        Raises a `Failure` if the attempt failed but can be repeated, and an `InputError` if it failed for good.
         """
         api = min(self._in_flight, key=self._in_flight.__getitem__)
         self._in_flight[api] += 1
@@ -194,7 +194,7 @@ def _api_key(server: Server) -> str | None:
 
 
 def import_package(name: str) -> ModuleType:
-    """Import a package of the extra `server`. Raises an `InputError` if it is not installed."""
+    """Import a package of the `server` extra. Raises an `InputError` if it is not installed."""
     try:
         return import_module(name)
     except ImportError:

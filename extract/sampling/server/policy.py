@@ -125,8 +125,8 @@ def _check_url(url: str) -> None:
     if parts.username or parts.password or parts.query:
         raise InputError(
             "Expected `server.url` to contain no user name, password or query, but it contains at least one of "
-            "these parts, which may be secret. Remove them, and put the API key into the environment variable named "
-            "by `server.api_key_env`."
+            "these parts, which may be secret. Remove them, and put the API key in the environment variable named by "
+            "`server.api_key_env`."
         )
 
 

@@ -54,11 +54,9 @@ class Preflight:
 
 
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
-    """Test each address with one of the run's requests. If that request is rejected, try other requests.
+    """Check the budgets, then test each address with one of the run's requests.
 
-    Budgets are checked first.
-
-    `asks` are requests for different questions, up to `TRIES` per address.
+    If that request is rejected, try others. `asks` are requests for different questions, up to `TRIES` per address.
     """
     spending = Spending(server)
 
@@ -88,7 +86,7 @@ async def try_server(
 ) -> Preflight:
     """Send one of the run's requests to each address.
 
-    Above temperature 0, also send each address four short requests. The answers to the short requests must vary.
+    Above temperature 0, also send each address four short requests, whose answers must vary.
     """
     planned = [planned for request in requests.values() for planned in [request, *_open_requests(request)]]
     for name, budget, cost in (
@@ -107,7 +105,7 @@ async def try_server(
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
-    """Run coroutines concurrently. After an error in one coroutine, the others are cancelled."""
+    """Run coroutines concurrently. If one of them fails, cancel the others."""
     tasks = [asyncio.ensure_future(part) for part in work]
     try:
         return await asyncio.gather(*tasks)
@@ -208,7 +206,7 @@ def _is_constrained(request: Request) -> bool:
 
 
 def _open_requests(request: Request) -> list[Request]:
-    """Return open-ended variants of a request, or [] at temperature 0 or if the form of answers is constrained."""
+    """Return open-ended variants of a request, or [] if the temperature is 0 or the form of answers is constrained."""
     if request.temperature == 0 or _is_constrained(request):
         return []
     open_request = replace(

@@ -11,7 +11,7 @@ def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 
     .. math:: \frac1N \sum_i f_i^2 - 2 f_i \hat p_i + \frac{c_i (c_i-1)}{n_i (n_i-1)}
 
-    where question i of N has the confidence f_i and the true accuracy p_i. Of its n_i ≥ 2 graded answers, c_i are
+    where question i of N has confidence f_i and true accuracy p_i. Of its n_i ≥ 2 graded answers, c_i are
     right, and p̂_i = c_i / n_i. The mean of (f − p̂)² would be too large by the mean of p(1 − p)/n.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, least_known=2, probabilities=True)
@@ -29,8 +29,7 @@ def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
     """Compute the Brier score against the individual answers to each question, f² − 2fp̂ + p̂, [question] float64.
 
     f is the confidence and p̂ the measured accuracy. These terms differ from those of `debiased_brier` by amounts that
-    do not depend on f. Therefore, the difference between two methods is the same in the mean of these terms as in
-    `debiased_brier`.
+    do not depend on f, so two methods differ equally in the mean of these terms and in `debiased_brier`.
     """
     preds, right, known, _ = prepare(preds, right, known, None, probabilities=True)
     return preds**2 - 2 * preds * right / known + right / known

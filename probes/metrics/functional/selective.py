@@ -106,7 +106,7 @@ def recall_at_fpr(
 
 
 def _by_score(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights of wrong and of right answers, each [..., distinct score], from the lowest score up."""
+    """Return the weights of wrong and of right answers, each [..., distinct score], in ascending order of score."""
     group, of_group = ties(preds)
     accuracy = right / known
     wrong, right = (by_group(weights * share, group, len(of_group)) for share in (1 - accuracy, accuracy))

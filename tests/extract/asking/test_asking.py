@@ -331,7 +331,7 @@ def test_settings_are_stored_in_the_table(asking: Callable[..., Store]) -> None:
     ("options", "message"),
     [
         ({"baselines": ["verbalised"]}, "got 'verbalised'. Did you mean `verbalized`?"),
-        ({"baselines": ["entailment"]}, "Expected `nli_model` to be set for the baseline 'entailment', but it is not"),
+        ({"baselines": ["entailment"]}, "Expected `nli_model` to be set for the 'entailment' baseline, but it is not"),
         ({"baselines": ["p_true"], "model": None}, "Expected `model` to be the path of the store's model"),
         ({"baselines": ["p_true"], "device": "abacus"}, "Expected `device` to be auto, cpu"),
         ({"max_new_tokens": 0}, "Expected `max_new_tokens` to be at least 1, but got 0"),

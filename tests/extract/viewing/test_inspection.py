@@ -99,7 +99,7 @@ def test_figures_are_those_counted_by_hand(store: Store) -> None:
 
 def test_the_page_contains_the_figures(store: Store) -> None:
     page = describe(store)
-    assert "samples    12: 3 to each of 4 questions" in page
+    assert "samples    12: 3 for each of 4 questions" in page
     assert "endings    12 (100 %) ended on their own" in page
     assert "tokens     mean 1.5, median 1, 95th percentile 3, 18 in total" in page
     assert "different  2.0 of 3 texts per question on average; 1 question always got the same text" in page
@@ -203,7 +203,7 @@ def test_unbalanced_and_unfinished_samples_are_reported(store: Store) -> None:
     log = store.path / "samples/00001.000-003.jsonl"
     log.write_text(f'{json.dumps({"format": "made"})}\n{json.dumps([{}, {}])}\n{json.dumps([{}])}\n[{{"tor')
     page = describe(Store.open(store.path))
-    assert "samples    9: 3 to each of 3 questions, 0 to each of 1 questions" in page
+    assert "samples    9: 3 for each of 3 questions, 0 for each of 1 questions" in page
     assert "unfinished 1 sample range with 3 answers" in page
 
 

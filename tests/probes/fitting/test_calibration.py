@@ -159,7 +159,7 @@ def test_only_right_or_only_wrong_answers_give_the_base_rate(kind: str) -> None:
 
 def test_impossible_fits_give_a_one_line_error() -> None:
     score, right, known = simulated()
-    with pytest.raises(InputError, match=r"at least 30 rows.*but got 29.*Use the calibrator `platt`"):
+    with pytest.raises(InputError, match=r"at least 30 rows.*but got 29.*Use the `platt` calibrator"):
         fit_isotonic(score[:29], right[:29], known[:29])
 
 

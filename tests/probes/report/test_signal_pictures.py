@@ -442,7 +442,7 @@ def test_answers_that_cannot_be_shown_give_one_line_with_the_next_step(
     for file in (path for path in (unread.path / "signals/tokens/sample").iterdir()):
         file.rename(tmp_path / file.name)
     try:
-        with pytest.raises(InputError, match=r"--signals \[tokens\] --scope sample|signal 'tokens' for all answers"):
+        with pytest.raises(InputError, match=r"--signals \[tokens\] --scope sample|'tokens' signal for all answers"):
             show(str(full_store), out=out, model=model)
     finally:
         for file in tmp_path.glob("0*"):

@@ -121,7 +121,7 @@ CALLS: dict[str, tuple[Callable[[ConfidentModel, ConfidentModel], Any], str]] = 
     "both": (lambda q, a: abstain(q, QUESTIONS, risk=0.2, threshold=0.5), "exactly one of `risk` and `threshold`"),
     "a risk that was not certified": (
         lambda q, a: abstain(q, QUESTIONS, risk=0.05),
-        r"for the risk 0.05, but it has thresholds only for 0.1, 0.2. Run `python -m applications decide` .* --probe",
+        r"for a risk of 0.05, but it has thresholds only for 0.1, 0.2. Run `python -m applications decide` .* --probe",
     ),
     "no stored thresholds": (lambda q, a: route(a, print, QUESTIONS, risk=0.2), "but it has no thresholds"),
     "a text": (lambda q, a: abstain(q, "Why?", threshold=0.5), "`questions` to be a list of questions, but got 'Why"),

@@ -97,10 +97,11 @@ def attend(
     queries = query.reshape(n_rows, key.shape[1], n_queries, d_head)  # [row, key head, queries of that head, d_head]
     of_groups = []
     for group, (keys, values) in zip(cache.groups, layer.answers, strict=True):
-        columns, bias = slice(group.width), None if group.bias is None else group.bias[..., : group.width]
-        of_groups.append(attend_to(queries[group.rows], keys[:, :, columns], values[:, :, columns], scaling, bias))
+        used, bias = (slice(len(group.padding)), slice(None), slice(group.width)), group.bias
+        bias = None if bias is None else bias[..., : group.width]
+        of_groups.append(attend_to(queries[group.rows], keys[used], values[used], scaling, bias))
     parts = [Part(*map(torch.cat, zip(*of_groups, strict=True)))]
-    # all answers to a question attend to its prompt together: [question, key head, slot · query, d_head]
+    # all rows of a question attend to its prompt together: [question, key head, slot · query, d_head]
     together = queries[slots.flatten()].unflatten(0, slots.shape).transpose(1, 2).flatten(2, 3)
     part = attend_to(together, layer.prompts[0], layer.prompts[1], scaling, cache.prompt_bias)
     parts.append(Part(*(t.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)[cache.places] for t in part)))

@@ -1,6 +1,7 @@
 """Key/value cache for reading prompts. With some models, it is also used for drawing answers."""
 
 import math
+from collections.abc import Sequence
 from copy import copy, deepcopy
 from typing import Any, Self
 
@@ -163,6 +164,12 @@ class AnswerCache(DynamicCache):
         """Keep only the rows with the given indices."""
         self.batch_select_indices(rows)
         self.mask = self.mask[rows]
+
+    def branch(self, counts: Sequence[int]) -> list[int]:
+        """Replace each row by `counts[row]` copies. See `SharedCache.branch`."""
+        order = [row for row, count in enumerate(counts) for _ in range(count)]
+        self.keep(torch.tensor(order, device=self.mask.device))
+        return order
 
 
 def smallest_window(model: Any) -> float:

@@ -4,7 +4,6 @@ Each random number is a hash of (seed, question, sample, step), so a draw does n
 """
 
 import hashlib
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _CHUNK = 128  # tokens per chunk in `inverse_cdf`
-_ROWS = 32  # rows per chunk in `draw`, a few MB of logits
+_ROWS = 32  # rows of logits per chunk in `draw`, a few MB
 _LEAST_TEMPERATURE = 1e-6  # at lower temperatures, logits would overflow
 
 
@@ -43,54 +42,82 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Drawn(NamedTuple):
-    """One token per row. `tokens` is [row] int64. `logprobs` is [row] float32, in nats at temperature 1."""
+    """One token per answer. `tokens` is [answer] int64. `logprobs` is [answer] float32, in nats at temperature 1."""
 
     tokens: Tensor
     logprobs: Tensor
 
 
-def draw(logits: Tensor, uniforms: Tensor, temperature: float | Tensor, top_p: float = 1.0, top_k: int = 0) -> Drawn:
-    """Draw one token from each row of logits.
+def draw(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: float | Tensor,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    rows: Tensor | None = None,
+) -> Drawn:
+    """Draw the next token of each answer.
 
     Args:
         logits: [row, vocab] raw logits of any float dtype.
-        uniforms: [row] float64 in [0, 1).
-        temperature: One value for all rows, or a tensor [row].
+        uniforms: [answer] float64 in [0, 1).
+        temperature: One value for all answers, or a tensor [answer].
         top_p, top_k: See `Decoding`.
+        rows: [answer] int64, row of logits for each answer. By default, answer i is drawn from row i.
 
     Returns:
         Tokens, and their log-probabilities under the raw distribution (before temperature, top-p and top-k).
     """
-    each = temperature.split(_ROWS) if isinstance(temperature, Tensor) else repeat(temperature)
-    chunks = zip(logits.split(_ROWS), uniforms.split(_ROWS), each, strict=False)
+    rows = torch.arange(len(logits), device=logits.device) if rows is None else rows
+    order = rows.argsort(stable=True)
+    starts = torch.arange(0, len(logits), _ROWS, device=rows.device)
+    of_chunks = order.tensor_split(torch.searchsorted(rows[order], starts[1:]).cpu())
     # allocated only once, because allocating memory for each chunk would be slow
-    shifted, weights = logits.new_empty(2, min(len(logits), _ROWS), logits.shape[1], dtype=torch.float32)
-    drawn = [_draw_rows(*chunk, top_p, top_k, shifted[: len(chunk[0])], weights[: len(chunk[0])]) for chunk in chunks]
-    return Drawn(*map(torch.cat, zip(*drawn, strict=True)))
+    buffers = logits.new_empty(2, min(len(logits), _ROWS), logits.shape[1], dtype=torch.float32)
+    tokens, logprobs = torch.empty_like(rows), torch.empty_like(uniforms, dtype=torch.float32)
+    for i, (chunk, answers) in enumerate(zip(logits.split(_ROWS), of_chunks, strict=True)):
+        of_answers = temperature[answers] if isinstance(temperature, Tensor) else temperature
+        drawn = _draw_chunk(
+            chunk, rows[answers] - i * _ROWS, uniforms[answers], of_answers, top_p, top_k, buffers[:, : len(chunk)]
+        )
+        tokens[answers], logprobs[answers] = drawn
+    return Drawn(tokens, logprobs)
 
 
-def _draw_rows(
+def _draw_chunk(
     logits: Tensor,
+    rows: Tensor,
     uniforms: Tensor,
     temperature: float | Tensor,
     top_p: float,
     top_k: int,
-    shifted: Tensor,
-    weights: Tensor,
+    buffers: Tensor,
 ) -> Drawn:
-    """Draw from a chunk of rows. The buffers `shifted` and `weights` [row, vocab] float32 are overwritten."""
+    """Draw from a chunk of rows. `buffers` [2, row, vocab] float32 is overwritten."""
+    shifted, weights = buffers
     torch.sub(logits, logits.amax(-1, keepdim=True).float(), out=shifted)
     log_total = torch.exp(shifted, out=weights).sum(-1).log()
     if isinstance(temperature, Tensor):
-        positive = temperature > 0
-        torch.div(shifted, temperature.where(positive, 1.0).clamp_min(_LEAST_TEMPERATURE)[:, None], out=weights)
-        tokens = inverse_cdf(truncate(weights, top_p, top_k).exp_(), uniforms).where(positive, shifted.argmax(-1))
-    elif temperature == 0:
-        tokens = shifted.argmax(-1)
+        tokens = torch.empty_like(rows)
+        for value in temperature.unique().tolist():
+            answers = (temperature == value).nonzero()[:, 0]
+            needed, of_answers = rows[answers].unique(return_inverse=True)
+            tokens[answers] = _tokens(
+                shifted[needed], of_answers, uniforms[answers], value, top_p, top_k, weights[: len(needed)]
+            )
     else:
-        torch.div(shifted, max(temperature, _LEAST_TEMPERATURE), out=weights)
-        tokens = inverse_cdf(truncate(weights, top_p, top_k).exp_(), uniforms)
-    return Drawn(tokens, shifted.gather(-1, tokens[:, None])[:, 0] - log_total)
+        tokens = _tokens(shifted, rows, uniforms, temperature, top_p, top_k, weights)
+    return Drawn(tokens, shifted[rows, tokens] - log_total[rows])
+
+
+def _tokens(
+    shifted: Tensor, rows: Tensor, uniforms: Tensor, temperature: float, top_p: float, top_k: int, weights: Tensor
+) -> Tensor:
+    """Draw tokens [answer] from `shifted` logits [row, vocab]. `weights` [row, vocab] float32 is overwritten."""
+    if temperature == 0:
+        return shifted.argmax(-1)[rows]
+    torch.div(shifted, max(temperature, _LEAST_TEMPERATURE), out=weights)
+    return inverse_cdf(truncate(weights, top_p, top_k).exp_(), uniforms, rows)
 
 
 def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
@@ -110,20 +137,20 @@ def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
     return logits
 
 
-def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+def inverse_cdf(weights: Tensor, uniforms: Tensor, rows: Tensor) -> Tensor:
     """Find the first token at which the cumulative sum of the normalised weights exceeds a uniform random number.
 
-    `weights` has shape [row, vocab], and `uniforms` and the result have shape [row]. Tokens with weight 0 are never
-    drawn.
+    `weights` has shape [row, vocab]. `uniforms`, `rows` (the row of each answer) and the result have shape [answer].
+    Tokens with weight 0 are never drawn.
     """
     if n_missing := -weights.shape[-1] % _CHUNK:
         weights = torch.nn.functional.pad(weights, (0, n_missing))
     weights = weights.unflatten(-1, (-1, _CHUNK))
-    chunk_ends = weights.sum(-1, dtype=torch.float32).double().cumsum(-1)
+    chunk_ends = weights.sum(-1, dtype=torch.float32).double().cumsum(-1)[rows]
     targets = uniforms[:, None] * chunk_ends[:, -1:]
     chunk = _first_above(chunk_ends, targets)
     start = torch.where(chunk > 0, chunk_ends.gather(-1, (chunk - 1).clamp_min(0)), 0.0)
-    inside = weights.gather(1, chunk[..., None].expand(-1, 1, _CHUNK))[:, 0].double()
+    inside = weights[rows, chunk[:, 0]].double()
     token = _first_above(inside.cumsum(-1), targets - start)
     return (chunk * _CHUNK + token)[:, 0]
 

@@ -1,7 +1,7 @@
-"""Key/value cache in which all answers to a question share one copy of its prompt."""
+"""Key/value cache in which answers share one copy of their prompt, and of the tokens they have in common."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -13,35 +13,37 @@ from transformers.cache_utils import DynamicLayer
 from extract.sampling.local.cache import AnswerCache, AnswerLayer
 
 Pair = tuple[Tensor, Tensor]
-#: Maximum answer length in the first group, exclusive. It doubles with each further group.
-_FIRST_LENGTH = 16
-#: Free columns in a new buffer, in tokens and as a fraction of the longest answer.
-_FREE_TOKENS, _FREE_SHARE = 32, 0.5
+#: Maximum width of the first group, exclusive. It doubles with each further group.
+_FIRST_WIDTH = 16
+#: Free rows or columns in a new buffer: a minimum number, and a fraction of those in use.
+_FREE, _FREE_SHARE = 32, 0.5
+#: Fraction of prompts that must have no rows before they are removed. Each removal copies all prompts.
+_UNUSED_SHARE = 0.2
 
 
 @dataclass
 class Group:
-    """Consecutive rows whose answers have similar lengths. The answers are right-aligned.
+    """Consecutive rows with a similar number of tokens. The tokens are right-aligned.
 
     Attributes:
-        width: Number of columns in use, at least the length of the longest answer.
-        capacity: Number of columns in the buffers.
+        start: Index of the first row.
+        padding: Number of empty columns at the start of each row.
+        width: Number of columns in use.
+        n_slots, n_columns: Size of the buffers, which have room for further rows and tokens.
         bias: [row, 1, 1, column] float32, −inf for padding and 0 elsewhere. None without padding.
     """
 
-    rows: slice
+    start: int
+    padding: list[int]
     width: int
-    capacity: int
-    bias: Tensor | None
+    n_slots: int
+    n_columns: int
+    bias: Tensor | None = None
 
-
-@dataclass
-class Move:
-    """Rows to copy from the group `source`: their old indices `rows`, and their new indices `target`."""
-
-    source: int
-    rows: Tensor
-    target: slice
+    @property
+    def rows(self) -> slice:
+        """Indices of the rows."""
+        return slice(self.start, self.start + len(self.padding))
 
 
 class SharedLayer(DynamicLayer):
@@ -50,7 +52,7 @@ class SharedLayer(DynamicLayer):
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
         prompts: Keys and values [question, head, token, d_head] of the prompts, padded on the left.
-        answers: Keys and values [row, head, column, d_head] of each group.
+        answers: Keys and values [slot, head, column, d_head] of each group. Its rows are in the first slots.
     """
 
     def __init__(self, read: AnswerLayer, groups: list[Group]) -> None:
@@ -62,11 +64,11 @@ class SharedLayer(DynamicLayer):
         """Write keys and values [row, head, 1, d_head] to the last column in use."""
         for group, pair in zip(self._groups, self.answers, strict=True):
             for buffer, new in zip(pair, (key_states, value_states), strict=True):
-                buffer[:, :, group.width - 1] = new[group.rows, :, 0]
+                buffer[: len(group.padding), :, group.width - 1] = new[group.rows, :, 0]
         return key_states, value_states
 
     def get_seq_length(self) -> int:
-        """Number of cached tokens of the longest answer."""
+        """Number of cached tokens in the longest row."""
         return max((group.width for group in self._groups), default=0)
 
     def set_prompts(self, kept: Tensor, new: Pair, added: Tensor) -> None:
@@ -75,41 +77,53 @@ class SharedLayer(DynamicLayer):
         keys, values = (_stacked(a, b, dim=2) for a, b in pairs)
         self.prompts = keys, values
 
-    def set_groups(self, groups: Sequence[Group], moves: Sequence[int | Sequence[Move]]) -> None:
-        """Copy the answers to new groups.
+    def merge(self, sources: Sequence[Sequence[int]], groups: Sequence[Group]) -> None:
+        """Make new buffers for `groups`, from those of the current groups with the indices `sources`."""
+        keys, values = (
+            [self._merged(of_group, group, part) for of_group, group in zip(sources, groups, strict=True)]
+            for part in (0, 1)
+        )
+        self.answers = list(zip(keys, values, strict=True))
 
-        Each entry of `moves` lists the rows of a new group, or is the index of an old group whose buffers are reused.
-        """
-        answers = list[Pair]()
-        for group, of_group in zip(groups, moves, strict=True):
-            if isinstance(of_group, int):
-                answers.append(self.answers[of_group])
-                continue
-            keys, values = (self._moved(group, of_group, part) for part in (0, 1))
-            answers.append((keys, values))
-        self.answers = answers
-
-    def _moved(self, group: Group, moves: Sequence[Move], part: int) -> Tensor:
-        like, n_rows = self.prompts[part], group.rows.stop - group.rows.start
-        buffer = like.new_empty(n_rows, like.shape[1], group.capacity, like.shape[3])
+    def _merged(self, sources: Sequence[int], group: Group, part: int) -> Tensor:
+        if len(sources) == 1 and self._groups[sources[0]] is group:
+            return self.answers[sources[0]][part]
+        like, first = self.prompts[part], 0
+        buffer = like.new_empty(group.n_slots, like.shape[1], group.n_columns, like.shape[3])
         if group.bias is not None:
-            buffer[:, :, : group.width] = 0  # padding has weight 0, but must be finite
-        for move in moves:
-            end = self._groups[move.source].width
-            width = min(end, group.width)
-            source = self.answers[move.source][part][:, :, end - width : end]
-            buffer[move.target, :, group.width - width : group.width] = source[move.rows]
+            buffer[: len(group.padding), :, : group.width] = 0  # padding has weight 0, but must be finite
+        for source in sources:
+            old = self._groups[source]
+            end, width = first + len(old.padding), min(old.width, group.width)
+            if width:  # new rows have no buffer
+                copied = self.answers[source][part][: end - first, :, old.width - width : old.width]
+                buffer[first:end, :, group.width - width : group.width] = copied
+            first = end
         return buffer
+
+    def copy_rows(self, index: int, group: Group, sources: Tensor, targets: Tensor) -> None:
+        """Copy rows of a group to other slots, after adding slots if `group` has more than its buffers."""
+        pair = self.answers[index]
+        if len(pair[0]) < group.n_slots:
+            n_old = len(pair[0])
+            keys, values = (buffer.new_empty(group.n_slots, *buffer.shape[1:]) for buffer in pair)
+            for buffer, old in zip((keys, values), pair, strict=True):
+                buffer[:n_old, :, : group.width] = old[:, :, : group.width]
+            pair = self.answers[index] = keys, values
+        for buffer in pair:
+            used = buffer[:, :, : group.width]
+            used[targets] = used[sources]
 
 
 class SharedCache(DynamicCache):
-    """Cache of the common prefix, one copy of each prompt, and all answers. Each row is an answer.
+    """Cache of the common prefix, one copy of each prompt, and rows of answer tokens.
 
-    Rows join and leave between passes. The rows are ordered by length, longest first, and divided into groups of
-    similar length. Attention is computed for one group at a time, so that short answers need little padding.
+    Answers to the same question can share a row as long as their tokens are equal. New rows join with no tokens, and
+    rows branch and leave between passes. Rows with similar numbers of tokens form a group, longest first. Attention is
+    computed for one group at a time, so that short rows need little padding.
 
     Attributes:
-        slots: [question, slot] row indices of each question's answers, padded with arbitrary rows.
+        slots: [question, slot] row indices of each question, padded with arbitrary rows.
         places: [row] index of each row in the flattened `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
     """
@@ -118,83 +132,125 @@ class SharedCache(DynamicCache):
 
     def __init__(self, read: AnswerCache) -> None:
         super().__init__()
-        self.groups, self._lengths = list[Group](), list[int]()
+        self.groups = list[Group]()
         self.layers = [SharedLayer(layer, self.groups) for layer in read.layers]
         self._mask = read.mask[:0, read.n_prefix :]
-        self._questions = torch.empty(0, dtype=torch.int64, device=self._mask.device)
+        self._questions = list[int]()  # index of each row's prompt
 
-    def join(self, read: AnswerCache, questions: Tensor) -> None:
-        """Append empty answers. `questions` [row] is the index of each answer's prompt in `read`."""
-        kept, old = self._questions.unique(return_inverse=True)
-        added, new = questions.unique(return_inverse=True)
-        for layer, source in zip(self.layers, read.layers, strict=True):
-            layer.set_prompts(kept, (source.keys, source.values), added)
-        self._mask = _stacked(self._mask[kept], read.mask[added, read.n_prefix :], dim=1)
-        self._questions = torch.cat([old, len(kept) + new])
-        self._regroup(range(len(self._lengths)), len(questions))
+    def join(self, read: AnswerCache, questions: Sequence[int]) -> None:
+        """Append rows without tokens. `questions` is the index of each row's prompt in `read`."""
+        added = sorted(set(questions))
+        n_kept = self._set_prompts(read, added)
+        places = {question: n_kept + i for i, question in enumerate(added)}
+        self._questions += [places[question] for question in questions]
+        self._regroup(len(questions))
+        self._arrange()
 
-    def keep(self, rows: Tensor) -> None:
-        """Keep only the rows with the given ascending indices, and their prompts."""
-        kept, self._questions = self._questions[rows].unique(return_inverse=True)
-        if len(kept) < len(self._mask):
-            for layer in self.layers:
-                layer.prompts = (layer.prompts[0][kept], layer.prompts[1][kept])
-            self._mask = self._mask[kept]
-        self._regroup(rows.tolist(), 0)
+    def branch(self, counts: Sequence[int]) -> list[int]:
+        """Replace each row by `counts[row]` copies, 0 to remove it. Returns the old index of each new row."""
+        order, left = list[int](), list[int]()
+        for i, group in enumerate(self.groups):
+            slots = _rearranged(counts[group.rows])
+            targets = [target for target, source in enumerate(slots) if target != source]
+            if targets:
+                group.n_slots = group.n_slots if len(slots) <= group.n_slots else _with_room(len(slots))
+                copied = [slots[target] for target in targets]
+                sources, into = torch.tensor([copied, targets], device=self._mask.device)
+                for layer in self.layers:
+                    layer.copy_rows(i, group, sources, into)
+            if targets or len(slots) < len(group.padding):
+                group.padding = [group.padding[slot] for slot in slots]
+                group.bias = self._padding_bias(group)
+            order += [group.start + slot for slot in slots]
+            left += [i] if slots else []
+        for layer in self.layers:
+            layer.answers = [layer.answers[i] for i in left]
+        self.groups[:] = [self.groups[i] for i in left]
+        self._set_starts(self.groups)
+        self._questions = [self._questions[row] for row in order]
+        if len(set(self._questions)) <= (1 - _UNUSED_SHARE) * len(self._mask):
+            self._set_prompts(None, [])
+        self._arrange()
+        return order
 
     def before_pass(self) -> None:
         """Prepare a pass over one token per row, without an attention mask."""
-        if any(group.width == group.capacity for group in self.groups):
-            self._regroup(range(len(self._lengths)), 0)
+        if any(group.width == group.n_columns for group in self.groups):
+            self._regroup(0)
         for group in self.groups:
             group.width += 1
-        self._lengths = [length + 1 for length in self._lengths]
 
-    def _regroup(self, kept: Sequence[int], n_new: int) -> None:
-        """Divide the rows into groups: first the rows `kept`, then `n_new` empty rows."""
-        lengths = [self._lengths[row] for row in kept] + [0] * n_new
-        homes = [i for i, group in enumerate(self.groups) for _ in range(group.rows.start, group.rows.stop)]
-        groups, moves = list[Group](), list[int | list[Move]]()
-        for _, members in groupby(range(len(lengths)), lambda row: (lengths[row] // _FIRST_LENGTH).bit_length()):
-            rows = list(members)
-            span, of_group = slice(rows[0], rows[-1] + 1), list[Move]()
-            for home, some in groupby((row for row in rows if row < len(kept)), lambda row: homes[kept[row]]):
-                targets, first = list(some), self.groups[home].rows.start
-                sources = torch.tensor([kept[row] - first for row in targets], device=self._mask.device)
-                of_group.append(Move(home, sources, slice(targets[0] - span.start, targets[-1] + 1 - span.start)))
-            if len(of_group) == 1 and self._is_unchanged(of_group[0], len(rows)):
-                groups.append(replace(self.groups[of_group[0].source], rows=span))
-                moves.append(of_group[0].source)
-            else:
-                groups.append(self._group(span, lengths[span]))
-                moves.append(of_group)
+    def _set_prompts(self, read: AnswerCache | None, added: Sequence[int]) -> int:
+        """Remove prompts without rows, and append the prompts `added` of `read`. Returns the number of kept prompts."""
+        used = sorted(set(self._questions))
+        kept, new = (torch.tensor(each, dtype=torch.int64, device=self._mask.device) for each in (used, added))
+        for i, layer in enumerate(self.layers):
+            source = layer.prompts if read is None else (read.layers[i].keys, read.layers[i].values)
+            layer.set_prompts(kept, source, new)
+        mask = self._mask if read is None else read.mask[:, read.n_prefix :]
+        self._mask = _stacked(self._mask[kept], mask[new], dim=1)
+        self.prompt_bias = _bias(self._mask == 0)
+        places = {question: i for i, question in enumerate(used)}
+        self._questions = [places[question] for question in self._questions]
+        return len(used)
+
+    def _regroup(self, n_new: int) -> None:
+        """Merge groups of similar widths, after adding `n_new` rows without tokens, and make room for tokens."""
+        old = self.groups
+        if n_new:
+            old.append(Group(0, [0] * n_new, 0, 0, 0))
+            for layer in self.layers:
+                layer.answers.append((layer.prompts[0][:0], layer.prompts[1][:0]))
+        groups, sources = list[Group](), list[list[int]]()
+        for _, members in groupby(range(len(old)), lambda i: (old[i].width // _FIRST_WIDTH).bit_length()):
+            merged = list(members)
+            sources.append(merged)
+            is_unchanged = len(merged) == 1 and old[merged[0]].width < old[merged[0]].n_columns
+            groups.append(old[merged[0]] if is_unchanged else self._merged([old[i] for i in merged]))
         for layer in self.layers:
-            layer.set_groups(groups, moves)
+            layer.merge(sources, groups)
         self.groups[:] = groups
-        self._lengths = lengths
-        self._arrange()
+        self._set_starts(groups)
 
-    def _is_unchanged(self, move: Move, n_rows: int) -> bool:
-        group = self.groups[move.source]
-        return len(move.rows) == n_rows == group.rows.stop - group.rows.start and group.width < group.capacity
+    def _merged(self, groups: Sequence[Group]) -> Group:
+        """Combine groups into a new one, without columns that are empty in all rows."""
+        longest = max(group.width - min(group.padding) for group in groups)
+        padding = [longest - group.width + n for group in groups for n in group.padding]
+        merged = Group(0, padding, longest, _with_room(len(padding)), _with_room(longest))
+        merged.bias = self._padding_bias(merged)
+        return merged
 
-    def _group(self, rows: slice, lengths: Sequence[int]) -> Group:
-        """Create a group for answers with the given descending lengths."""
-        longest = lengths[0]
-        capacity, bias = longest + max(_FREE_TOKENS, int(longest * _FREE_SHARE)), None
-        if lengths[-1] < longest:
-            padding = longest - torch.tensor(lengths, device=self._mask.device)
-            hidden = torch.arange(capacity, device=padding.device) < padding[:, None]
-            bias = _bias(hidden)
-        return Group(rows, longest, capacity, bias)
+    @staticmethod
+    def _set_starts(groups: Sequence[Group]) -> None:
+        start = 0
+        for group in groups:
+            group.start = start
+            start += len(group.padding)
+
+    def _padding_bias(self, group: Group) -> Tensor | None:
+        if not any(group.padding):
+            return None
+        padding = torch.tensor(group.padding, device=self._mask.device)
+        return _bias(torch.arange(group.n_columns, device=padding.device) < padding[:, None])
 
     def _arrange(self) -> None:
-        counts, order = self._questions.bincount(minlength=len(self._mask)), self._questions.argsort(stable=True)
+        questions = torch.tensor(self._questions, dtype=torch.int64)
+        counts, order = questions.bincount(minlength=len(self._mask)), questions.argsort(stable=True)
         starts, n_slots = counts.cumsum(0) - counts, int(counts.max())
-        steps = torch.arange(n_slots, device=order.device)
-        self.slots = order[(starts[:, None] + steps).clamp_max(len(order) - 1)]
-        self.places = self._questions * n_slots + order.argsort() - starts[self._questions]
-        self.prompt_bias = _bias(self._mask == 0)
+        slots = order[(starts[:, None] + torch.arange(n_slots)).clamp_max(len(order) - 1)]
+        places = questions * n_slots + order.argsort() - starts[questions]
+        self.slots, self.places = slots.to(self._mask.device), places.to(self._mask.device)
+
+
+def _rearranged(counts: Sequence[int]) -> list[int]:
+    """Return the old slot of each new slot. Slot i is copied `counts[i]` times, and stays in place if possible."""
+    n_rows = sum(counts)
+    moved = [slot for slot, count in enumerate(counts) for _ in range(count - (slot < n_rows))]
+    return [slot if slot < len(counts) and counts[slot] else moved.pop() for slot in range(n_rows)]
+
+
+def _with_room(n_used: int) -> int:
+    return n_used + max(_FREE, int(n_used * _FREE_SHARE))
 
 
 def _bias(hidden: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from extract.models.loading import check_prompts, end_tokens
 from extract.policy import Decoding
-from extract.sampling.local.answer_batch import AnswerBatch, Rows
+from extract.sampling.local.answer_batch import AnswerBatch, Answers
 from extract.sampling.local.attention import shared_attention
 from extract.sampling.local.batching import Row, common_prefix, rows_of
 from extract.sampling.local.cache import AnswerCache
@@ -116,7 +116,7 @@ class TokenSampler:
         rows: Sequence[Row],
         block: Sequence[Sequence[int]] | None,
         progress: Callable[[int, int], None],
-    ) -> Iterator[Rows]:
+    ) -> Iterator[Answers]:
         """Draw one answer to each question for each entry of `rows`.
 
         Each answer is yielded when it ends. The answer to question i for `rows[j]` has the id i · len(rows) + j.
@@ -144,11 +144,11 @@ class TokenSampler:
                     ]
                 joining, waiting = waiting[:n_free], waiting[n_free:]
                 questions, answers = torch.tensor(joining, device=logits.device).T
-                batch.join(self._new_rows(answers, question_ids, prompts, rows), cache, logits, questions)
-            n_tokens, n_ended = batch.draw()
-            progress(n_ended, n_tokens)
-            if (ended := batch.remove_ended()) is not None:
-                yield ended
+                batch.join(self._new_answers(answers, question_ids, prompts, rows), cache, logits, questions)
+            n_answers = len(batch)
+            ended = batch.draw()
+            progress(len(ended.ids), n_answers)
+            yield ended
 
     def _may_join(self, batch: AnswerBatch, n_waiting: int) -> bool:
         """Whether there is enough room for waiting answers."""
@@ -164,9 +164,9 @@ class TokenSampler:
         index = {tuple(prompt): i for i, prompt in enumerate(block)}
         return *self._reader.read_block(block, prefix), [index[tuple(prompt)] for prompt in prompts]
 
-    def _new_rows(
+    def _new_answers(
         self, answers: Tensor, question_ids: Sequence[str], prompts: Sequence[Sequence[int]], rows: Sequence[Row]
-    ) -> Rows:
+    ) -> Answers:
         pairs = [(i // len(rows), rows[i % len(rows)]) for i in answers.tolist()]
         keys = np.array([question_key(self.decoding.seed, question_ids[i]) for i, _ in pairs], dtype=np.uint64)
         samples = np.array([row.sample for _, row in pairs], dtype=np.uint64)
@@ -174,7 +174,7 @@ class TokenSampler:
         starts = torch.tensor([len(prompts[i]) for i, _ in pairs])
         temperatures = torch.tensor([row.temperature for _, row in pairs])
         device = answers.device
-        return Rows.new(answers, starts.to(device), temperatures.to(device), uniforms.to(device))
+        return Answers.new(answers, starts.to(device), temperatures.to(device), uniforms.to(device))
 
     def _answer(
         self, question_id: str, sample: int, n_prompt: int, tokens: list[int], logprobs: list[float], length: int

@@ -42,7 +42,7 @@ def test_inverse_cdf_equals_a_float64_search(vocab: int) -> None:
     logits, u = torch.randn(300, vocab) * 3, uniforms(300, vocab)
     cumulative = logits.double().softmax(-1).cumsum(-1)
     expected = torch.searchsorted(cumulative, u[:, None], right=True)[:, 0].clamp_max(vocab - 1)
-    drawn = inverse_cdf(logits.exp(), u)
+    drawn = inverse_cdf(logits.exp(), u, torch.arange(len(u)))
     below = torch.where(drawn > 0, cumulative.gather(1, (drawn - 1).clamp_min(0)[:, None])[:, 0], 0.0)
     near = ((u - below).abs() < 1e-5) | ((u - cumulative.gather(1, drawn[:, None])[:, 0]).abs() < 1e-5)
     assert ((drawn == expected) | near).all()
@@ -53,7 +53,7 @@ def test_inverse_cdf_equals_a_float64_search(vocab: int) -> None:
 def test_a_token_of_probability_zero_is_never_drawn(u: float) -> None:
     weights = torch.zeros(1, 300)
     weights[0, [7, 200]] = 1.0
-    assert int(inverse_cdf(weights, torch.tensor([u], dtype=torch.float64))) in (7, 200)
+    assert int(inverse_cdf(weights, torch.tensor([u], dtype=torch.float64), torch.tensor([0]))) in (7, 200)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
@@ -82,6 +82,16 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
     drawn = draw(logits, uniforms(20), 0.5, top_p=0.8, top_k=10)
     expected = logits.log_softmax(-1).gather(1, drawn.tokens[:, None])[:, 0]
     torch.testing.assert_close(drawn.logprobs, expected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, torch.tensor([0.0, 0.5, 1.5]).repeat(80)])
+def test_several_answers_are_drawn_from_one_row(temperature: float | torch.Tensor) -> None:
+    torch.manual_seed(0)
+    logits, rows, u = torch.randn(90, 300) * 3, torch.randint(90, (240,)), uniforms(240)
+    alone = draw(logits[rows], u, temperature, top_p=0.95, top_k=100)
+    together = draw(logits, u, temperature, 0.95, 100, rows)
+    assert torch.equal(together.tokens, alone.tokens)
+    torch.testing.assert_close(together.logprobs, alone.logprobs)
 
 
 def test_top_k_and_top_p_keep_the_right_tokens() -> None:

@@ -1,4 +1,4 @@
-"""Tests of batches whose rows join and leave: their tokens, the cache, and the number of passes."""
+"""Tests of batches whose rows join, branch and leave: their tokens, the cache, and the number of rows read."""
 
 from __future__ import annotations
 
@@ -63,25 +63,61 @@ def test_tokens_of_the_embedded_model_do_not_depend_on_refilling() -> None:
     assert_same(TokenSampler(model, tokenizer, decoding, max_rows=4).sample(ids, prompts, range(3)), whole)
 
 
-def test_a_batch_stays_full_until_all_questions_have_been_read(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, shapes = tiny_model(seed=2), list[tuple[int, int]]()
-    forward = model.forward
+def rows_read(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return a list to which each further pass of a model adds the shape of its token ids."""
+    shapes, forward = list[tuple[int, int]](), model.forward
 
     def counting(**given: Any) -> Any:
         shapes.append(tuple(given["input_ids"].shape))
         return forward(**given)
 
     monkeypatch.setattr(model, "forward", counting)
+    return shapes
+
+
+def test_a_batch_stays_full_until_all_questions_have_been_read(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(seed=2)
+    shapes, steps = rows_read(model, monkeypatch), list[tuple[int, int]]()
     prompts, n = [tokenizer(word)["input_ids"] for word in WORDS * 4], 4 * len(WORDS)
     sampler = TokenSampler(model, tokenizer, Decoding(temperature=1.2, max_new_tokens=80), max_rows=20)
-    sampler.sample([str(i) for i in range(n)], prompts, range(2))
-    is_read = [n_tokens > 1 for _, n_tokens in shapes]
-    last = max(i for i, read in enumerate(is_read) if read)
-    # in the pass before prompts are read, the rows of ended answers are free
-    n_rows = [shapes[i][0] for i in range(last) if not is_read[i] and not is_read[i + 1]]
-    assert len(n_rows) > 100
-    assert min(n_rows) >= 0.8 * 20
-    assert max(n_rows) == 20
+    sampler.sample(
+        [str(i) for i in range(n)], prompts, range(2), lambda ended, drawn: steps.append((len(shapes), drawn))
+    )
+    last = max(i for i, (_, n_tokens) in enumerate(shapes) if n_tokens > 1)
+    n_answers = [drawn for n_passes, drawn in steps if n_passes <= last]
+    assert len(n_answers) > 100
+    assert min(n_answers) > 0.8 * 20
+    assert max(n_answers) == 20
+
+
+def distinct_starts(answers: list[Sample]) -> int:
+    """Return the number of different token sequences that precede the tokens after the first."""
+    return len({(a.question_id, *a.token_ids[:n]) for a in answers for n in range(1, len(a.token_ids))})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
+def test_tokens_that_several_answers_begin_with_are_read_once(
+    temperature: float, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = tiny_model(seed=2), [str(i) for i in range(len(WORDS))]
+    shapes = rows_read(model, monkeypatch)
+    sampler = TokenSampler(model, tokenizer, Decoding(temperature=temperature, max_new_tokens=30))
+    answers = sampler.sample(ids, [tokenizer(word)["input_ids"] for word in WORDS], range(20))
+    n_read = sum(n_rows for n_rows, n_tokens in shapes if n_tokens == 1)
+    # rows of answers that have ended are not removed at once
+    assert distinct_starts(answers) <= n_read <= 1.1 * distinct_starts(answers)
+    assert n_read < 0.7 * sum(len(answer.token_ids) - 1 for answer in answers)
+
+
+def test_answers_at_all_temperatures_share_rows(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, grid = tiny_model(seed=2), [0.3, 0.35]
+    sampler = TokenSampler(model, tokenizer, Decoding("0.3:0.35:0.05", max_new_tokens=30))
+    shapes = rows_read(model, monkeypatch)
+    drawn = sampler.sample_grid(["a"], [tokenizer("Say")["input_ids"]], range(6), grid)
+    n_read = sum(n_rows for n_rows, n_tokens in shapes if n_tokens == 1)
+    together = distinct_starts(drawn[0.3] + drawn[0.35])
+    assert together <= n_read <= 1.1 * together
+    assert together < 0.8 * (distinct_starts(drawn[0.3]) + distinct_starts(drawn[0.35]))
 
 
 def random_prompts(
@@ -107,7 +143,7 @@ def random_prompts(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_attention_equals_a_float64_computation_while_rows_join_and_leave(seed: int) -> None:
+def test_attention_equals_a_float64_computation_while_rows_join_branch_and_leave(seed: int) -> None:
     torch.manual_seed(seed)
     draws, model = random.Random(seed), tiny_model()
     cache: SharedCache | None = None
@@ -117,12 +153,15 @@ def test_attention_equals_a_float64_computation_while_rows_join_and_leave(seed: 
             read, prompts = random_prompts(model, [draws.choice([1, 4, 9, 20]) for _ in range(draws.randint(1, 3))], 5)
             questions = draws.choices(range(len(prompts)), k=draws.randint(1, 9))
             cache = cache or SharedCache(read)
-            cache.join(read, torch.tensor(questions))
+            cache.join(read, questions)
             rows += [list(prompts[i]) for i in questions]
-        elif draws.random() < 0.3 and len(rows) > 1:
-            kept = sorted(draws.sample(range(len(rows)), draws.randint(1, len(rows))))
-            cache.keep(torch.tensor(kept))
-            rows = [rows[i] for i in kept]
+        elif draws.random() < 0.6:
+            weights = draws.choice([(8, 1, 1), (1, 8, 1), (1, 8, 0), (0, 8, 1)])  # leave, stay, branch
+            counts = [draws.choices(range(3), weights)[0] for _ in rows]
+            counts[draws.randrange(len(rows))] += 1
+            order = cache.branch(counts)
+            assert [order.count(row) for row in range(len(rows))] == counts
+            rows = [list(rows[row]) for row in order]
         cache.before_pass()
         for i in range(len(cache.layers)):
             query, keys, values = torch.randn(len(rows), 4, 1, 8), *torch.randn(2, len(rows), 2, 1, 8)
@@ -142,13 +181,12 @@ def test_answers_of_similar_length_are_padded_together() -> None:
     read, _ = random_prompts(model, [3], 2)
     cache = SharedCache(read)
     for n_steps in (100, 40, 5):
-        cache.join(read, torch.zeros(2, dtype=torch.int64))
+        cache.join(read, [0, 0])
         for _ in range(n_steps):
             cache.before_pass()
             for i in range(len(cache.layers)):
                 n = cache.groups[-1].rows.stop
                 cache.update(torch.zeros(n, 2, 1, 8), torch.zeros(n, 2, 1, 8), i)
-    cache.keep(torch.arange(6))
     assert [(group.rows, group.width) for group in cache.groups] == [
         (slice(0, 2), 145),
         (slice(2, 4), 45),

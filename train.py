@@ -48,7 +48,7 @@ PARSER = {
 
 
 class TrainParser(OneLineErrors, LightningArgumentParser):
-    """Command-line parser that reports each error in one line."""
+    """Command-line parser that reports each error on one line."""
 
     def parse_args(self, args: Sequence[str], *more: Any, **options: Any) -> Any:
         """Parse a command line."""
@@ -78,7 +78,7 @@ class TrainCLI(LightningCLI):
     """Command line of train.py."""
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Create a parser that reports each error in one line."""
+        """Create a parser that reports each error on one line."""
         parser = TrainParser(**kwargs)
         parser.add_argument("-c", "--config", action="config", help="YAML file. Later options override its values.")
         return parser
@@ -151,8 +151,8 @@ def new_run_folder(runs: Path, name: str | None, method: str) -> Path:
             if name is not None:
                 break
     raise InputError(
-        f"Expected `name` to be the name of a new run, but {str(folder)!r} exists. Omit --name, or pass a "
-        "different name."
+        f"Expected `name` to be the name of a new run, but {str(folder)!r} already exists. Omit --name, or pass "
+        "a different name."
     )
 
 

@@ -25,8 +25,7 @@ def read_confidence(source: str, store: Store, ignored: Collection[str] = ()) ->
 
     Args:
         source: Folder of a saved probe, or ``FILE:COLUMN`` for a column of a Parquet or CSV file, for example
-            ``runs/compare-facts/predictions.parquet:layer_average``. A file must also have the column
-            ``question_id``.
+            ``runs/compare-facts/predictions.parquet:layer_average``. A file must also have a ``question_id`` column.
         store: The store. If the source is a probe, the store must contain the signals that the probe reads.
         ignored: Ids of questions that a file may contain even if they are not in the store.
 
@@ -148,8 +147,8 @@ def _of_table(source: str, store: Store, ignored: Collection[str]) -> NDArray[np
         numbers = pa.compute.cast(table[column], pa.float64())
     except pa.ArrowException as error:
         raise InputError(
-            f"Expected the column {column!r} of {path!r} to contain numbers, but it has the type "
-            f"{table[column].type}. Choose a different column."
+            f"Expected the {column!r} column of {path!r} to contain numbers, but its type is {table[column].type}. "
+            "Choose a different column."
         ) from error
     values = dict(zip(ids, numbers.to_numpy(zero_copy_only=False), strict=True))
     return np.array([values.get(id_, np.nan) for id_ in row_of])

@@ -102,15 +102,15 @@ def detectable(error: float) -> float:
 
 
 def n_needed(error: float, n: int, difference: float) -> int:
-    """Return the number of units for which `difference` is the smallest `detectable` difference.
+    """Return the number of units needed to detect `difference` (see `detectable`).
 
-    `error` is the standard error for `n` units.
+    `error` is the standard error of the mean difference with `n` units.
     """
     return math.ceil(n * (detectable(error) / difference) ** 2)
 
 
 def check_difference(difference: float) -> None:
-    """Raise an InputError if the option `difference` is not in (0, 1]."""
+    """Raise an InputError if the `difference` option is not in (0, 1]."""
     if not 0 < difference <= 1:
         raise InputError(f"Expected `difference` to be above 0 and at most 1, but got {difference}. Try 0.02.")
 

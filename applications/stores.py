@@ -15,12 +15,12 @@ _TEMPERATURE = "policy.decoding.temperature"
 
 
 def known_temperature(temperature: float) -> float | None:
-    """Return the temperature, or None for `UNKNOWN`."""
+    """Return `temperature`, or None if it is `UNKNOWN`."""
     return None if temperature == UNKNOWN else temperature
 
 
 def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float, QuestionTable]:
-    """Load the question tables of a store or grid with the grades of one grader, by temperature."""
+    """Load each store's question table with the grades of one grader. Returns the tables by temperature."""
     name = next(iter(stores.values())).grades.choose(grader)
     return {temperature: load_table(store, name) for temperature, store in stores.items()}
 

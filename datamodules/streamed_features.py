@@ -129,8 +129,8 @@ class StreamedFeatures:
 
         Args:
             features: Indices of the features.
-            function: Called for each chunk with the indices of its rows in `rows`, [row] int64, and the features of
-                those rows, [row, feature, d_model] float32. Runs in a thread and without gradients.
+            function: Called for each chunk with the chunk's indices into `rows`, [row] int64, and the features of those
+                rows, [row, feature, d_model] float32. Runs in a thread and without gradients.
         """
         rows, order = self.rows.sort()
         n_rows = max(1, CHUNK_BYTES // (4 * self.shape[2] * len(features)))

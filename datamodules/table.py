@@ -77,7 +77,7 @@ class AnswerTable:
     def held_out(self) -> NDArray[np.bool_]:
         """Whether the sample index j of each answer is odd, [row].
 
-        Methods that use answers read those with even j, and are evaluated on those with odd j.
+        Methods that read answers use only those with even j, and are evaluated on those with odd j.
         """
         return self.sample % 2 == 1
 
@@ -99,7 +99,7 @@ class QuestionTable:
         prompt_tokens: Prompt length in tokens; NaN if unknown.
         right, known, unknown: Numbers of answers that are right, have a known grade, and have an unknown grade.
         held_right, held_known, held_unknown: The same counts for answers with odd sample indices j.
-        consistency: Relative frequency of the most frequent of the answers with even j; NaN if there are none.
+        consistency: Relative frequency of the most frequent answer among those with even j; NaN if there are none.
         asked: Dict from the name of each model-based baseline of questions to its table, with the columns `value` (in
             [0, 1] or null), `prompt_tokens` and `completion_tokens`. Incomplete baselines are left out.
     """
@@ -194,7 +194,7 @@ def _ids(store: Store) -> pa.Array:
 
 
 def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[np.int64]]:
-    """Count the right, known and unknown grades of each question, for all answers and for those with odd j."""
+    """Count the right, known and unknown grades of each question, over all answers and over those with odd j."""
     kinds = {"right": answers.right, "known": answers.known, "unknown": 1 - answers.known}
     return {
         f"{half}{kind}": np.bincount(answers.question, values * included, n_questions).astype(np.int64)
@@ -230,7 +230,7 @@ def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[st
 
 
 def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
-    """Compute the likelihood columns of `AnswerTable`. In rows of the mask `ended`, the last token is left out."""
+    """Compute the likelihood columns of `AnswerTable`, without the last token of rows in which `ended` is true."""
     n_tokens = pc.list_value_length(logprobs).fill_null(0).to_numpy()
     ended = ended & (n_tokens > 0)
     values = np.delete(pc.list_flatten(logprobs).to_numpy().astype(np.float64), n_tokens.cumsum()[ended] - 1)

@@ -84,8 +84,8 @@ def transfer(
     Args:
         stores: Folders of the stores, one per question set, with answers of the same model. If there is only one store,
             each of its question groups is a question set.
-        out: New folder for the results. The default is runs/transfer-STORE, where STORE is the names of all stores
-            joined with hyphens.
+        out: New folder for the results. The default is runs/transfer-STORE, where STORE stands for the names of
+            all stores, joined with hyphens.
         probe: Name of the probe. Choose from {probes}.
         grader: Grader whose grades are used. Required if a store has several graders.
         folds: Number of cross-validation folds for testing a probe on the set that it is trained on.
@@ -129,7 +129,7 @@ def curve(
         out: New folder for the results. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
         n: Numbers of training questions. The default is the number of questions outside a test fold, half of it, a
-            quarter of it, and so on, down to at least 40.
+            quarter of it, and so on, as long as at least 40 remain.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.

@@ -11,7 +11,7 @@ from probes.saved.head import Head, KNNHead, neighbour_means, zeros
 
 
 class KNN(AtOnce):
-    """Probe that averages the expected accuracies of the nearest training rows, weighted by inverse distance.
+    """Probe that averages the measured accuracies of the nearest training rows, weighted by inverse distance.
 
     Distances are Euclidean and computed from standardised features. The probe follows the classifier of Entropy-Lens
     (arXiv 2502.16570), which uses 25 neighbours, raw features and hard labels. A saved probe contains the features of

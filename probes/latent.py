@@ -32,9 +32,9 @@ _PARAMETERS = ("weight_in", "bias_in", "weight", "bias", "log_shared")
 class Latent(Descent):
     """Encoder that predicts the distribution of a question's answer embeddings.
 
-    The score is 1 − ASEU (amortised semantic embedding uncertainty), the similarity of embeddings drawn from this
-    distribution (see `sampled_score`). Training maximises the likelihood of the answer embeddings (see `answer_loss`)
-    and does not use grades.
+    The score is the similarity of embeddings drawn from this distribution (see `sampled_score`). It equals 1 − ASEU,
+    where ASEU is the amortised semantic embedding uncertainty. Training maximises the likelihood of the answer
+    embeddings (see `answer_loss`) and does not use grades.
 
     Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from the epoch with the
     highest rank correlation between its validation scores and the agreement of the answers. The agreement is the mean

@@ -10,7 +10,7 @@ from probes.saved.sequence_head import RollingHead
 class Rolling(SequenceProbe):
     """Probe that scores an answer by the negated largest mean of w · x over any window of tokens (arXiv 2601.11516).
 
-    x is the standardised state of a token. A large mean is therefore evidence that the answer is wrong.
+    A large mean is therefore evidence that the answer is wrong. x is the standardised state of a token.
 
     Args:
         window: Number of consecutive tokens in a window. An answer with fewer tokens forms a single window.

@@ -38,7 +38,7 @@ def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
 
 
 def check_policies(stores: Sequence[Store]) -> None:
-    """Check that all stores have the same prompt template, token limit and stop strings, where these are known."""
+    """Check that all stores have the same prompt template, token limit and stop strings, as far as these are known."""
     for store in stores[1:]:
         first, second = (one.identity["policy"]["decoding"] for one in (stores[0], store))
         known = {name for name in _FIXED if first[name] is not None and second[name] is not None}
@@ -66,7 +66,7 @@ def check_random_numbers(tested: Store, references: Sequence[Store]) -> None:
 
 
 def check_full_distribution(store: Store) -> None:
-    """Check that neither `top_p` nor `top_k` truncates the distribution of a reference store."""
+    """Check that a reference store was sampled without truncation by `top_p` or `top_k`."""
     decoding = store.identity["policy"]["decoding"]
     if decoding["top_p"] != 1 or decoding["top_k"] != 0:
         raise InputError(

@@ -141,7 +141,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Treat half of a reference's outputs as a tested system, and estimate its temperatures from the other half.
+    """Treat half of a reference's outputs as a tested system's, and estimate their temperatures from the other half.
 
     Returns the estimates [resample, temperature], averaged over the metrics, with one estimate for each temperature of
     the reference.
@@ -177,7 +177,7 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
         raise InputError(
             f"Expected the maximum exact match fraction (MEMF) of the reference {name!r} to fall with "
             f"temperature, but it is {first:.3f} at temperature {low:g} and {last:.3f} at temperature {high:g}. Check "
-            "that the sampler of the reference does not ignore the temperature."
+            "that the reference's sampler does not ignore the temperature."
         )
 
 

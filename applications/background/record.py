@@ -117,8 +117,8 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
     """Return the maximum of the references' limits, or None if any outputs for the same prompt differ.
 
-    If `inclusive` is false, the limit is the lowest nonzero temperature of a grid, and the background temperature is
-    below it.
+    The `inclusive` entry tells whether the background temperature can equal the limit. If not, the limit is the lowest
+    nonzero temperature of a grid.
     """
     if estimate.mismatch_rate is None:
         return None

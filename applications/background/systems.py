@@ -27,7 +27,7 @@ class Systems:
     Attributes:
         prompts: Prompts, or the ids of their questions if a system is a store.
         tested: Outputs of the tested system, [prompt].
-        references: Outputs of the references, [prompt], by name and then by ascending temperature.
+        references: Outputs of the references, [prompt], by name, then by temperature in ascending order.
         unit: Unit of the outputs.
         limit: Maximum number of tokens per output.
         n_unshared: Number of prompts that are left out because not all systems have them.
@@ -51,7 +51,10 @@ References = Mapping[str, Mapping[float, Source]]
 
 
 def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
-    """Open temperature grids, or JSON files of Messina and Scotta, by name and then by ascending temperature."""
+    """Open temperature grids, or JSON files in the format of Messina and Scotta.
+
+    Returns a dict from the name of each reference to its sources, by temperature in ascending order.
+    """
     named: list[tuple[str, dict[float, Source]]] = []
     for path in paths:
         if path.endswith(".json"):

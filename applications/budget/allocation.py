@@ -55,7 +55,7 @@ def hazards(a: Array, b: Array, most: int) -> Array:
 
 
 def _decreasing(first: Array, factors: Array) -> Array:
-    """Return the cumulative products of `first` and `factors`, which never increase: all values are in [0, 1]."""
+    """Return the cumulative products of `first` and `factors`, which never increase: all factors are in [0, 1]."""
     return np.concatenate([first, factors], axis=1).cumprod(axis=1)
 
 

@@ -33,7 +33,7 @@ def budget_record(
     """Compute the content of budget.json and a table of the allocations.
 
     Each array in `confidences` has one value per row of the question table; NaN if a question has no confidence. The
-    entry `settings` maps each setting to the result of `evaluate_setting`.
+    `settings` entry maps each setting to the result of `evaluate_setting`.
     """
     questions = read_questions(table, confidences, seed)
     everything = questions.settings["all"]

@@ -27,7 +27,7 @@ def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
 def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | Array) -> Array:
     r"""Compute p-values [threshold] for the hypothesis that the mean loss exceeds `risk`, from a betting martingale.
 
-    A gambler starts with the wealth K = 1 and bets a fraction of it on each answered question, in the given order:
+    A gambler starts with wealth K = 1 and bets a fraction of it on each answered question, in the given order:
 
     .. math:: K_t = K_{t-1} \, (1 + b_t (\mathrm{risk} - \ell_t)), \qquad 0 \le b_t \le \frac{1}{1 - \mathrm{risk}}
 

@@ -72,7 +72,7 @@ def necessary_abstention(base_risk: float, risk: float) -> float:
 def oracle_coverage(losses: Array, risk: float) -> float:
     """Return the largest fraction of questions that can be answered with a mean loss of at most `risk`.
 
-    The oracle answers the questions with the lowest losses [question].
+    The oracle answers the questions with the lowest `losses` [question].
     """
     return float((np.sort(losses).cumsum() <= risk * np.arange(1, len(losses) + 1) + 1e-9).mean())
 
@@ -83,9 +83,9 @@ def certify(
     """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
     The guarantee fails with a probability of at most 1 − `level`. Each sequence in `STARTS` tests thresholds in
-    descending order and stops as soon as the hypothesis that a threshold's risk exceeds `risk` cannot be rejected. The
-    first threshold of a sequence is the highest one that keeps at least twice `n_needed` questions, and at least the
-    fraction of questions given in `STARTS`.
+    descending order. It stops at the first threshold for which it cannot reject the hypothesis that the threshold's
+    risk exceeds `risk`. It starts at the highest threshold that keeps both at least twice `n_needed` questions and at
+    least the fraction of questions given in `STARTS`.
 
     Args:
         confidence: Confidences f, [question]. A question whose confidence is NaN is never answered.

@@ -76,7 +76,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
 
 
 def token_costs(table: QuestionTable) -> Array:
-    """Return the number of prompt tokens plus the mean number of generated tokens of each question."""
+    """Return the number of prompt tokens plus the mean number of generated tokens for each question."""
     answers, n = table.answers, len(table.ids)
     counts = np.bincount(answers.question, minlength=n)
     return table.prompt_tokens + np.bincount(answers.question, answers.n_tokens, n) / np.maximum(counts, 1)

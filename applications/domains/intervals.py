@@ -31,8 +31,9 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
         s^2 = \frac{\sum_c \sum_{i \in c} (x_i - \bar x_c)^2}{N - K}, \quad
         \bar x_c \pm t_{N-K,\, 1 - \alpha/(2K)} \, s / \sqrt n
 
-    N is the number of questions in all clusters, and α is 0.05 (Bonferroni correction). Clusters with fewer than 10
-    questions have no interval and are excluded from K and N. There are no intervals if the pooled variance is 0.
+    N is the number of questions in the K clusters, and α is 0.05. Dividing α by K is a Bonferroni correction. Clusters
+    with fewer than 10 questions have no interval and do not count in K or N. There are no intervals if the pooled
+    variance is 0.
 
     Args:
         values: Finite values, [question].
@@ -45,8 +46,8 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
 def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
     """Compute the mean of each cluster minus the mean of all other questions, with simultaneous intervals.
 
-    Each interval is the wider of Welch's interval and one from the pooled variance. There is no interval if there are
-    fewer than 10 other questions. See `cluster_means` for the arguments.
+    Each interval is the wider of Welch's interval and an interval based on the pooled variance. There is no interval if
+    there are fewer than 10 other questions. See `cluster_means` for the arguments.
     """
     members = _members(cluster, n_clusters)
     inside, rest = _moments(values, members), _moments(values, ~members)

@@ -55,7 +55,7 @@ def auroc_of(score: Tensor, right: Tensor, question: Tensor, n_questions: int) -
 def auroc_of_counts(
     confidence: NDArray[np.float64], right: NDArray[np.int64], known: NDArray[np.int64]
 ) -> Auroc | None:
-    """Compute the `Auroc` of confidences [question] on all graded answers, or None as in `auroc_of`."""
+    """Compute the `Auroc` of confidences [question] on all graded answers. Returns None when `auroc_of` does."""
     counts = np.stack([right, known - right], axis=1).ravel()  # right answers, then wrong answers, of each question
     is_right = torch.from_numpy(np.repeat(np.tile([True, False], len(right)), counts))
     question = torch.from_numpy(np.repeat(np.arange(len(right)), known))

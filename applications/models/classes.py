@@ -120,7 +120,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return a function that maps resampling weights to the mean over classes of Σ `above` / Σ `below`."""
+    """Return a function that maps resampling weights to the ratio Σ `above` / Σ `below`, averaged over classes."""
     numerators, denominators = torch.from_numpy(above), torch.from_numpy(below)
 
     def metric(weights: torch.Tensor) -> torch.Tensor:

@@ -56,13 +56,13 @@ class Panel:
 
     @property
     def questions(self) -> list[Question]:
-        """The questions."""
+        """The questions with a known grade in all stores, as they appear in the first store."""
         questions = list(self.stores[0].questions)
         return [questions[row] for row in self.rows[0]]
 
 
 def check_stores(paths: Sequence[str]) -> None:
-    """Raise an InputError if the option `stores` is empty or not a list."""
+    """Raise an InputError if the `stores` option is empty or not a list."""
     if isinstance(paths, str) or not paths:
         raise too_few_stores(repr(paths))
 
@@ -101,7 +101,7 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
     if known.sum() < 2:
         raise InputError(
             f"Expected at least two questions with a known grade by {grader!r} in every store, but got {known.sum()}. "
-            "Grade the answers with another grader."
+            "Grade the answers with a different grader."
         )
     names = [store.path.resolve().name for store in stores]
     if len(set(names)) < len(names):
@@ -171,7 +171,7 @@ def _field(question: Question, column: str) -> str:
 
 
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
-    """Read the confidences [store, question] from one source per store, or one for all stores; NaN if missing.
+    """Read the confidences [store, question] from one source for all stores, or one per store; NaN if missing.
 
     If one table is used for all stores, its question ids are those of the first store.
     """

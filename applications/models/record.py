@@ -112,7 +112,7 @@ def _value_at(record: Mapping[str, Any], field: str) -> Any:
 
 
 def auroc_record(panel: Panel, confidences: Values) -> dict[str, Any]:
-    """Compute the AUROCs and test their differences, on questions with a confidence in every store."""
+    """Compute the AUROCs and test their differences, on the questions that have a confidence in every store."""
     kept = np.isfinite(confidences).all(0)
     right, known = panel.right[:, kept], panel.known[:, kept]
     found = [auroc_of_counts(*columns) for columns in zip(confidences[:, kept], right, known, strict=True)]

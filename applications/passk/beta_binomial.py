@@ -82,7 +82,7 @@ def fit(
     fixed: Mapping[str, float] | None = None,
     starts: Sequence[BetaBinomial] = (),
 ) -> BetaBinomial:
-    """Fit a model by maximum likelihood over ln α, ln β and π₀, and return the best fit over all initial models.
+    """Fit ln α, ln β and π₀ by maximum likelihood, once from each initial model. Returns the most likely fit.
 
     Args:
         right: Number of right answers, [question]. For speed, pass each distinct pair of counts once,
@@ -152,7 +152,7 @@ def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[fl
 def deviance(
     right: Counts, known: Counts, weights: Values, best: BetaBinomial, fixed: Mapping[str, float], zero_inflated: bool
 ) -> float:
-    """Return the deviance 2 (ln L(`best`) − ln L), where L is the maximum likelihood given `fixed`."""
+    """Return the deviance 2 ln(L₁/L₀). L₁ is the likelihood of `best`, and L₀ the maximum given `fixed`."""
     starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
     other = fit(right, known, weights, zero_inflated, fixed, starts)
     return max(0.0, 2 * float(weights @ (best.log_likelihood(right, known) - other.log_likelihood(right, known))))
@@ -163,13 +163,13 @@ Quantity = Callable[[Values], tuple[float, Values]]
 
 
 def coordinate(name: str) -> Quantity:
-    """Return a function that maps the coordinates to the one called `name`, and its gradient."""
+    """Return the function that selects the coordinate of the parameter `name`. See `Quantity`."""
     slope = np.eye(3)[PARAMETERS.index(name)]
     return lambda at: (float(slope @ at), slope)
 
 
 def pass_at(k: int) -> Quantity:
-    """Return a function that maps the coordinates to the mean Pass@K and its gradient."""
+    """Return the function that computes the mean Pass@K from the coordinates. See `Quantity`."""
 
     def quantity(at: Values) -> tuple[float, Values]:
         (alpha, beta), share = np.exp(at[:2]), at[2]
@@ -191,7 +191,7 @@ def profile_interval(
     zero_inflated: bool,
     level: float = 0.95,
 ) -> tuple[float, float]:
-    """Compute the profile-likelihood interval of a function of the coordinates.
+    """Compute the profile-likelihood interval of a function of the coordinates ln α, ln β and π₀.
 
     The interval covers the values of the function at all coordinates whose deviance is at most the `level` quantile of
     the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative. See `fit` for the counts

@@ -30,7 +30,7 @@ _PROFILE = 25
 
 
 class Extrapolation(NamedTuple):
-    """Fitted models by name (see `MODELS`), and the record that `extrapolate` describes."""
+    """Fitted models by name (see `MODELS`), and a record whose entries are documented in `extrapolate`."""
 
     models: dict[str, BetaBinomial]
     record: dict[str, Any]

@@ -48,7 +48,7 @@ def error_records(
 
     Args:
         confidences: Confidences [question] by name.
-        counts: Numbers [question] of right answers and of graded answers, under the key False for all answers and under
+        counts: Numbers of right answers and of graded answers, each [question]. The key False is for all answers, and
             True for the answers with odd indices. Methods that use the answers with even indices are scored on those
             with odd indices.
         k: Numbers of answers, in ascending order.

@@ -143,7 +143,7 @@ def _store_record(
         - `avg_at_n`: Mean accuracy.
         - `pass_at_k`, `over_groups`: [k] mean Pass@K over questions and over groups.
         - `errors`: Result of `error_records`.
-        - `curve`: Values of `k`, the `measured` Pass@K, and the band of each confidence (`predicted`).
+        - `curve`: Values of `k`, the `measured` Pass@K, and the `predictive_band` of each confidence (`predicted`).
         - `extrapolation`: Record of `extrapolate`. If it is None, `not_extrapolated` gives the reason.
         - `beyond`: Values of k in the table of extrapolations.
     """
@@ -194,7 +194,7 @@ def _beyond(known: Counts) -> list[int]:
 def _columns(
     measured: _Measured, confidences: Mapping[str, Values], extrapolation: Extrapolation | None
 ) -> dict[str, Values]:
-    """Return Pass@K, confidences with their predictions, and posterior Pass@K."""
+    """Return table columns by name: Pass@K, confidences with their predictions of Pass@K, and posterior Pass@K."""
     right, known, k, *_ = measured
     columns = {f"pass_at_{one}": values for one, values in zip(k, pass_at_k(right, known, k), strict=True)}
     for name, confidence in confidences.items():

@@ -83,7 +83,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
 
 
 def target_likelihoods(asked: pa.Table) -> Values:
-    """Return the mean log-probability per token of each question's right continuation in nats, [question]."""
+    """Return the mean log-probability per token in nats of each question's right continuation, [question]."""
     columns = (asked[name].to_pylist() for name in ("logprobs", "n_tokens", "target"))
     return np.array(
         [

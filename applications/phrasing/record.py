@@ -27,8 +27,8 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
         - `forms`: Counts, mean accuracy and mean likelihood of each form.
         - `tests`: Results of `paired_record` for the accuracies and the likelihoods of each pair of forms, with Holm's
           correction over all tests.
-        - `joint`: For each pair of forms `a` and `b`, the probabilities that, of two independent answers, one to each
-          form, `both` are right, only one is right (`only_a` or `only_b`), or `neither` is right.
+        - `joint`: For each pair of forms `a` and `b`, the joint probabilities for two independent answers, one to each
+          form: `both` are right, only one is right (`only_a` or `only_b`), or `neither` is right.
     """
     values = {ACCURACY: cells.accuracy}
     if np.isfinite(cells.likelihood).any():
@@ -71,7 +71,7 @@ def _mean(figure: str, values: Values) -> dict[str, Any] | None:
 
 
 def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
-    """Return the mean probability of each joint outcome of two independent answers with accuracies `a`, `b` [pair]."""
+    """Average the probability of each joint outcome of two independent answers with accuracies `a` and `b` [pair]."""
     shares = {"both": a * b, "only_a": a * (1 - b), "only_b": (1 - a) * b, "neither": (1 - a) * (1 - b)}
     return {name: share_interval(share) for name, share in shares.items()}
 

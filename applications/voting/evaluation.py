@@ -59,7 +59,7 @@ class Evaluation:
 
     @property
     def mean_curve(self) -> NDArray[np.float64]:
-        """Mean accuracy over the questions with enough answers, [number]."""
+        """Mean of `curve` over the questions with enough answers, [number]."""
         return np.nanmean(self.curve, axis=0)
 
 
@@ -183,7 +183,7 @@ def _single(ballots: list[Ballots]) -> Outcome:
 
 
 def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
-    """Evaluate the vote weighted by likelihoods. Returns None without likelihoods."""
+    """Evaluate the vote weighted by likelihoods. Returns None if there are no likelihoods."""
     winners = [weighted_winner(one.classes, one.likelihood) for one in ballots]
     if not any(np.isfinite(one.likelihood).any() for one in ballots):
         return None

@@ -143,7 +143,7 @@ def vote_record(
 
 
 def _pairs(confidences: Collection[str]) -> list[tuple[str, str]]:
-    """Return the pairs of methods that are compared."""
+    """Return the pairs of methods to compare."""
     base_rate, others = prior_name(BASE_RATE), ("adaptive_consistency", "early_stopping")
     own = [(prior_name(name), other) for name in confidences for other in (*others, base_rate)]
     return [*own, (base_rate, "adaptive_consistency")]

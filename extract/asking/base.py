@@ -69,14 +69,14 @@ class AskedBaseline(ABC):
 
     @property
     def always_compared(self) -> bool:
-        """Whether to check the recorded settings even if no values are missing."""
+        """Whether to compare the settings with the recorded ones even if no values are missing."""
         return True
 
     @abstractmethod
     def settings(self, scope: Scope) -> dict[str, Any]:
         """Return the settings as JSON values: the model, the prompts and the options.
 
-        The settings must be the same for all files with this scope.
+        The settings must be the same for all files of a scope.
         """
 
     @property

@@ -49,9 +49,9 @@ def cluster(
 ) -> None:
     """Add new answers to the clusters of each question, in place.
 
-    The new answers must be sorted by sample index. Answers with the same normalised form are treated as one. The
-    reverse direction (does the answer entail the cluster's first member?) is tested only if that member entails the
-    answer. For each (premise, hypothesis) pair, `entails` returns whether the premise entails the hypothesis, and the
+    The new answers must be sorted by sample index. Answers with the same normalised form are treated as one.
+    Whether an answer entails the first member of a cluster is tested only if that member entails the answer. For
+    each (premise, hypothesis) pair, `entails` returns whether the premise entails the hypothesis, and the
     number of tokens read.
     """
     pending: list[list[Answer]] = []  # per question: first answer of each new form

@@ -1,4 +1,4 @@
-"""The baselines `p_true` (can the model answer a question?) and `p_true_answer` (is an answer right?).
+"""The `p_true` baseline (can the model answer a question?) and the `p_true_answer` baseline (is an answer right?).
 
 Each value is the probability that the model replies Yes rather than No (Kadavath et al. 2022,
 https://arxiv.org/abs/2207.05221).
@@ -104,7 +104,7 @@ class PTrue(AskedTable):
         self._reader = YesNoReader(*self.context.load())
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per question, each with 1 completion token."""
+        """Return one row per question. Each row records a cost of 1 completion token."""
         tokenizer, questions = self.context.load()[1], self.questions(shard)
         prompts = [self.prompt.encode(tokenizer, text) for text in questions.values()]
         values = self._reader.read(prompts, progress)

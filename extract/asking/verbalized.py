@@ -21,7 +21,7 @@ _STEPS = (
 )
 _SCALE = "\n".join(f"{i / 10:.1f} to {(i + 1) / 10:.1f}: {words}" for i, words in enumerate(_STEPS))
 #: The example probabilities are symmetric around 0.5, so that copying one of them adds no bias. The question comes
-#: late, so that the text before the question can be cached.
+#: late, so that the text before it can be cached.
 TEMPLATE = (
     f"How likely are you to answer a question correctly? The scale:\n{_SCALE}\n\nYou may think in one short sentence. "
     r"Your reply ends in \boxed{0.05}, \boxed{0.35}, \boxed{0.65}, \boxed{0.95} or another probability "
@@ -65,7 +65,7 @@ class Verbalized(AskedTable):
     def decoding(self) -> Decoding:
         """Decoding options, with the store's temperature, top-p, top-k and seed.
 
-        Options that the store does not record have their default values. There are no stop strings.
+        Options that the store does not record take their default values. There are no stop strings.
         """
         policy = {**self.store.identity["policy"], "model": self.model}
         known = {key: policy["decoding"][key] for key in ("temperature", "top_p", "top_k", "seed")}

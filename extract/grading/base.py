@@ -70,7 +70,7 @@ class Grader:
 def from_function(
     name: str, grade: Callable[[Question, str], Grade], rule: str, kinds: tuple[Kind, ...] = ()
 ) -> Grader:
-    """Build a grader from a function of a question and an answer without its reasoning."""
+    """Build a grader from a function that takes a question and an answer (without its reasoning)."""
 
     def grade_all(answers: Sequence[tuple[Question, str]], known: Known, count: Counts) -> list[Grade]:
         grades = []

@@ -106,7 +106,7 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 
 
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
-    """Find the options chosen, by letter or text, in `text[start:end]`."""
+    """Find the options that `text[start:end]` chooses, by letter or by text."""
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
     if exact or not letters:
@@ -131,7 +131,7 @@ def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _behind(text: str, start: int) -> tuple[int, int]:
-    """Return the span of the statement after a cue, where `start` is the end of the cue."""
+    """Return the span of the statement that follows a cue. The cue ends at `start`."""
     line, _, below = text[start : start + _FAR].partition("\n")
     if not line.strip(" .:*") and "\n" not in below.strip() and start + _FAR >= len(text):
         return start, len(text)

@@ -70,7 +70,10 @@ class Algebra:
         self._lock = Lock()
 
     def equal(self, golds: Sequence[str], answer: str) -> Verdict:
-        """Return whether an answer equals one of `golds`, None if undecided, or "unread" if it is not an expression."""
+        """Return whether an answer equals one of `golds`.
+
+        The result is None if this is undecided, and "unread" if the answer is not an expression.
+        """
         with self._lock:
             process = self._process = self._process or _start()
             asked = {"golds": golds, "answer": answer, "seconds": self.seconds}

@@ -92,7 +92,7 @@ def _check_references(store: Store) -> None:
 
 
 def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
-    """Count the answers whose grade is undecided and should be retried."""
+    """Count the undecided answers that should be retried."""
     if not grader.may_decide_later:
         return 0
     n_unknown = int(store.grades.read(grader.name, samples)["right"].null_count)
@@ -105,7 +105,7 @@ def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
 def _grade_range(
     store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade_all: Callable[..., list[Grade]]
 ) -> list[str]:
-    """Grade the answers without a decision in `old`, write all grades, and return the new verdicts."""
+    """Grade the answers that have no decision in `old`, write all grades, and return the new verdicts."""
     rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()

@@ -78,7 +78,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def model_identity(model: Any, tokenizer: Any) -> ModelIdentity:
-    """Return the identity of a loaded model."""
+    """Return the identity of a loaded model and its tokenizer."""
     path = Path(model.name_or_path)
     return ModelIdentity(
         id=path.resolve().name if path.is_dir() else str(model.name_or_path),

@@ -1,4 +1,4 @@
-"""Question set `facts`: short questions that are moderately difficult for a small model.
+"""The `facts` question set: short questions that are moderately difficult for a small model.
 
 Countries come from the `countryinfo` package (MIT). ``facts.json`` contains elements, alternative names and exclusions.
 Disputed, outdated and ambiguous answers in countryinfo 1.0.1 are excluded.

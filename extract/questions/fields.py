@@ -85,7 +85,7 @@ class Row:
             return str(value).replace("\r\n", "\n").strip()
         raise InputError(
             f"Expected the column {column!r} of {self.where} to contain text or a number, but got a "
-            f"{type(value).__name__}. Specify another column, or a path inside this column, such as {column}.NAME."
+            f"{type(value).__name__}. Specify a different column, or a path inside this column, such as {column}.NAME."
         )
 
 

@@ -104,7 +104,7 @@ def found_numbers(text: str) -> list[Fraction | None]:
 def has_terms(text: str) -> bool:
     """Whether `text` contains a number that is only part of a term, as in 4x, 2√3 or x + 4.
 
-    Numbers connected to another number, as in "2x + 3", are ignored.
+    Terms that are joined to another number, as in "2x + 3", are ignored.
     """
     text = _spelled(text)
     matches = list(_NUMBER.finditer(text))
@@ -210,6 +210,6 @@ def gold_number(text: str, where: str) -> str:
     if not is_number or max(len(value.as_tuple().digits), abs(value.adjusted())) > _MOST_DIGITS:
         raise InputError(
             f"Expected the answer in {where} to be a number with at most {_MOST_DIGITS} digits, because the kind is "
-            f"`number`, but got {plain[:40]!r}. Correct or remove the row, or set another `kind`."
+            f"`number`, but got {plain[:40]!r}. Correct or remove the row, or set a different `kind`."
         )
     return str(int(value)) if value == value.to_integral_value() else format(value, "f").rstrip("0")

@@ -61,7 +61,7 @@ _SIMPLEQA = by_fields({"id": "original_index", "text": "problem", "references": 
 
 
 def simpleqa(row: Row, seed: int) -> Draft:
-    """Read a SimpleQA row. If a gold answer ends with an acceptable range, it is also accepted without the range."""
+    """Read a SimpleQA row. A gold answer that ends with an acceptable range is also accepted without the range."""
     draft = _SIMPLEQA(row, seed)
     bare = [re.sub(r"\s*\(acceptable range:.*\)$", "", gold, flags=re.I) for gold in draft["references"]]
     return {**draft, "references": (*bare, *draft["references"]), "meta": {"answer_type": row.value("answer_type")}}

@@ -45,7 +45,7 @@ class Source:
             InputError: If the rows can't be read, or a question is invalid.
         """
         if self.set.build is not None:
-            return check_questions(self.set.build(), f"the set {self.dataset!r}")
+            return check_questions(self.set.build(), f"the {self.dataset!r} set")
         drafts = self._drafts(enumerate(self.rows(self.set.split)), seed)
         if self.set.read is own_form and self.path is not None and self.path.suffix == ".jsonl":  # duplicates are kept
             questions: Iterable[Question] = (Question(dataset=self.dataset, **draft) for draft, _ in drafts)
@@ -152,13 +152,13 @@ def _with_options(
     if known.build is not None:
         if path or config or fields or split or revision:
             raise InputError(
-                f"Expected no file, configuration, fields, split or revision for the set {dataset!r}, because it is "
+                f"Expected no file, configuration, fields, split or revision for the {dataset!r} set, because it is "
                 "built at run time, but got at least one of these options. Remove them."
             )
         return source
     if path is None and known.hub is None:
         raise InputError(
-            f"Expected a file for the set {dataset!r}, but got none. The Hugging Face Hub does not have this set in "
+            f"Expected a file for the {dataset!r} set, but got none. The Hugging Face Hub does not have this set in "
             f"the required form. Pass --questions {dataset}=PATH with the path of {known.file}."
         )
     if path is not None and (revision is not None or (split is not None and not path.is_dir())):
@@ -168,7 +168,7 @@ def _with_options(
         is_hub_id = dataset.casefold() == str(entry.hub).casefold()
         if entry.gated and (is_hub_id or (entry is known and fields is not None)):
             raise InputError(
-                f"Expected the gated set {name!r} to be selected by name and without `fields`, because only then are "
+                f"Expected the gated {name!r} set to be selected by name and without `fields`, because only then are "
                 f"its texts kept private. Pass --questions {name}."
             )
     read = known.read if fields is None else by_fields(fields)

@@ -58,7 +58,7 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
 
 
 class RayWorker(Worker):
-    """Worker that assigns all blocks to Ray actors. The actors write the files.
+    """Worker that assigns all blocks to Ray actors, which write the files.
 
     The worker connects to the cluster on first use.
 
@@ -196,7 +196,7 @@ def connect() -> Any:
         import ray
     except ImportError:
         raise InputError(
-            "Expected the package `ray` to be installed for --engine ray, but it is not. Run `pip install "
+            "Expected the `ray` package to be installed for --engine ray, but it is not. Run `pip install "
             "'confidence-probes[ray]'`, or use --engine local."
         ) from None
     if ray.is_initialized():

@@ -69,10 +69,9 @@ class Worker:
         n_rows: Callable[[Item], int],
         bar: Callable[[], Progress],
     ) -> Iterator[Result]:
-        """Process all items in this process, with a single call to the function that `start` yields.
+        """Pass all items to the function that `start` yields, in a single call in this process. Yield the result.
 
-        Yield the result of this call. The Ray engine instead processes each block in an actor and yields one result per
-        block.
+        The Ray engine instead processes each block in an actor and yields one result per block.
 
         `n_rows` returns the number of rows in an item. `bar` returns the progress bar and is called after `start`.
         """
@@ -137,13 +136,16 @@ def alone(store: Path) -> Iterator[None]:
 
 
 class Lazy(Generic[Result]):
-    """Value, such as a loaded model, that each process builds on first use. Ray sends `build` instead of the value."""
+    """Value, such as a loaded model, that each process builds on first use.
+
+    When Ray sends the object to another process, it sends only `build`, not the value.
+    """
 
     def __init__(self, build: Callable[[], Result]) -> None:
         self._build, self._built = build, list[Result]()
 
     def __call__(self) -> Result:
-        """Return the value."""
+        """Return the value. The first call builds it."""
         if not self._built:
             self._built.append(self._build())
         return self._built[0]

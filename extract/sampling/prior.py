@@ -202,7 +202,7 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
     one class for a right answer that has not occurred yet.
 
     Returns the gain [order, answer] for the cumulative `counts` [order, answer, class]. `budget` is the number of
-    answers without early stopping.
+    answers if sampling does not stop early.
     """
     n_answers = counts.shape[1]
     gain = np.zeros(counts.shape[:2])

@@ -74,8 +74,8 @@ class StoppingRule:
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
         needs: What the rule requires: several temperatures, a prior, or nothing (None).
-        stops: Function that takes the evidence and the threshold, and returns whether sampling stops after each answer,
-            [order, answer].
+        stops: Function that takes the evidence and the threshold, and returns, for each answer, whether sampling stops
+            after it, [order, answer].
     """
 
     label: str
@@ -183,7 +183,7 @@ def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float
 
 
 def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Return whether each answer completes a window of `threshold` equal answers. Windows do not overlap."""
+    """Return, for each answer, whether it completes a window of `threshold` equal answers. Windows do not overlap."""
     ends = np.arange(1, evidence.shape[1] + 1) % threshold == 0
     return ends & (evidence >= threshold)
 

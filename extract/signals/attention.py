@@ -219,7 +219,7 @@ def rows_largest(
 
 
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:
-    """Compute the first `size` columns of the product of factors w A + (1 − w) I, [row, query, mix, column].
+    """Compute the first `size` columns [row, query, mix, column] of the product of the factors w A + (1 − w) I.
 
     `layers` yields the lower triangular matrices A [row, query, query], starting with the rightmost factor. `shares`
     contains the weights w [row, mix, query].

@@ -61,7 +61,7 @@ class MixingCapture(Hooks):
         return self
 
     def finish(self) -> list[Dots]:
-        """Return each layer's dot products [row, query]."""
+        """Return the `Dots` of each layer, [row, query]."""
         if self._checked != self._dots.keys():
             raise self._refusal()
         products, self.index, self._dots = [self._dots[layer] for layer in sorted(self._dots)], None, {}

@@ -46,8 +46,10 @@ def read_layer(
 
         - `attention_entropy`: the three `ENTROPIES`, [row, query].
         - `attention_blocks`: `mean`, the attention averaged over heads, [row, query, key], and `sums`, the result of
-          `normalisers` for all keys, [row, query, normaliser]. The keys of `mean` are only the tokens at `places`.
+          `normalisers` for all keys, [row, query, normaliser].
         - `attention_macs`: `largest`, the largest attention of any head, [row, query, key].
+
+        `mean` and `largest` cover only the attention to the tokens at `places`.
 
     Raises:
         InputError: If the mask differs between heads.
@@ -174,7 +176,7 @@ def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -
 def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
     """Compute normalised attention entropies with and without the first token, which many heads use as a sink.
 
-    An entropy is divided by the logarithm of the number of visible keys. With only one visible key, the result is 0.
+    Each entropy is divided by the logarithm of the number of visible keys. With only one visible key, the result is 0.
     The entropy over all keys is H = h(p) + (1 − p) H', where p is the weight of the first token, h is the binary
     entropy, and H' is the entropy without the first token.
 

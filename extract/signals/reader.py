@@ -57,7 +57,7 @@ class Reader(ExitStack):
         return self._pass([prompt[n_before:] for prompt in prompts], spans, None, shared)
 
     def answers(self, answers: Sequence[Answer], shared: SharedPrompt | None = None) -> Pass:
-        """Run a pass over prompts, each followed by an answer with non-empty content. `shared` is as in `questions`."""
+        """Run a pass over prompts, each followed by an answer with non-empty content. For `shared`, see `questions`."""
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(answer.prompt) - n_before for answer in answers]
         n_answer = [len(answer.content) for answer in answers]
@@ -92,10 +92,10 @@ class Reader(ExitStack):
 
 
 def by_length(lengths: Sequence[int], batch_tokens: int, n_before: int = 0) -> Iterator[list[int]]:
-    """Yield batches of sequence indices, the shortest sequences first.
+    """Yield batches of sequence indices, shortest sequences first.
 
-    A batch has at most `batch_tokens` tokens, including padding. A longer sequence forms its own batch. Each sequence
-    begins with `n_before` cached tokens. Four cached tokens count as one token.
+    A batch has at most `batch_tokens` tokens, including padding. A sequence longer than that forms its own batch. Each
+    sequence begins with `n_before` cached tokens. Four cached tokens count as one token.
 
     >>> list(by_length([3, 1, 2, 9], batch_tokens=6))
     [[1, 2], [0], [3]]

@@ -58,7 +58,7 @@ class Signal(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that a store records."""
+        """Settings that a store records with the signal's values."""
         return {"version": self.version}
 
     def default_layers(self, n_layers: int) -> list[int]:
@@ -160,7 +160,7 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
 
 
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
-    """Return ``name (description)`` for each signal that supports `scope` but not `besides`."""
+    """Return ``name (description)`` for each signal that supports `scope` but not the scope `besides`."""
     names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
     return [f"{name} ({SIGNALS[name].description})" for name in names]
 

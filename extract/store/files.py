@@ -62,7 +62,7 @@ def replace_file(path: Path, content: bytes) -> None:
     except OSError as error:
         raise InputError(
             f"Expected {str(path)!r} to be writable, but got: {error.strerror}. Free some disk space or choose "
-            "another folder. Then run the same command again. Finished files are kept."
+            "a different folder. Then run the same command again. Finished files are kept."
         ) from None
     finally:
         unfinished.unlink(missing_ok=True)

@@ -93,7 +93,13 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
-    """Write reader.json with the SHA-256 of the store's identity and the local copy's `ModelIdentity`, as a dict."""
+    """Write reader.json.
+
+    Args:
+        folder: Folder of the store.
+        identity: SHA-256 of the store's identity.
+        model: `ModelIdentity` of the local copy, as a dict.
+    """
     _write_record(folder / _READER, identity, model)
 
 

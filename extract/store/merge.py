@@ -146,7 +146,7 @@ def _check_alike(into: Store, other: Store, logs: list[SampleRange]) -> None:
             here, there = (_headers(store, signal, scope) for store in (into, other))
             if here and there and here != there:
                 raise InputError(
-                    f"Expected the signal {signal!r} to have the same layers and settings in {stores}, but they "
+                    f"Expected the {signal!r} signal to have the same layers and settings in {stores}, but they "
                     f"differ. Delete {str(other.path / 'signals' / signal)!r}, or read the signal again with the same "
                     "--layers."
                 )

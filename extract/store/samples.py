@@ -110,7 +110,7 @@ class Samples:
 
         The columns are `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
         `prompt_tokens`. If the sampler declares nullable columns, unknown values in them are null, and the table also
-        has the column `reasoning`.
+        has a `reasoning` column.
 
         Raises:
             Damaged: If a file is damaged.

@@ -96,5 +96,5 @@ def check_name(name: str, noun: str) -> str:
     """Return the name of a grader, signal, baseline or run, or raise an InputError if it is not a valid folder name."""
     if not _NAME.fullmatch(name):
         expected = "a name with only letters, digits, `_`, `-` and `.`"
-        raise InputError(f"Expected `{noun}` to be {expected}, but got {shown(name)}. Use another name.")
+        raise InputError(f"Expected `{noun}` to be {expected}, but got {shown(name)}. Use a different name.")
     return name

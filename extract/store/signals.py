@@ -191,7 +191,7 @@ class Signals(ShardFiles):
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
         """Return the shards of a complete signal. The tensor `key` must be ragged if and only if `ragged` is true."""
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
-        of_signal = f"of the signal {signal!r} in {str(self._folder.path)!r}"
+        of_signal = f"of the {signal!r} signal in {str(self._folder.path)!r}"
         if key not in keys:
             choices = " to ".join(keys[:1] + keys[-1:])
             raise InputError(

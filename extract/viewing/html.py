@@ -19,7 +19,7 @@ _VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "
 
 
 def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str | None = None) -> str:
-    """Render an HTML page of answers, grouped by question. The other arguments are names to display."""
+    """Render an HTML page of answers, grouped by question. `model`, `store` and `influence` are names to show."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -55,7 +55,7 @@ def _content(answer: ShownAnswer, top: float) -> dict[str, Any]:
 
 
 def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
-    """Return the template's values for a piece of text, which is shaded by its mean entropy."""
+    """Return the template variables for a piece of text, with a style that shows its mean entropy and influence."""
     places = slice(piece.tokens.start, piece.tokens.stop)
     entropy = float(answer.entropy[places].mean())
     style = [f"--e:{min(1.0, entropy / top):.3f}"] if math.isfinite(entropy) else []

@@ -70,7 +70,7 @@ def audit_sources(
 
     Args:
         features: Dict from each source to its features, [question, feature]; NaN if missing.
-        grades: Answer counts and folds of all questions; fold −1 for excluded questions.
+        grades: Answer counts and folds of all questions. Excluded questions have fold −1.
 
     Returns:
         - A dict from each audited source to the result of `audit_source`, with the additional keys `leak` and `p_holm`.
@@ -110,8 +110,8 @@ def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:
     r"""Predict accuracies from features, and compute the out-of-fold AUROC, its 95 % interval and a one-sided p-value.
 
-    The p-value is the fraction of permutations of the accuracies, counting the observed order as one of them, whose
-    AUROC is at least as high as the observed AUROC, A.
+    Let A be the observed AUROC. The p-value is the fraction of permutations of the accuracies whose AUROC is at least
+    A. The observed order counts as one of the permutations.
 
     The bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds. It therefore
     underestimates the variance, by a factor of two if the features are uninformative. To correct the interval, the

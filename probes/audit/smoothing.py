@@ -60,7 +60,7 @@ def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 
 
 def cross_validate(features: Tensor, accuracy: Tensor, fold: Tensor, n_draws: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Predict the observed accuracies, and random permutations of them, out of fold.
+    """Predict, out of fold, the observed accuracies and random permutations of them.
 
     Returns:
         - Predictions of the observed accuracies, [question] float64.

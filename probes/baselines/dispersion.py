@@ -65,8 +65,8 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
 def eigenscore(states: NDArray[np.floating], alpha: float = 1e-3) -> float:
     """Compute the EigenScore from INSIDE (Chen et al., arXiv 2402.03744): log det(Z J Zᵀ + αI) / n.
 
-    The rows of Z are the hidden states of the n non-empty answers, and J subtracts each row's mean from it. The result
-    is NaN if n is less than 2.
+    The rows of Z are the hidden states of the n non-empty answers, and J centres each row by subtracting its
+    mean. The result is NaN if n is less than 2.
 
     Args:
         states: Hidden states, [sample, d_model]; NaN for empty answers.

@@ -192,13 +192,16 @@ def _calibrated(name: str, data: FeatureDataModule, score: Tensor, rows: Rows, s
     fitted = fitted[(known[fitted] > 0) & score[fitted].isfinite()]
     if not len(fitted):
         raise InputError(
-            f"Expected the baseline {name!r} to have scores outside the test split, but got none. These scores are "
+            f"Expected the {name!r} baseline to have scores outside the test split, but got none. These scores are "
             "needed for calibration. Use more questions."
         )
     return fit_calibrator(baseline.calibrator, score[fitted], right[fitted], known[fitted])(score)
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Count the right and the graded answers to each question. If `half`, only answers with odd indices are counted."""
+    """Count the right and the graded answers to each question.
+
+    If `half` is true, only answers with odd indices are counted.
+    """
     right, known = (table.held_right, table.held_known) if half else (table.right, table.known)
     return torch.from_numpy(right), torch.from_numpy(known)

@@ -102,7 +102,7 @@ def predictions(out: OutOfFold) -> pa.Table:
 
 
 def scored(out: OutOfFold, name: str, half: bool) -> Scored:
-    """Return confidences and grades of the tested questions. If `half`, only answers with odd indices are counted."""
+    """Return confidences and grades of the tested questions. If `half` is true, only answers with odd indices count."""
     right, known = counts(out.data.table, half)
     rows = out.questions
     return Scored(out.confidence[name][rows], right[rows], known[rows], fold=out.fold[rows])

@@ -190,7 +190,7 @@ def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Train a probe and its back-off on all other sets, and score the left-out set, whose index is `number`."""
+    """Train a probe and its back-off on the `others`, and score the left-out set `own`, which has index `number`."""
     if own.data is others[0].data:  # groups of a single store
         data, questions = own.data, torch.cat([group.questions for group in others]).sort().values
     else:

@@ -29,7 +29,7 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe, its weight relative to the existing probe, and a `Distance` from all training questions.
+    """Fit a broader probe, its weight in a mixture with the existing probe, and a `Distance` from all questions.
 
     To fit the weight, question groups of the other stores are held out in turn. Rewordings of held-out questions are
     left out of the training data if at least `LEAST_ROWS` of the existing probe's questions remain. A ridge regression

@@ -1,7 +1,7 @@
 r"""Model of the latent probe, which predicts the distribution of answer embeddings from a question's hidden state.
 
 The model is based on ASEU (amortised semantic embedding uncertainty, arXiv 2410.22685). docs/methods.md lists the
-differences. The embedding e_m of answer m, which has norm 1, is modelled as
+differences. The embedding e_m of answer m has norm 1 and is modelled as
 
 .. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
     \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),

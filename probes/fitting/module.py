@@ -106,7 +106,7 @@ class ProbeModule(L.LightningModule, ABC):
         return [(feature,) for feature in range(len(names))]
 
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
-        """Fill a head with the standardiser, the `parameters` of one candidate and the `values`, and return it."""
+        """Fill a head with the standardiser, the `parameters` of one candidate and further `values`, and return it."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
 
@@ -254,7 +254,7 @@ class ProbeModule(L.LightningModule, ABC):
         return fit_calibrator(self.calibrator, *self._validated(candidate, place, fraction)[:3])
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Update and log the test metrics of the chosen probe."""
+        """Update and log the test metrics of the chosen candidate."""
         confidence = self.predict(batch.features)
         for name, metric in self.test_metrics.items():
             metric.update(confidence, batch.right, batch.known)  # type: ignore[operator]

@@ -192,7 +192,7 @@ def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tenso
     """Return a penalty [feature, 1, 1] and the inverse of `scale` · `products` + penalty, the Hessian at zero weights.
 
     All penalties share this preconditioner. Its penalty is the geometric mean of the smallest and the largest penalty.
-    If that mean would be lost in the rounding errors of the steps' dtype, a larger penalty is used.
+    If that mean is so small that it would be lost to rounding in the steps' dtype, a larger penalty is used.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
     dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32

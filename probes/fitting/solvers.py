@@ -126,7 +126,7 @@ def check_fit(target: Tensor, penalties: Sequence[float] = (), both: bool = Fals
 def _solve_centred(
     features: Tensor, share: Tensor, solve: Callable[[Tensor], tuple[Tensor, Tensor]], cpu_chunk_bytes: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Fit chunks of centred features, and return weights [penalty, feature, d] and biases [penalty, feature].
+    """Centre features and fit probes, in chunks. Return weights [penalty, feature, d] and biases [penalty, feature].
 
     `solve` maps centred rows [chunk, row, d] to weights [chunk, penalty, d] and biases [chunk, penalty].
     """

@@ -32,5 +32,5 @@ def check_scale(scale: Tensor, names: Sequence[str]) -> None:
     if scale.isinf().all():
         raise InputError(
             "Expected the features to vary within the training split, but every coordinate of "
-            f"{', '.join(names[:3])} … is constant. Choose another signal, layer or position."
+            f"{', '.join(names[:3])} … is constant. Choose a different signal, layer or position."
         )

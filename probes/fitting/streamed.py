@@ -67,7 +67,7 @@ def difference_of_means(statistics: Statistics) -> tuple[Tensor, Tensor]:
 
 
 def targets_vary(target: Tensor) -> Tensor:
-    """Return, as a bool tensor, whether the targets [row] are not all equal."""
+    """Return whether the targets [row] take more than one value, as a bool tensor."""
     return target.min() < target.max()
 
 

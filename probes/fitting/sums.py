@@ -27,7 +27,10 @@ class Column:
         self.reference = first[:, self._feature][:, 0].double().mean(0)
 
     def chunks(self, function: Callable[[Tensor, Tensor], Any]) -> Iterator[tuple[Tensor, Any]]:
-        """See `StreamedFeatures.chunks`. The function takes row indices [row] and rows [row, d]."""
+        """Apply a function to the feature in chunks (see `StreamedFeatures.chunks`).
+
+        The function takes the indices [row] of the rows, and the rows minus the reference, [row, d].
+        """
 
         def of_rows(places: Tensor, rows: Tensor) -> Any:
             return function(places, rows[:, 0].double().sub_(self.reference))

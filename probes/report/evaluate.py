@@ -173,7 +173,7 @@ def difference(
     """Compute the paired difference a − b in `auroc` or `brier`, with its 95 % interval.
 
     Both methods must have the same rows (see `common_rows`). The result is None if the difference is undefined. If
-    `n_draws` is positive, the dict also contains a two-sided p-value `p`, from a paired bootstrap over questions for
+    `n_draws` is positive, the result also contains a two-sided p-value `p`, from a paired bootstrap over questions for
     AUROC, and from random sign flips for the Brier score.
     """
     if not a.n_questions:

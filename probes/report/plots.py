@@ -60,7 +60,7 @@ def frame_cell(axes: Axes, row: int, column: int, colour: str) -> None:
 
 
 def calibration_bins(scored: Scored, n_bins: int, by: str) -> tuple[list[float], list[float], list[float], list[int]]:
-    """Return for each bin the mean confidence, the mean accuracy, its standard error, and the number of rows.
+    """Return each bin's mean confidence, mean accuracy, standard error of the mean accuracy, and number of rows.
 
     See `bin_index` for `by`.
     """

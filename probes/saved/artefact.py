@@ -192,7 +192,7 @@ class ConfidenceProbe(ModelHubMixin):
         self.save(save_directory)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the probe with its model card to the Hub, and return the address of the commit.
+        """Upload the probe with its model card to the Hub, and return the URL of the commit.
 
         The access token comes from `hf auth login` or the HF_TOKEN environment variable. It cannot be passed as an
         option.

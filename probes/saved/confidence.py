@@ -34,7 +34,7 @@ class Answers:
     Attributes:
         text: The answers, without special tokens.
         confidence: Probability that the model answers the question correctly, [answer] float32. If the probe reads
-            answers, it is instead the probability that this answer is right, or NaN if the answer is empty.
+            answers, it is instead the probability that the answer is right, or NaN if the answer is empty.
         novelty, is_novel: See `Confidences`. The shapes are [answer] float32 and [answer] bool.
         sequences: Token ids of the padded prompts and answers, as returned by transformers, [answer, token] int64.
         question: Index of each answer's question.

@@ -23,8 +23,8 @@ class Decisions:
     Attributes:
         text: The answers; None for a withheld answer.
         confidence: Confidence of the model (for `route`, of the cheap model), [question] float32. NaN for an empty
-            answer, which is withheld.
-        novelty, is_novel: See `Confidences`. [question] float32 and [question] bool.
+            answer, which `abstain` withholds and `route` replaces.
+        novelty, is_novel: See `Confidences`. The shapes are [question] float32 and [question] bool.
         answered_by: Source of each answer: ``model``, ``strong`` (only for `route`), or None for a withheld answer.
         threshold: Minimum confidence for using the model's answer; None for `best_of`.
     """

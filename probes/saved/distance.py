@@ -65,7 +65,10 @@ class Distance(nn.Module):
         return ((distance - start) / (self.full - start).clamp_min(TINY)).clamp(0, 1)
 
     def problem(self, name: str = "novelty") -> str | None:
-        """Return a short description of the first invalid value, or None. It calls this module `name`."""
+        """Return a short description of the first invalid value, or None if all values are valid.
+
+        The description uses `name` as the name of this module.
+        """
         for key, tensor in self.named_buffers(recurse=False):
             wrong = ~tensor.isfinite() & (key != "scale")
             if key in ("scale", "variances", "rest"):

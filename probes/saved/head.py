@@ -139,7 +139,9 @@ class MLPHead(VectorHead):
 
 
 class LatentHead(VectorHead):
-    """Head that draws answer embeddings and returns their median cosine similarity. See `probes.fitting.latent_model`.
+    """Head that draws answer embeddings and returns the median cosine similarity between them.
+
+    See `probes.fitting.latent_model`.
 
     Attributes:
         shared: Scalar Σ τ², the summed variances of a random offset that all answers to a question share.
@@ -230,7 +232,7 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
 def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return squared distances, their rounding errors and the indices of the nearest points, each [row, near].
 
-    The points include at least the k nearest ones and all points tied with the kth, nearest first.
+    The points are sorted by distance. They include the k nearest points and all points tied with the kth.
     """
     sizes = rows.square().sum(1, keepdim=True) + lengths
     every, n_near = torch.addmm(sizes, rows, points.T, alpha=-2), k
@@ -243,7 +245,11 @@ def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Ten
 
 
 def _mean(squared: Tensor, slack: Tensor, labels: Tensor, k: int) -> Tensor:
-    """Compute the weighted mean label [row] of the k nearest points from `squared`, `slack`, `labels` [row, near]."""
+    """Compute the weighted mean label [row] of the k nearest points.
+
+    `squared`, `slack` and `labels` are the squared distances, their rounding errors and the labels of the points found
+    by `_nearest`, each [row, near].
+    """
     edge = squared[:, k - 1 : k]
     nearer, tied = squared < edge - slack, (squared - edge).abs() <= slack
     counted = nearer + tied * ((k - nearer.sum(1, keepdim=True)) / tied.sum(1, keepdim=True))

@@ -36,8 +36,8 @@ def find_probe(
     """
     if isinstance(token, str):  # it could become part of a message
         raise InputError(
-            "Expected `token` to be true, false or null, but got a string. Run `hf auth login`, or set the environment "
-            "variable HF_TOKEN."
+            "Expected `token` to be true, false or null, but got a string. Run `hf auth login`, or set the HF_TOKEN "
+            "environment variable."
         )
     if os.path.isdir(probe):
         folder = home = Path(probe)
@@ -112,11 +112,11 @@ def failure(error: Exception) -> str:
         if isinstance(reply, RepositoryNotFoundError) and not isinstance(reply, GatedRepoError):
             next_step = (
                 ". The repository does not exist, or it is private. Check the id. For a private repository, run "
-                "`hf auth login` or set the environment variable HF_TOKEN"
+                "`hf auth login` or set the HF_TOKEN environment variable"
             )
         elif status in (401, 403):
             next_step = (
-                ". Run `hf auth login`, or set the environment variable HF_TOKEN, with a token that has access to the "
+                ". Run `hf auth login`, or set the HF_TOKEN environment variable, with a token that has access to the "
                 "repository"
             )
     return without_key(_QUERY.sub(r"\1?…", one_line(words, _LONGEST)), get_token()) + next_step

@@ -141,7 +141,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _reading(target: Any, signal: Any) -> Schema:
-    """Return the schema of `head`, `signal`, `layers`, `position` and `pooled` for an unchecked target and signal."""
+    """Return the schema of `head`, `signal`, `layers`, `position` and `pooled`. The arguments may be invalid."""
     from extract.signals.hidden import ANSWER_TOKENS, POSITIONS
     from extract.signals.registry import SIGNALS
 
@@ -167,8 +167,8 @@ def _reading(target: Any, signal: Any) -> Schema:
         return {**of_tokens, "head": one_of(OF_TOKENS), "target": one_of(["response"]), "prefixes": Maybe(_OF_PREFIXES)}
     head = one_of(OF_VECTORS)
     if signal in token_signals("sample"):
-        null = Field(f"null for the signal {signal!r}", lambda value: value is None)
-        none = Field(f"an empty list for the signal {signal!r}", lambda value: value == [])
+        null = Field(f"null for the {signal!r} signal", lambda value: value is None)
+        none = Field(f"an empty list for the {signal!r} signal", lambda value: value == [])
         numbers = one_of(token_signals(scope))
         return {"head": head, "signal": numbers, "layers": none, "position": null, "pooled": pooled}
     layers = Field("a list of distinct layer numbers", lambda value: _is_list(value, layer.holds) and len(value) > 0)

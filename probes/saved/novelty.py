@@ -6,9 +6,9 @@ base rate, which is the mean accuracy of the training rows. The weight of the ba
 row's distance from the training rows, up to a maximum that `probes.fitting.backoff` fits.
 
 A broader probe, if there is one, was trained on the same rows and on the questions of other stores. If a novel row is
-close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. As the row's
-distance from those training rows increases from the 90th to the 95th percentile of the distances of held-out groups,
-the weight of the broader probe decreases linearly to 0.
+close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The weight of
+the broader probe decreases linearly to 0 as the row's distance from those training rows increases from the 90th to the
+95th percentile of the distances of held-out groups.
 """
 
 from typing import Any, NamedTuple
@@ -74,7 +74,7 @@ class Novelty(Distance):
     """Novelty of rows, and the back-off of their confidences.
 
     Attributes:
-        weight: Weight of the base rate at the distance `full`, in [0, 1].
+        weight: Weight of the base rate at distance `full`, in [0, 1].
         base_rate: Mean accuracy of the training rows.
         broader: The broader probe, or None.
     """

@@ -31,7 +31,7 @@ class PromptFeatures:
         self.layers = sorted({*probe.layers, *([] if self._lens is None else [self._last])})
 
     def __call__(self, states: Mapping[int, Tensor]) -> Tensor:
-        """Compute features [row, d_model] from hidden states [row, d_model] by layer."""
+        """Compute features [row, width] from a dict of each layer's hidden states [row, d_model]."""
         probe, device = self._probe, states[self.layers[0]].device
         read = {
             probe.config["signal"]: {f"{layer}/{probe.position}": states[layer].to(device) for layer in probe.layers}

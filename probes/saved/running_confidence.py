@@ -76,7 +76,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
     """Update the confidence of each answer with its latest token. The probe must read answers.
 
     Args:
-        rows: Answers with the same probe.
+        rows: Confidences of the answers, all with the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
         wait: Whether to wait until the confidences are on the CPU. If False, they are valid only after the CPU has
             received a token that was drawn later on the same device.
@@ -92,7 +92,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
 
 
 def _add_scored(rows: Sequence[RunningConfidence], fraction: float, wait: bool) -> None:
-    """Add the confidence of each answer so far. All rows have the same `fraction` and `backoff`."""
+    """Record each answer's confidence after its latest token. `fraction` and `backoff` are the same for all rows."""
     probe, backoff = rows[0].probe, rows[0].backoff
     confidence = probe.calibrated(torch.cat([row._scores[-1] for row in rows]), fraction)
     _add(rows, probe.with_novelty(torch.cat([row._features[-1] for row in rows]), confidence, backoff), wait)

@@ -42,8 +42,8 @@ def score(
 
     Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`. Lines are in input
     order, and are written as soon as their batch is finished. Undefined values are null. If a question cannot be
-    scored, for example because it is too long for the model, its line has an `error`. The command then continues, but
-    fails at the end.
+    scored, for example because it is too long for the model, its line has an `error`. The command then continues with
+    the next question, but exits with status 2 at the end.
 
     Args:
         probe: Folder or Hub id of a saved probe.
@@ -54,8 +54,8 @@ def score(
             earlier run of the same command, scoring continues after the last of them.
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
-        backoff: Whether to shift the confidences of novel questions towards the mean accuracy of the training
-            questions, or towards the confidences of a broader probe.
+        backoff: Whether to shift the confidences of novel questions. They are shifted towards the mean accuracy of the
+            training questions, or towards the confidences of a broader probe.
         model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
             installs.
         revision: Commit, branch or tag of a Hub model.
@@ -187,7 +187,8 @@ def _lock(out: str | None) -> AbstractContextManager[Any]:
 def _finished(out: Path, settings: Record) -> list[Record]:
     """Return the results that an interrupted command wrote to `out`, and delete an incomplete last line.
 
-    The settings are saved next to the file. Raises an InputError if they differ, or if another program wrote the file.
+    The settings of that command were saved next to `out`. Raises an InputError if they differ from `settings`, or if
+    another program wrote `out`.
     """
     saved = out.with_name(f"{out.name}.settings.json")
     try:

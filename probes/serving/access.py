@@ -55,7 +55,7 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
     if key and not re.fullmatch(r"[!-~]+", key):  # the message must not contain the key
         raise InputError(
             f"Expected the API key in {variable!r} to consist of printable ASCII characters without spaces, but it "
-            "contains other characters. Choose another key."
+            "contains other characters. Choose a different key."
         )
     return key
 
@@ -83,7 +83,7 @@ class Gate:
     def _check(self, scope: Any) -> None:
         headers = dict(scope["headers"])
         if self._check_host and not is_loopback(_hostname(headers.get(b"host", b"").decode("latin-1"))):
-            message = "Expected the Host header to be localhost or a loopback address, but got another name."
+            message = "Expected the Host header to be localhost or a loopback address, but got a different name."
             raise RequestError(403, message, code="invalid_host")
         if scope["app"].state.closing and scope["path"] != "/health":
             raise closing()

@@ -193,9 +193,10 @@ class EventStream(StreamingResponse):
 
 
 async def events(answering: Answering, model: str, include_usage: bool) -> AsyncIterator[bytes]:
-    """Yield a streamed answer as server-sent events in OpenAI's format, or the error of a failed answer.
+    """Yield a streamed answer as server-sent events in OpenAI's format.
 
-    Each chunk contains the new text of one step and the confidence so far.
+    Each chunk contains the new text of one step and the confidence so far. If the answer fails, the error is sent as an
+    event.
     """
     common = new_completion(model, "chat.completion.chunk")
     usage = {"usage": None} if include_usage else {}

@@ -82,7 +82,7 @@ class Engine:
     def score(
         self, prompts: Sequence[list[int]], answers: Sequence[str] | None, backoff: bool = True
     ) -> Future[Confidences]:
-        """Return a future for the confidences of questions, or of given answers, [prompt].
+        """Return a future for the confidences [prompt] of questions or of given answers.
 
         `prompts` are token ids from `encode`. See `ConfidentModel.score` for the other arguments.
 
@@ -157,7 +157,7 @@ class Engine:
         return self._is_closed
 
     def close(self, timeout: float = 10.0) -> None:
-        """Refuse new requests, end all other requests with `EngineClosed`, and wait for the engine's thread to finish.
+        """Refuse new requests, end unfinished ones with `EngineClosed`, and wait for the engine's thread to finish.
 
         Because the thread can't stop during a pass of the model, the wait is limited to `timeout` seconds.
         """

@@ -142,7 +142,7 @@ class Batch:
         layers: Sequence[int] | None,
         last: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Return logits [row, vocab] and states [row, d_model] at token index `last` [row] of each row of `ids`."""
+        """Return logits [row, vocab] and states by layer [row, d_model] at the token index `last` [row] of each row."""
         from extract.signals.hidden import HiddenCapture
 
         kept = sorted(set(last))
@@ -208,7 +208,7 @@ def _draw(rows: Sequence[Row], logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _entropies(rows: Sequence[Row], logits: Tensor) -> dict[int, float]:
-    """Return a dict from the index of each row that requests entropies to its next-token entropy in nats."""
+    """Return the next-token entropies in nats, by row index, of the rows that request entropies."""
     from extract.signals.lens import entropy, softmax
 
     chosen = [i for i, row in enumerate(rows) if row.job.settings.entropy]

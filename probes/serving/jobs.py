@@ -63,8 +63,9 @@ class AnswerStep(Step):
     """Step of a generated answer. See `Step`.
 
     Attributes:
-        entropies: Next-token entropies in nats for the tokens of `piece`, computed before temperature, top-p and top-k.
-            None if they were not requested. If the text of a token is withheld, its entropy comes with a later piece.
+        entropies: Next-token entropies in nats for the tokens of `piece`, computed before temperature, top-p and top-k
+            are applied. None if they were not requested. If the text of a token is withheld, its entropy comes with a
+            later piece.
     """
 
     entropies: tuple[float, ...] | None = None

@@ -148,7 +148,7 @@ class ChatRequest(Body):
     @model_validator(mode="before")
     @classmethod
     def _without_effect(cls, given: Any) -> Any:
-        """Drop unsupported options whose given values have no effect."""
+        """Drop unsupported options if their values have no effect."""
         if not isinstance(given, dict):
             return given
         return {name: value for name, value in given.items() if name not in NO_EFFECT or not _is_neutral(name, value)}
@@ -213,11 +213,11 @@ def _message(kind: type[Body], problem: Mapping[str, Any], path: Sequence[Any], 
         case "json_invalid":
             return f"Expected the body to be JSON, but it is not: {one_line(problem['ctx']['error'], 200)}."
         case "missing":
-            return f"Expected the field `{param}`, but it is missing."
+            return f"Expected the `{param}` field, but it is missing."
         case "extra_forbidden" if len(path) == 1 and path[0] in NO_EFFECT and kind is ChatRequest:
-            return f"The value {_short(problem['input'])} of the option `{param}` is not supported. Remove the option."
+            return f"The value {_short(problem['input'])} of the `{param}` option is not supported. Remove the option."
         case "extra_forbidden":
-            return f"The field `{param}` is unknown.{nearest(str(path[-1]), kind.model_fields)} Rename or remove it."
+            return f"The `{param}` field is unknown.{nearest(str(path[-1]), kind.model_fields)} Rename or remove it."
     reason = problem["msg"].removeprefix("Value error, ")
     reason = one_line(reason[:1].upper() + reason[1:], 200)
     if param is None:

@@ -36,7 +36,7 @@ class VerifyRequest(Body):
 
 
 def verdict(request: VerifyRequest, reads_answers: bool, score: tuple[float, float, bool]) -> dict[str, Any]:
-    """Return the response to a request. `score` is the confidence, the novelty and the `is_novel` flag."""
+    """Return the response to a request. `score` is a tuple of the confidence, the novelty and the `is_novel` flag."""
     confidence, novelty, is_novel = score
     return {
         "confidence": number(confidence),

@@ -25,7 +25,7 @@ class ClusteredAuroc(NamedTuple):
     """AUROCs of several scores on the same answers.
 
     Attributes:
-        auroc: AUROC of each score, [score] float64; NaN if no right answer or no wrong answer has the score.
+        auroc: AUROC of each score, [score] float64; NaN if the score is missing for all right or all wrong answers.
         influence: Derivatives of the AUROC with respect to the question weights, [score, question] float64.
         n_answers: Number of answers that have the score, [score] int64.
         has_answer: Whether any answer to the question has the score, [score, question] bool.
@@ -183,8 +183,8 @@ class _Exchange:
     def distances(self, order: Tensor) -> Tensor:
         """Compute |AUROC − ½| [draw, score] after permuting the grades between questions.
 
-        Question q gets the grades of question `order[draw, q]`. The result is NaN if no right answer or no wrong
-        answer has the score.
+        Question q gets the grades of question `order[draw, q]`. The result is NaN for scores that are missing for all
+        right or all wrong answers.
         """
         grades = self._grades[:, order].flatten(2)  # [right or wrong, draw, answer]
         distances = torch.empty(len(order), self._n_scores)

@@ -104,7 +104,7 @@ class _Tested:
         self._scored = {name: Scored(score, right, known, question) for name, score in scores.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Compute metrics of each reported score for all answers, untruncated answers, and answers of equal length."""
+        """Compute metrics of each reported score on all answers, on untruncated answers, and at equal answer length."""
         part, scores = self._part, torch.stack([scored.confidence for scored in self._scored.values()])
         p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()
         rows = []
@@ -177,7 +177,7 @@ class _Tested:
 
 
 def _share_of_pairs(scored: Scored, stratum: Tensor) -> float | None:
-    """Return the fraction of pairs (right answer, wrong answer) within one stratum; None if there are no pairs."""
+    """Return the fraction of (right, wrong) pairs of answers that share a stratum; None if there are no pairs."""
     members = (stratum[scored.usable & (scored.right == grade)] for grade in (0, 1))
     wrong, right = (torch.bincount(strata, minlength=int(stratum.max()) + 1) for strata in members)
     n_pairs = int(wrong.sum()) * int(right.sum())

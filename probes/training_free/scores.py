@@ -124,7 +124,7 @@ class Scores:
             yield torch.tensor([name.sign for name in names])[:, None] * compute()
 
     def _batches(self) -> Iterator[tuple[list[Score], Callable[[], Tensor]]]:
-        """Yield pairs of a list of score names and a function that computes those scores, [score, answer]."""
+        """Yield each batch as a list of score names and a function that computes those scores, [score, answer]."""
         batches = [(s, keys, [UNWEIGHTED]) for s in self._signals for keys in _chunks(self._keys[s], _COLUMNS)]
         if TOKENS in self._signals:
             keys = self._keys[TOKENS]
@@ -159,9 +159,9 @@ class Scores:
         return torch.stack([total, self._mean_of_half(total), self._mean_of_half(mean)])
 
     def _mean_of_half(self, values: Tensor) -> Tensor:
-        """Return, for odd-numbered answers, the mean of `values` over the question's even-numbered answers.
+        """For each odd-numbered answer, return the mean of `values` over the even-numbered answers to its question.
 
-        The result is NaN for even-numbered answers.
+        Even-numbered answers get NaN.
         """
         question, held_out = torch.from_numpy(self._answers.question), torch.from_numpy(self._answers.held_out)
         counted = ~held_out & values.isfinite()

@@ -72,7 +72,7 @@ def test_ids_that_look_like_numbers_are_read_from_csv(tmp_path: Path) -> None:
         ({"mine": [0.5]}, "have a column 'question_id', but its columns are mine"),
         ({"question_id": ["q0", "p9"], "mine": [0.5, 0.5]}, "'p9' is not"),
         ({"question_id": ["q0", "q1", "q0"], "mine": [0.5, 0.5, 0.5]}, "'q0' has several"),
-        ({"question_id": ["q0"], "mine": ["high"]}, "contain numbers, but it has the type string"),
+        ({"question_id": ["q0"], "mine": ["high"]}, "contain numbers, but its type is string"),
         ({"question_id": ["q0", "q1"], "mine": [0.5, 1.5]}, "between 0 and 1, but got 1.5"),
         ({"question_id": ["q0"], "mine": [-0.1]}, "between 0 and 1, but got -0.1"),
         ({"question_id": ["q0"], "mine": pa.nulls(1, pa.float64())}, "one question of .*, but all are missing"),

@@ -354,7 +354,7 @@ def saved(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pooled.weights", 3, "`pooled.weights`"),
         ("pooled.more", 3, "has the unknown key 'pooled.more'"),
         ("pooled", None, "`pooled` in"),
-        ("layers", [3], "`layers` in .* to be an empty list for the signal 'entropy_profile'"),
+        ("layers", [3], "`layers` in .* to be an empty list for the 'entropy_profile' signal"),
         ("signal", "hidden", "`layers` in"),
         ("target", "capability", "`pooled.pooling`"),
     ],

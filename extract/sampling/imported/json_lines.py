@@ -16,7 +16,7 @@ from extract.text import shown
 
 GRADER = "score"
 _RULE = "column `score` of a JSON Lines file (1: right, 0: wrong, others: unknown)"
-#: Default of the column `dataset`. It is the same for all files, so that the stores of different files can be compared.
+#: Default of the `dataset` column. It is the same for all files, so that the stores of different files can be compared.
 DATASET = "imported"
 #: Columns of the policy, which must have the same values in all lines.
 _POLICY = {"model": TEXT_OR_NULL, **KNOWN_DECODING}

@@ -127,7 +127,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
                 if model not in listed or reply.model in listed:  # otherwise the name is an alias
                     raise InputError(
                         f"Expected {url} to answer with the model {model!r}, but its replies come from {name!r}. "
-                        "Set `model` to that name, or `server.url` to another server."
+                        "Set `model` to that name, or `server.url` to the address of a different server."
                     )
                 notice(f"the server maps the name {model!r} to the model {name!r}")
             _check_reply(request, reply, url)
@@ -142,7 +142,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
                 raise
             raise InputError(f"Expected {url} to answer the preflight, but {error}.") from None
         except BudgetSpent as error:  # spent by failed attempts
-            raise InputError(f"Expected the budgets to suffice for the preflight, but {error}") from None
+            raise InputError(f"Expected the budgets to be large enough for the preflight, but {error}") from None
     if reply.completion_tokens is None or reply.prompt_tokens is None:
         notice(
             "the server reports no token counts, so the displayed tokens and cost are estimates, which are "
@@ -200,13 +200,13 @@ def _check_reply(request: Request, reply: Reply, url: str) -> None:
 
 
 def _is_constrained(request: Request) -> bool:
-    """Whether the extra fields of a request constrain the form of answers."""
+    """Whether the extra fields of a request constrain the form of the answers."""
     extra = {name: value for name, value in request.extra.items() if value not in (None, {"type": "text"})}
     return any(map(_CONSTRAINTS.match, extra))
 
 
 def _open_requests(request: Request) -> list[Request]:
-    """Return open-ended variants of a request, or [] if the temperature is 0 or the form of answers is constrained."""
+    """Return open-ended variants of a request, or [] at temperature 0 or if the form of the answers is constrained."""
     if request.temperature == 0 or _is_constrained(request):
         return []
     open_request = replace(

@@ -28,8 +28,8 @@ class Request:
     Attributes:
         prompt: Plain text for /completions, or a list of ``{"role", "content"}`` messages for /chat/completions.
         n: Number of answers.
-        top_k: Number of most likely tokens to sample from. 0 means no limit. In that case, the field is omitted,
-            because some servers do not support it.
+        top_k: Number of most likely tokens to sample from. 0 means no limit and omits the field, because some servers
+            do not support it.
         max_tokens: Maximum number of tokens per answer.
         seed: Seed for sampling. If None, no seed is sent.
         extra: Additional fields of the request body. None removes a field.

@@ -58,10 +58,9 @@ class OpenRange:
         self.n_waiting = len(self.asks)
 
     def close(self, rejected: Collection[str] = ()) -> bool:
-        """Close the log. If the range is complete, write its table and delete the log.
+        """Close the log. If the range is complete and `wanted` was not passed, write its table and delete the log.
 
-        If `wanted` was passed, the log is kept and no table is written. In a table, missing answers to questions in
-        `rejected` are recorded as rejected. Any thread can call this method.
+        The table records missing answers to questions in `rejected` as rejected. Any thread can call this method.
 
         Returns whether all requested samples have been answered or rejected.
         """

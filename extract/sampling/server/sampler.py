@@ -39,12 +39,12 @@ class ServerSampler(Sampler):
         self._checked: set[float] = set()  # temperatures at which the answers of `draw` vary
 
     def policy(self, decoding: Decoding) -> Policy:
-        """Return the policy, which includes the constant request fields."""
+        """Return the policy, which includes the type of API and the additional request fields."""
         request = {"api": "chat" if decoding.prompt.chat else "completions", "extra": self.server.extra_body}
         return Policy(ModelIdentity(self.options.model), decoding, request)
 
     def prepare(self, questions: Questions, new: Sequence[Decoding]) -> None:
-        """Test the server before a store records its model name and request fields."""
+        """Test the server before the model name and the request fields are recorded in a store."""
         if new:
             size, n_tries = self.options.block_size, TRIES * len(self.server.urls)
             first = questions[self.worker.rank * size :][: min(n_tries, size)]
@@ -131,7 +131,7 @@ def _asking(
 
 
 def n_missing(store: Store, samples: SampleRange) -> int:
-    """Return how many answers of a range are not in the range's log yet."""
+    """Return how many answers of a range are not yet in its log."""
     logged = len(read_log(store, samples)) if store.samples.log_file(samples).is_file() else 0
     return store.questions.n_rows(samples) - logged
 

@@ -29,7 +29,8 @@ def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
     """Compute the Brier score against the individual answers to each question, f² − 2fp̂ + p̂, [question] float64.
 
     f is the confidence and p̂ the measured accuracy. These terms differ from those of `debiased_brier` by amounts that
-    do not depend on f, so two methods differ equally in the mean of these terms and in `debiased_brier`.
+    do not depend on f, so the difference between two methods is the same in the mean of these terms as in
+    `debiased_brier`.
     """
     preds, right, known, _ = prepare(preds, right, known, None, probabilities=True)
     return preds**2 - 2 * preds * right / known + right / known

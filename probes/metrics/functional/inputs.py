@@ -14,7 +14,7 @@ def prepare(
     least_known: int = 1,
     probabilities: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Check the arguments of a metric, and return them as float64 with default weights of 1.
+    """Check the arguments of a metric, and return them as float64. The default weights are 1.
 
     Raises:
         ValueError: If the shapes differ, if `preds` are not finite, if a count is invalid, or if `probabilities` is

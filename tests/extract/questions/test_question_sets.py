@@ -231,7 +231,7 @@ def test_an_unknown_set_is_refused_with_the_nearest_name() -> None:
         ("qa_wikidata", {}, "Pass --questions qa_wikidata=PATH with the path of qa_wikidata.json"),
         ("gsm8k=nowhere.jsonl", {}, "'nowhere.jsonl' does not exist"),
         ("mmlu=nowhere.csv", {}, "'nowhere.csv' does not exist"),
-        ("facts", {"split": "test"}, "split or revision for the set 'facts'"),
+        ("facts", {"split": "test"}, "split or revision for the 'facts' set"),
         ("facts", {"stratify_by": "grup"}, "Did you mean `group`"),
         ("mine.csv", {"revision": "abc"}, "no `questions_revision`"),
         ("mine.csv", {"split": "test"}, "no `split`"),

@@ -103,12 +103,12 @@ def test_a_tensor_longer_than_a_chunk_is_read_completely(store: Store, monkeypat
 def test_ragged_and_plain_reading_refuse_each_others_tensors(store: Store) -> None:
     with pytest.raises(
         InputError,
-        match="'2/entropy' of the signal 'tokens' .* to be a plain tensor, but it is not. Use `read_ragged`",
+        match="'2/entropy' of the 'tokens' signal .* to be a plain tensor, but it is not. Use `read_ragged`",
     ):
         store.signals.read("tokens", "2/entropy", "sample")
     with pytest.raises(InputError, match="to be ragged, but it is not. Use `read`"):
         store.signals.read_ragged("hidden", "0/last_prompt", "question")
-    with pytest.raises(InputError, match="Expected `key` to be a key of the signal 'tokens'"):
+    with pytest.raises(InputError, match="Expected `key` to be a key of the 'tokens' signal"):
         store.signals.read_ragged("tokens", "2/entropy.offsets")
     with pytest.raises(InputError, match="Run `python -m extract read .* --signals .rollout. --scope sample`"):
         store.signals.read_ragged("rollout", "2/entropy")

@@ -93,10 +93,10 @@ def summary(folders: dict[str, Path], n_resamples: int) -> str:
         [
             f"# Comparison on {len(found)} sets\n",
             "This table shows the out-of-fold AUROC of every method that was evaluated on all sets. All methods are",
-            "scored on the same half of the answers. The method with the highest AUROC on a set has rank 1 there. The",
+            "scored on the same half of the answers. On each set, the method with the highest AUROC has rank 1. The",
             "last column shows the mean rank over the sets, with a 95 % bootstrap interval.\n",
             *rows,
-            "\n" + "Page of each set: " + ", ".join(f"[{name}]({name}.md)" for name in found) + ".",
+            "\n" + "Details for each set: " + ", ".join(f"[{name}]({name}.md)" for name in found) + ".",
             "",
         ]
     )

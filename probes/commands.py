@@ -79,7 +79,8 @@ def transfer(
     """Train a probe on each question set and test it on every set.
 
     For each set, a probe is also trained on all other sets and tested on the set left out, with and without back-off.
-    Back-off shifts the confidences of novel questions towards the mean accuracy of the training questions.
+    Back-off shifts the confidences of novel questions towards the mean accuracy of the training and validation
+    questions.
 
     Args:
         stores: Folders of the stores, one per question set, with answers of the same model. If there is only one store,

@@ -15,8 +15,8 @@ from extract.sampling.local.cache import AnswerCache, AnswerLayer
 Pair = tuple[Tensor, Tensor]
 #: Maximum width of the first group, exclusive. It doubles with each further group.
 _FIRST_WIDTH = 16
-#: Free rows or columns in a new buffer: a minimum number, and a fraction of those in use.
-_FREE, _FREE_SHARE = 32, 0.5
+#: Free rows and columns in a new buffer, as a fraction of those in use, and the minimum number of free columns.
+_FREE_SHARE, _FREE_COLUMNS = 0.5, 32
 #: Fraction of prompts that must have no rows before they are removed. Each removal copies all prompts.
 _UNUSED_SHARE = 0.2
 
@@ -118,9 +118,9 @@ class SharedLayer(DynamicLayer):
 class SharedCache(DynamicCache):
     """Cache of the common prefix, one copy of each prompt, and rows of answer tokens.
 
-    Answers to the same question can share a row as long as their tokens are equal. New rows join with no tokens, and
-    rows branch and leave between passes. Rows with similar numbers of tokens form a group, longest first. Attention is
-    computed for one group at a time, so that short rows need little padding.
+    Answers to the same question can share a row as long as their tokens are equal. New rows are empty. Rows are added,
+    copied and removed only between forward passes. Rows with similar numbers of tokens form a group, longest first.
+    Attention is computed for one group at a time, so that short rows need little padding.
 
     Attributes:
         slots: [question, slot] row indices of each question, padded with arbitrary rows.
@@ -153,7 +153,8 @@ class SharedCache(DynamicCache):
             slots = _rearranged(counts[group.rows])
             targets = [target for target, source in enumerate(slots) if target != source]
             if targets:
-                group.n_slots = group.n_slots if len(slots) <= group.n_slots else _with_room(len(slots))
+                if len(slots) > group.n_slots:
+                    group.n_slots = _with_free(len(slots))
                 copied = [slots[target] for target in targets]
                 sources, into = torch.tensor([copied, targets], device=self._mask.device)
                 for layer in self.layers:
@@ -216,7 +217,8 @@ class SharedCache(DynamicCache):
         """Combine groups into a new one, without columns that are empty in all rows."""
         longest = max(group.width - min(group.padding) for group in groups)
         padding = [longest - group.width + n for group in groups for n in group.padding]
-        merged = Group(0, padding, longest, _with_room(len(padding)), _with_room(longest))
+        n_columns = max(_with_free(longest), longest + _FREE_COLUMNS)
+        merged = Group(0, padding, longest, _with_free(len(padding)), n_columns)
         merged.bias = self._padding_bias(merged)
         return merged
 
@@ -249,8 +251,8 @@ def _rearranged(counts: Sequence[int]) -> list[int]:
     return [slot if slot < len(counts) and counts[slot] else moved.pop() for slot in range(n_rows)]
 
 
-def _with_room(n_used: int) -> int:
-    return n_used + max(_FREE, int(n_used * _FREE_SHARE))
+def _with_free(n_used: int) -> int:
+    return n_used + int(n_used * _FREE_SHARE)
 
 
 def _bias(hidden: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def effective_clusters(cluster: Labels) -> float:
 
 
 def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
-    """Compute the mean and its 95 % interval from Student's t with max(1, `effective_clusters` − 1) degrees of freedom.
+    """Compute the mean and its 95 % t interval with max(1, `effective_clusters` − 1) degrees of freedom.
 
     There is no interval if the standard error is 0. See `standard_error` for the arguments.
     """

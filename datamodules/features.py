@@ -55,8 +55,9 @@ class FeatureDataModule(L.LightningDataModule):
         split_seed: Seed of the split.
         batch_size: Number of questions per batch, or of answers and prefixes for the `response` target.
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
-            questions of all stores. If a question is unlike the training questions, its confidence is shifted towards
-            that of the second probe or, if `broader` is null, towards the mean accuracy of the training questions.
+            questions of all stores. If a question is unlike the training and validation questions, its confidence is
+            shifted towards their mean accuracy and, if it resembles questions of these stores, also towards the
+            confidence of the second probe.
         in_memory: Whether the features are held in memory. If false, they are read from the store in chunks. The
             features of `broader` stores are always held in memory.
         num_workers: Number of threads that read chunks if `in_memory` is false.

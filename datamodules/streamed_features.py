@@ -72,12 +72,12 @@ class StreamedFeatures:
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
-        """Concatenate the rows of parts that have the same files."""
+        """Concatenate the rows of several parts, which must share the same files."""
         return replace(parts[0], rows=torch.cat([part.rows for part in parts]))
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Numbers of rows and features, and width of a feature."""
+        """Number of rows, number of features, and width of each feature."""
         return len(self.rows), len(self.files.keys), self.files.width + self.files.numbers.shape[1]
 
     def to(self, device: torch.device) -> Self:

@@ -230,7 +230,7 @@ def _columns(store: Store, grader: str, parts: Sequence[SampleRange]) -> dict[st
 
 
 def _likelihoods(logprobs: pa.ChunkedArray, ended: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
-    """Compute the likelihood columns of `AnswerTable`, without the last token of rows in which `ended` is true."""
+    """Compute the likelihood columns of `AnswerTable`. Where `ended` is true, the row's last token is excluded."""
     n_tokens = pc.list_value_length(logprobs).fill_null(0).to_numpy()
     ended = ended & (n_tokens > 0)
     values = np.delete(pc.list_flatten(logprobs).to_numpy().astype(np.float64), n_tokens.cumsum()[ended] - 1)

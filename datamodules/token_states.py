@@ -39,7 +39,7 @@ class TokenStates:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Numbers of rows and features, and width of a state."""
+        """Number of rows, number of features, and width of a state."""
         return len(self.first), len(self.values), self.values.shape[2]
 
     @property

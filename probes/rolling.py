@@ -8,9 +8,10 @@ from probes.saved.sequence_head import RollingHead
 
 
 class Rolling(SequenceProbe):
-    """Probe that scores an answer by the negated largest mean of w · x over any window of tokens (arXiv 2601.11516).
+    """Probe that computes the mean of w · x in every window of tokens (arXiv 2601.11516).
 
-    A large mean is therefore evidence that the answer is wrong. x is the standardised state of a token.
+    x is the standardised state of a token. The score is minus the largest mean, so a large mean is evidence that the
+    answer is wrong.
 
     Args:
         window: Number of consecutive tokens in a window. An answer with fewer tokens forms a single window.

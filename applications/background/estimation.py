@@ -121,7 +121,8 @@ def match_reference(
 ) -> dict[str, Cell]:
     """Compare the tested system with one reference on each metric.
 
-    Each metric has one value per prompt. The rows of `weights` [resample, prompt] sum to 1, and the first is uniform.
+    Each metric has one value per prompt. Each row of `weights` [resample, prompt] sums to 1, and the first row is
+    uniform.
     """
     temperatures, cells = np.array([*grid]), {}
     for name in METRICS:
@@ -141,7 +142,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Treat half of a reference's outputs as a tested system's, and estimate their temperatures from the other half.
+    """Estimate the temperatures of half of a reference's outputs, with the other half as the reference.
 
     Returns the estimates [resample, temperature], averaged over the metrics, with one estimate for each temperature of
     the reference.

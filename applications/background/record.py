@@ -115,7 +115,7 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 
 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
-    """Return the maximum of the references' limits, or None if any outputs for the same prompt differ.
+    """Return a record of the references' largest limit, or None if any outputs for the same prompt differ.
 
     The `inclusive` entry tells whether the background temperature can equal the limit. If not, the limit is the lowest
     nonzero temperature of a grid.

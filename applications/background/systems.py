@@ -95,7 +95,7 @@ def _read_references(path: str) -> Iterator[tuple[str, dict[float, Source]]]:
 
 
 def read_systems(tested: Source, references: References, unit: Unit | None, shared: bool) -> Systems:
-    """Read the outputs of all systems in one unit (see `choose_unit`), and check that they can be compared.
+    """Read the outputs of all systems in the same unit (see `choose_unit`), and check that they can be compared.
 
     If the prompts differ and `shared` is True, only the prompts that all systems have are used.
     """

@@ -55,7 +55,7 @@ def hazards(a: Array, b: Array, most: int) -> Array:
 
 
 def _decreasing(first: Array, factors: Array) -> Array:
-    """Return the cumulative products of `first` and `factors`, which never increase: all factors are in [0, 1]."""
+    """Return the cumulative products of `first` and `factors`. They never increase, as all factors are in [0, 1]."""
     return np.concatenate([first, factors], axis=1).cumprod(axis=1)
 
 
@@ -63,7 +63,7 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
     """Sort all answers by decreasing gain, then by `answer`, and then by question.
 
     Args:
-        gains: Gain of each answer, [question, answer], not increasing along `answer`.
+        gains: Gain of each answer, [question, answer], non-increasing along `answer`.
         caps: Maximum number of answers to each question, [question], at most `gains.shape[1]`.
     """
     answer, question = np.divmod(np.argsort(-gains.T.ravel(), kind="stable"), len(gains))

@@ -40,7 +40,10 @@ class Setting(NamedTuple):
     online: bool = False
 
     def limit(self, fold: NDArray[np.int64]) -> float:
-        """Return the largest mean number of answers per question that can be drawn in every `fold` [question]."""
+        """Return the largest mean number of answers per question that can be drawn in every fold.
+
+        `fold` [question] is the fold of each question.
+        """
         parts = [(self.right[fold == number], self.known[fold == number]) for number in np.unique(fold)]
         return min(mean_cost(*part) if self.online else float(part[1].mean()) for part in parts)
 
@@ -67,9 +70,9 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
 
     Each array in `confidences` has one value per row of the question table; NaN if a question has no confidence.
 
-    A question is used if it has all confidences, and graded answers at both even and odd indices. Methods that use the
-    grades of the answers with even indices, such as the oracle, are included only in the `half` setting, which is
-    evaluated on the answers with odd indices.
+    A question is used if it has a confidence in every array, and graded answers at both even and odd indices. Methods
+    that use the grades of the answers with even indices, such as the oracle, are included only in the `half` setting,
+    which is evaluated on the answers with odd indices.
     """
     other_known = table.known - table.held_known
     rows = np.flatnonzero(

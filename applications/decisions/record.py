@@ -75,7 +75,7 @@ def decide_record(
 ) -> dict[str, Any]:
     """Compute the content of decide.json.
 
-    For each requested risk, `requests` holds the quantities that do not depend on a confidence. For each confidence,
+    For each requested risk, `requests` holds the quantities that are the same for all confidences. For each confidence,
     `confidences` holds the risk–coverage `curve` and the results of `threshold_record`. `routing` is None until the
     command sets it.
     """

@@ -42,11 +42,11 @@ class Pair(NamedTuple):
     reading_cost: Array
 
     def accuracy(self, is_routed: NDArray[np.bool_]) -> Array:
-        """Return the accuracy [question] if the questions in the mask `is_routed` are routed."""
+        """Return the accuracy on each question, [question], if those in the mask `is_routed` are routed."""
         return np.where(is_routed, self.strong, self.cheap)
 
     def cost(self, is_routed: NDArray[np.bool_]) -> Array:
-        """Return the cost [question] if the questions in the mask `is_routed` are routed."""
+        """Return the cost of each question, [question], if those in the mask `is_routed` are routed."""
         return np.where(is_routed, self.reading_cost + self.strong_cost, self.cheap_cost)
 
 
@@ -54,7 +54,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
     """Read the accuracies and costs of the questions that are in both stores and have a confidence.
 
     `rows` [question] are rows of the cheap store's question table. Returns the positions of the shared questions in
-    `rows`, and the accuracies and costs of these questions.
+    `rows`, and their accuracies and costs.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)
     of_stores = zip(panel.tables, (shared, panel.rows[1][of_panel]), strict=True)

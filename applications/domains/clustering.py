@@ -72,15 +72,15 @@ def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: 
 
 
 def stability(points: Vectors, seed: int = 0) -> dict[int, NDArray[np.float64]]:
-    """Measure how well clusterings of two disjoint halves of the points [point, component] agree.
+    """Measure how well clusterings of two disjoint random halves of the points [point, component] agree.
 
-    Each half is clustered, and all points are assigned to the nearest centres of both clusterings. The agreement is the
-    adjusted Rand index of the two assignments (Lange et al., Stability-based validation of clustering solutions, Neural
-    Computation 16, 2004).
+    The points are split several times. Both halves of a split are clustered, and all points are assigned to the nearest
+    centre of each clustering. The agreement is the adjusted Rand index of the two assignments (Lange et al.,
+    Stability-based validation of clustering solutions, Neural Computation 16, 2004).
 
     Returns:
-        The adjusted Rand indices [split] for each number of clusters in `CANDIDATES` with at least 20 points per
-        cluster on average.
+        The adjusted Rand index of each split, [split], for each number of clusters in `CANDIDATES` with at least 20
+        points per cluster on average.
     """
     from sklearn.metrics import adjusted_rand_score
 

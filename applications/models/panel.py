@@ -132,7 +132,7 @@ def _first_difference(stores: Sequence[Store]) -> str:
 
 
 def _check_rules(stores: Sequence[Store], grader: str) -> None:
-    """Check that the grades of all stores follow the same rule, where rules are recorded."""
+    """Check that the grades of all stores follow the same rule. Grades without a recorded rule are ignored."""
     store_of = {store.grades.rule(grader, part): store for store in stores for part in store.grades.ranges(grader)}
     store_of.pop("", None)
     if len(store_of) > 1:
@@ -171,7 +171,7 @@ def _field(question: Question, column: str) -> str:
 
 
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
-    """Read the confidences [store, question] from one source for all stores, or one per store; NaN if missing.
+    """Read confidences, [store, question], from one source for all stores or one source per store; NaN if missing.
 
     If one table is used for all stores, its question ids are those of the first store.
     """

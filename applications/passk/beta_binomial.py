@@ -152,7 +152,7 @@ def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[fl
 def deviance(
     right: Counts, known: Counts, weights: Values, best: BetaBinomial, fixed: Mapping[str, float], zero_inflated: bool
 ) -> float:
-    """Return the deviance 2 ln(L₁/L₀). L₁ is the likelihood of `best`, and L₀ the maximum given `fixed`."""
+    """Return the deviance 2 ln(L₁/L₀). L₁ is the likelihood of `best`; L₀ is the maximum likelihood given `fixed`."""
     starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
     other = fit(right, known, weights, zero_inflated, fixed, starts)
     return max(0.0, 2 * float(weights @ (best.log_likelihood(right, known) - other.log_likelihood(right, known))))

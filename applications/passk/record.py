@@ -59,7 +59,7 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
 
 
 def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -> list[dict[str, Values]]:
-    """Read the confidences [question] for each store, by name."""
+    """Return, for each store, a dict from name to confidences [question]."""
     found, reserved = [], [*COLUMNS, "pass", "posterior", *(f"pass_at_{one}" for one in k)]
     for store in graded.stores.values():
         named = named_confidences(sources, store, reserved)
@@ -69,7 +69,7 @@ def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -
                 raise InputError(
                     f"Expected {name!r} to contain a confidence for every graded question of '{store.path}', but "
                     f"{gaps.sum()} of {len(gaps)} questions have none, for example "
-                    f"{graded.tables[0].ids[graded.rows[gaps.argmax()]]!r}. Use a complete column."
+                    f"{graded.tables[0].ids[graded.rows[gaps.argmax()]]!r}. Pass a column without missing values."
                 )
     return found
 
@@ -141,9 +141,9 @@ def _store_record(
         The record, and the fitted models (None if they cannot be fitted). The record contains counts and these entries:
 
         - `avg_at_n`: Mean accuracy.
-        - `pass_at_k`, `over_groups`: [k] mean Pass@K over questions and over groups.
+        - `pass_at_k`, `over_groups`: For each value of `k`, the mean Pass@K over questions and over groups.
         - `errors`: Result of `error_records`.
-        - `curve`: Values of `k`, the `measured` Pass@K, and the `predictive_band` of each confidence (`predicted`).
+        - `curve`: Values of `k`, the `measured` Pass@K, and each confidence's `predicted` Pass@K (`predictive_band`).
         - `extrapolation`: Record of `extrapolate`. If it is None, `not_extrapolated` gives the reason.
         - `beyond`: Values of k in the table of extrapolations.
     """

@@ -74,9 +74,9 @@ def temperature_record(
         - `solved`: Fraction of questions with a right answer at each temperature, [temperature].
         - `n_answers`: Mean number of graded answers per question, summed over the temperatures.
         - `budgets`: One dict per budget; empty if there are fewer than two questions. `k` is the number of answers, and
-          `split` the number at each temperature. The pass rates are `of_split`, `of_single` [temperature] and `of_best`
-          (see `best_single`). `split_minus_best` is the difference `of_split` − `of_best`. `chosen` lists the best
-          temperature on each half of the questions.
+          `split` is the number at each temperature. The pass rates are `of_split`, `of_single` [temperature] and
+          `of_best` (see `best_single`). `split_minus_best` is the difference `of_split` − `of_best`. `chosen` lists the
+          best temperature on each half of the questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

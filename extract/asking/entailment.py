@@ -49,10 +49,10 @@ def cluster(
 ) -> None:
     """Add new answers to the clusters of each question, in place.
 
-    The new answers must be sorted by sample index. Answers with the same normalised form are treated as one.
-    Whether an answer entails the first member of a cluster is tested only if that member entails the answer. For
-    each (premise, hypothesis) pair, `entails` returns whether the premise entails the hypothesis, and the
-    number of tokens read.
+    The new answers must be sorted by sample index. Answers with the same normalised form are treated as one. Each
+    answer is compared with the first members of the clusters. If such a member entails the answer, the reverse
+    direction is also tested. For each (premise, hypothesis) pair, `entails` returns whether the premise entails the
+    hypothesis, and the number of tokens read.
     """
     pending: list[list[Answer]] = []  # per question: first answer of each new form
     for clusters, answers in questions:
@@ -97,7 +97,7 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """Return whether entailment is the likeliest label of each (premise, hypothesis) pair, and its token count."""
+        """Return, for each (premise, hypothesis) pair, whether entailment is likeliest, and the number of tokens."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()
@@ -138,7 +138,7 @@ class Entailment(AskedTable):
         return {**self.classifier.settings, "grader": self._grader, "entailment": "strict", "text": text}
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per answer. The value is the cluster id."""
+        """Return one row per answer, with the id of its cluster as the value."""
         assert isinstance(shard, SampleRange)
         clusters: dict[str, Clusters] = defaultdict(Clusters)
         for earlier in self.store.samples.ranges():

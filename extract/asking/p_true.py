@@ -29,7 +29,7 @@ _BATCH_TOKENS = 2048
 
 
 def surface_forms(tokenizer: Any, n_vocab: int) -> tuple[list[int], list[int]]:
-    """Return the token ids of all forms of Yes and of No, such as `` Yes`` and ``YES``."""
+    """Return the ids of all tokens that spell Yes, such as `` Yes`` and ``YES``, and of all tokens that spell No."""
     texts = tokenizer.batch_decode([[i] for i in range(min(n_vocab, len(tokenizer)))])
     yes, no = ([i for i, text in enumerate(texts) if text.strip().casefold() == word] for word in ("yes", "no"))
     if not (yes and no):

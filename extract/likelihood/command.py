@@ -44,7 +44,7 @@ def likelihood(
         store: Folder of a store, or of a temperature grid. Options are scored as continuations of the prompts.
         prompt: Plain text. The most likely next tokens are listed.
         texts: File of texts whose perplexity is computed: a .txt file (one text), or a .jsonl, .json, .csv or .parquet
-            file with a column `text`.
+            file with a `text` column.
         continuations: With --store, whether to score the letters or the texts of the options. By default, letters.
         top_k: With --prompt, number of next tokens to list. By default, 10.
         window: With --texts, number of tokens per forward pass. By default, the context length of the model.

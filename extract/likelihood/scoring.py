@@ -191,7 +191,7 @@ def _branches_and_positions(item: Item) -> tuple[list[int], list[int]]:
 
 
 def _sources(item: Item) -> Iterator[int]:
-    """For each token of each continuation, yield the index in `_inputs` of the preceding token."""
+    """For each token of each continuation, yield the preceding token's index in `_inputs`."""
     start = len(item.prompt)
     for one in item.continuations:
         yield len(item.prompt) - 1

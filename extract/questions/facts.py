@@ -61,13 +61,13 @@ def _countries(tables: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def _continent_forms(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """List phrases with the same meaning, such as "Africa" and "African country"."""
+    """List phrases that name one of the continents, such as "Africa" and "African country"."""
     known = [adjectives[name] for name in continents if name in adjectives]
     return [*continents, *(" ".join(form) for form in product(known, ("continent", "country", "nation", "state")))]
 
 
 def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """List wrong answers: other continents, and places such as "South Africa"."""
+    """List wrong answers for these continents: other continents, and places such as "South Africa"."""
     # "Central America" does not contradict "North America"
     related = {*continents, "Central America"} if "North America" in continents else {*continents}
     others = _continent_forms([name for name in adjectives if name not in related], adjectives)

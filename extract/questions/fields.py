@@ -187,7 +187,9 @@ def own_form(row: Row, seed: int = 0) -> Draft:
             type_ = {"id": object, "messages": list, "meta": dict}.get(name, str)
             is_valid, expected = isinstance(value, type_), type_.__name__
         if not is_valid:
-            raise InputError(f"Expected `{name}` in {row.where} to be a {expected}, but got {value!r}. Correct it.")
+            raise InputError(
+                f"Expected `{name}` in {row.where} to be a {expected}, but got {value!r}. Fix the value and try again."
+            )
         draft[name] = str(value) if name == "id" else tuple(value) if isinstance(value, list) else value
     if draft.get("kind") == "choice" and draft["references"] and draft["choices"]:
         draft["references"] = right_option(draft["references"][0], draft["choices"], row.where)

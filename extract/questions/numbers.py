@@ -83,7 +83,7 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def found_numbers(text: str) -> list[Fraction | None]:
-    """Find all numbers in `text`, in order, except those that it rules out.
+    """Find all numbers in `text`, in order, except those that the text rules out.
 
     Powers, roots, operands and alternatives become None, because they can't be answers.
     """

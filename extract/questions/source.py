@@ -196,7 +196,9 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
         try:
             id_ = draft.get("id") or sha256_json(asked if is_fact else [*asked, references])[:16]
         except (TypeError, ValueError) as error:
-            raise InputError(f"Expected {where} to contain valid text, but it does not: {error}. Correct it.") from None
+            raise InputError(
+                f"Expected {where} to contain valid text, but it does not: {error}. Fix the text and try again."
+            ) from None
         question = Question(**{**draft, "id": id_, "dataset": dataset, "references": references})
         earlier = questions.get(id_)
         if earlier is not None:

@@ -87,7 +87,8 @@ class Worker:
     def writing(self, store: Path) -> Iterator[None]:
         """Lock this worker's blocks in a store, and delete the unfinished files of killed runs.
 
-        Wait for other runs that have locked some of these blocks. A lock is released when its process ends.
+        If other runs have locked some of these blocks, wait for them. A lock is released when the process that holds it
+        ends.
         """
         store.mkdir(parents=True, exist_ok=True)
         with self._lock(store):
@@ -116,7 +117,7 @@ class Worker:
                 pass
 
     def _waits_for(self, path: Path) -> bool:
-        """Whether another run holds the lock `path` and may process some of this worker's blocks."""
+        """Whether another run holds the lock file `path` and may process some of this worker's blocks."""
         # runs with the same number of workers share blocks only if their ranks are equal
         names = re.fullmatch(r"\.writer-([0-9]+)-of-([0-9]+)\.lock", path.name)
         if names is None or (int(names[2]) == self.count and int(names[1]) != self.rank):

@@ -90,7 +90,7 @@ class Sampler(Protocol):
         """Draw samples for some questions of a block, and append them to the answer logs of the given ranges.
 
         Args:
-            ranges: Dict from temperature to a store and one of its sample ranges, which contains `samples`.
+            ranges: Dict from temperature to a store and the range in it that contains `samples`.
             question_ids: Ids of the questions.
             samples: Indices of the samples to draw.
             progress: Progress bar that counts the answers.

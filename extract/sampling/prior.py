@@ -163,7 +163,7 @@ def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -
 
 
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
-    """Yield the weights w(0), …, w(i) after i = 1, …, n answers, scaled so that the largest of them is 1."""
+    """For i = 1, …, n, yield the weights w(0), …, w(i) after i answers, scaled so that the largest weight is 1."""
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))
     right[0] += np.log(prior.diversity)
@@ -174,7 +174,7 @@ def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
 
 
 def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Yield n = budget, …, 0 with the probabilities [n + 1, n + 1] that the right class beats a rival.
+    """For n = budget, …, 0, yield n and the probabilities [n + 1, n + 1] that the right class beats a rival.
 
     Suppose that x of the n answers so far are in the right class, and y ≤ n − x in one wrong class, the rival. Element
     [x, y] is the probability that the right class has more answers than the rival after the whole budget. A tie counts

@@ -172,7 +172,7 @@ class _Rounds:
                     self._add(t, rows)
 
     def _decide(self, grade_all: GradeAll, progress: Progress) -> None:
-        """Parse new answers, and apply the rule to the questions for which sampling has not stopped."""
+        """Parse new answers, and apply the stopping rule to the questions that are still being sampled."""
         undecided = [id_ for id_ in self._questions if id_ not in self._outcomes]
         new = []
         for id_ in undecided:

@@ -67,7 +67,7 @@ def load_stopping(
     if entry.needs == "temperatures" and len(decoding.temperatures) == 1:
         raise InputError(
             f"Expected a grid of temperatures for the rule {rule}, but got one temperature. Pass, for example, "
-            "--policy.temperature 0.4:1.2:0.4, or choose another rule."
+            "--policy.temperature 0.4:1.2:0.4, or choose a different rule."
         )
     if needs_priors != (priors is not None):
         raise InputError(

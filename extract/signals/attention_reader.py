@@ -31,7 +31,9 @@ _ADDED = [
 
 
 class MixingCapture(Hooks):
-    """Hooks that compute the `Dots` of each block at the tokens `index` [row, query] int64 (None for no tokens).
+    """Hooks that compute the `Dots` of each block at the token indices `index` [row, query] int64.
+
+    If `index` is None, nothing is computed.
 
     Raises:
         InputError: If a block does not add its attention output o to its input h.

@@ -128,7 +128,10 @@ def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
 
 
 def _side_by_side(ragged: Ragged, rows: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """Return padded rows [..., row, token] float64, with 0 for non-finite values, and a mask of the finite rows."""
+    """Return the padded rows [..., row, token] float64, and a mask of the rows with only finite values.
+
+    Non-finite values are replaced with 0.
+    """
     step = torch.arange(int(n.max()))
     there = step < n[:, None]
     index = (ragged.offsets[rows][:, None] + step).where(there, 0)

@@ -38,7 +38,7 @@ def read_questions(
         signals: Names of the signals.
         layers: Layers whose hidden states are kept, or a dict from signal to layers.
         batch_tokens: Maximum number of tokens in a batch, including padding. A longer prompt forms its own batch.
-        progress: Callback with the numbers of questions and tokens in each finished batch.
+        progress: Callback that receives the numbers of questions and tokens in each finished batch.
         shared: Cache of a common prefix of the prompts, if such a prefix has already been read.
 
     Returns:
@@ -73,10 +73,10 @@ def _read(
     passes: Callable[[Reader], Iterator[tuple[list[int], Pass]]],
     order: Sequence[int | None],
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Compute signals, as a dict from signal to a dict from key to values.
+    """Compute signals, and return a dict from signal to a dict from key to values.
 
-    For each batch, `passes` yields the sequence indices and a `Pass`. `order` contains the sequence index of each row
-    in the result, or None for a row without values.
+    For each batch, `passes` yields the sequence indices and a `Pass`. For each row of the result, `order` contains the
+    index of its sequence, or None if the row has no values.
     """
     functions = {name: load_signal(name, scope) for name in signals}
     found: dict[str, dict[str, dict[int, Tensor]]] = {name: defaultdict(dict) for name in signals}

@@ -37,7 +37,7 @@ class Signal(NamedTuple):
         per_token: Whether the signal has one value per answer token, rather than one per answer.
         vectors: Whether the values are vectors [d_model].
         by_layer: Whether the layers to read can be chosen.
-        depths: Layers that are read by default, as fractions of the number of blocks. If empty, all layers.
+        depths: Layers that are read by default, as fractions of the number of blocks. If empty, all layers are read.
         weights: Whether the values measure a token's influence and can be used as token weights.
         rising: Names of the values that tend to be larger for right answers than for wrong answers. All other values
             tend to be smaller for right answers.
@@ -160,7 +160,7 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
 
 
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
-    """Return ``name (description)`` for each signal that supports `scope` but not the scope `besides`."""
+    """Return ``name (description)`` for each signal that supports `scope` but not the `besides` scope."""
     names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
     return [f"{name} ({SIGNALS[name].description})" for name in names]
 

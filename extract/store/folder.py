@@ -36,7 +36,10 @@ class StoreFolder:
         return questions
 
     def ranges(self, folder: Path | None = None) -> list[SampleRange]:
-        """Return the sorted finished ranges in `folder`, by default in `samples`. Raises `Damaged` if they overlap."""
+        """Return the finished sample ranges in `folder` (`samples` by default), sorted.
+
+        Raises `Damaged` if they overlap.
+        """
         n_blocks = self.questions.n_blocks
         files = {range_of(path, n_blocks): path for path in (folder or self.path / "samples").glob("*.parquet")}
         ranges = sorted(samples for samples, path in files.items() if is_finished(path))

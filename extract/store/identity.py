@@ -93,7 +93,7 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
-    """Write reader.json.
+    """Write reader.json, which identifies the local copy of a served model.
 
     Args:
         folder: Folder of the store.

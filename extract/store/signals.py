@@ -167,7 +167,7 @@ class Signals(ShardFiles):
         return rows
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
-        """Return a dict from key to the dtype and shape of a signal's tensor (empty if the signal has no files).
+        """Return the dtype and shape of each tensor of a signal, by key. Empty if the signal has no files.
 
         Raises:
             Damaged: If a file is damaged, or two files have different layouts or settings.
@@ -185,7 +185,7 @@ class Signals(ShardFiles):
         return common.layout
 
     def shard_layout(self, signal: str, shard: Shard) -> Layout:
-        """Return a dict from key to the dtype and shape of a shard's tensor, or raise `Damaged`."""
+        """Return the dtype and shape of each tensor of a shard, by key. Can raise `Damaged`."""
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
@@ -195,7 +195,7 @@ class Signals(ShardFiles):
         if key not in keys:
             choices = " to ".join(keys[:1] + keys[-1:])
             raise InputError(
-                f"Expected `key` to be a key {of_signal} ({choices}), but got {shown(key)}. The method `keys` "
+                f"Expected `key` to be a key {of_signal} ({choices}), but got {shown(key)}. The `keys` method "
                 "lists all keys."
             )
         if self.shard_layout(signal, shards[0])[key].ragged != ragged:

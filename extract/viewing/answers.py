@@ -146,7 +146,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
     if missing := [id_ for id_ in ids if id_ not in samples_of]:
         raise InputError(
             f"Expected `questions` to contain ids of answered questions, but got {shown(missing[0])}."
-            f"{nearest(missing[0], samples_of)} The file questions.parquet lists all ids, for example "
+            f"{nearest(missing[0], samples_of)} All ids are listed in questions.parquet, for example "
             f"{shown(next(iter(right))[0])}."
         )
     if not ids:

@@ -99,7 +99,7 @@ class Summary:
 def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
     """Count the answers of a store, and draw `n_shown` examples.
 
-    Their grades come from the grader named `show_of`. If `show_of` is None, there are no examples.
+    `show_of` is the name of the grader whose grades the examples show. If it is None, no examples are drawn.
 
     Raises:
         Damaged: If a file is damaged.

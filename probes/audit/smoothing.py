@@ -44,8 +44,8 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
     """Compute the `capability_auroc` of each draw. Only pairs of questions from the same fold are compared.
 
-    `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result, [draw], is ½ if
-    no fold contains a right and a wrong answer to different questions.
+    `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result has
+    shape [draw]. It is ½ for a draw in which no fold contains a right and a wrong answer to different questions.
     """
     won, pairs = torch.zeros(2, len(predicted), dtype=torch.float64)
     for test in (fold == number for number in fold.unique()):

@@ -119,7 +119,7 @@ def cosines(values: NDArray[np.float64]) -> Features:
 
 
 def _indicators(values: Sequence[object]) -> Features:
-    """Return indicators [question, value] of the most frequent values, up to 128, that occur more than once."""
+    """Return indicators [question, value] of the values that occur more than once (at most the 128 most frequent)."""
     _, index, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
     frequent = np.sort(np.argsort(-counts, kind="stable")[:_MOST_FEATURES])
     return (index[:, None] == frequent[counts[frequent] > 1]).astype(np.float64)

@@ -115,7 +115,7 @@ def baselines_of(scope: Scope) -> list[str]:
 
 
 def is_half(name: str) -> bool:
-    """Whether a method is a baseline that is computed from half of the answers to a question."""
+    """Whether a method is a baseline that is computed from half of each question's answers."""
     return name in BASELINES and BASELINES[name].half
 
 

@@ -20,7 +20,7 @@ VAL_SHARE = 0.25
 
 
 def data_of(method: ProbeMethod, store: str, grader: str | None) -> FeatureDataModule:
-    """Return a datamodule with the target and the features of a method."""
+    """Return a datamodule of a store, with the target and the features of a method."""
     return FeatureDataModule(
         store,
         grader=grader,

@@ -76,7 +76,7 @@ def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confiden
 
 
 def chosen_features(features: Any, chosen: Sequence[int]) -> Tensor:
-    """Return the chosen features [row, layer, width]. Token states are averaged over the tokens of each answer."""
+    """Return the features with indices `chosen`, [row, layer, width]. Token states are averaged over each answer."""
     if isinstance(features, TokenStates):
         return torch.stack([flat(features[:, feature]) for feature in chosen], 1)
     return features[:, list(chosen)]

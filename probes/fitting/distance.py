@@ -16,10 +16,10 @@ FULL = 0.1
 
 
 def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, rows: Tensor | None = None) -> Distance:
-    """Fit a `Distance` to hidden states [row, d_model] float32.
+    """Fit a `Distance` that measures how far a question or answer is from a set.
 
     Args:
-        hidden: Hidden states of the set.
+        hidden: Hidden states of the questions or answers in the set, [row, d_model] float32.
         fold: Fold of each row, [row] int64. `Distance.quantiles` is computed from each row's distance to the rows of
             the other folds.
         groups: Folds that keep question groups together, [row] int64. `Distance.full` is computed from each row's

@@ -93,7 +93,7 @@ class _Primal:
         self.step_rows, self.step_l2 = self.rows.to(inverse.dtype), self.l2.to(inverse.dtype)
 
     def constant(self, logit: Tensor) -> Tensor:
-        """Return the coordinates of zero weights with the bias `logit`."""
+        """Return the coordinates at which all weights are 0 and the bias is `logit`."""
         point = torch.zeros_like(self.l2)
         point[:, -1] = logit
         return point.expand(len(self.rows), -1, -1)

@@ -19,7 +19,7 @@ REFERENCE_ROWS = 1024
 
 
 class Column:
-    """One streamed feature. The vector `reference` [d] is subtracted from each of its rows."""
+    """One streamed feature. The `reference` vector [d] is subtracted from each of its rows."""
 
     def __init__(self, features: StreamedFeatures, feature: int) -> None:
         self._features, self._feature = features, [feature]
@@ -29,7 +29,7 @@ class Column:
     def chunks(self, function: Callable[[Tensor, Tensor], Any]) -> Iterator[tuple[Tensor, Any]]:
         """Apply a function to the feature in chunks (see `StreamedFeatures.chunks`).
 
-        The function takes the indices [row] of the rows, and the rows minus the reference, [row, d].
+        The function receives the row indices, [row], and the rows minus the reference vector, [row, d].
         """
 
         def of_rows(places: Tensor, rows: Tensor) -> Any:

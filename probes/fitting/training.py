@@ -117,7 +117,7 @@ class AtOnce(ProbeModule):
         """Do nothing: `learn` uses all rows at the end of the epoch."""
 
     def on_validation_epoch_end(self) -> None:
-        """Do nothing: the probe is not fitted yet."""
+        """Do nothing: the probe is fitted later, in `on_train_epoch_end`."""
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:

@@ -25,8 +25,7 @@ class AnswerStates:
         """Return the states of the answers' content tokens, [row, token, d_model] on the CPU.
 
         The last token of each row of `drawn` was not read during generation. If its state is needed, the model reads
-        the token now. The result is None if an answer's tokens were not recorded in sequence, for example in a beam
-        search.
+        that token now. The result is None if the recorded tokens do not match `drawn`, for example after a beam search.
 
         `drawn` [row, token] int64 are the generated tokens and `mask` is the prompts' attention mask. `cache` is the
         key/value cache after the generation. `lengths` contains the number of content tokens of each answer.

@@ -269,7 +269,7 @@ class ConfidentModel:
         return probe.features(read)
 
     def _contents(self, drawn: list[list[int]], stop: Sequence[str] | None = None) -> tuple[list[str], list[list[int]]]:
-        """Return the texts and content tokens of answers, truncated at `stop` or the probe's stop strings."""
+        """Return the texts and content tokens of answers, truncated at `stop` (default: the probe's stop strings)."""
         from extract.models.loading import end_tokens
         from extract.signals.reading import content_tokens
 

@@ -55,8 +55,8 @@ def abstain(
     Args:
         model: Model with an attached probe.
         questions: Strings, chats or lists of token ids.
-        risk: Largest acceptable fraction of wrong answers among those not withheld. The probe must contain a threshold
-            for this risk, stored by `python -m applications decide`.
+        risk: Largest acceptable fraction of wrong answers among the answers that are not withheld. The probe must
+            contain a threshold for this risk, stored by `python -m applications decide`.
         threshold: Threshold to use instead of a stored one.
         backoff: Whether to shift the confidences of novel questions (see `Confidences`). Use False with stored
             thresholds, which were certified without this shift.

@@ -241,7 +241,7 @@ def read_weights(
 
 
 def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) -> Calibrator:
-    """Create the calibrator of a config, filled with zeros. `start` is the prefix of its tensor names."""
+    """Create the calibrator that a config describes, filled with zeros. `start` is the prefix of its tensor names."""
     n_knots = tensors[f"{start}x"].numel() if f"{start}x" in tensors else 0
     return CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
 

@@ -1,9 +1,11 @@
 """Novelty of questions and answers, and the back-off of their confidences.
 
-A row is a question or an answer. Its novelty is the fraction of training rows that are closer to the rest of the
-training data than the row is. If a row is more novel than 99 % of the training rows, its confidence is mixed with the
-base rate, which is the mean accuracy of the training rows. The weight of the base rate increases linearly with the
-row's distance from the training rows, up to a maximum that `probes.fitting.backoff` fits.
+A row is a question or an answer. In this module, the training rows include the rows of the validation split.
+
+The novelty of a row is the fraction of training rows that are closer to the training data than that row. (Each training
+row is compared with the rest of the training data.) If a row is more novel than 99 % of the training rows, its
+confidence is mixed with the base rate, which is the mean accuracy of the training rows. The weight of the base rate
+increases linearly with the row's distance from the training rows, up to a maximum that `probes.fitting.backoff` fits.
 
 A broader probe, if there is one, was trained on the same rows and on the questions of other stores. If a novel row is
 close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The weight of
@@ -26,9 +28,10 @@ class Confidences(NamedTuple):
 
     Attributes:
         confidence: Probability of being right, [row] float32. For a novel row, the probability is shifted towards the
-            mean accuracy of the training rows, or towards the confidence of a broader probe.
-        novelty: Fraction of the training rows that are less novel, [row] float32; NaN if the probe has no `Novelty`.
-        is_novel: Whether the row is more novel than 99 % of the training rows, [row] bool.
+            mean accuracy of the training and validation rows, and possibly towards the confidence of a broader probe.
+        novelty: Fraction of the training and validation rows that are less novel, [row] float32; NaN if the probe has
+            no `Novelty`.
+        is_novel: Whether the row is more novel than 99 % of the training and validation rows, [row] bool.
     """
 
     confidence: Tensor
@@ -37,7 +40,7 @@ class Confidences(NamedTuple):
 
 
 class Broader(nn.Module):
-    """Linear probe that was trained on the saved probe's training rows and on questions of other stores.
+    """Linear probe that was trained on the saved probe's training and validation rows and on rows of other stores.
 
     Attributes:
         weight, bias: Weights [n_features] and scalar bias. The score is the log-odds of a right answer.
@@ -74,8 +77,8 @@ class Novelty(Distance):
     """Novelty of rows, and the back-off of their confidences.
 
     Attributes:
-        weight: Weight of the base rate at distance `full`, in [0, 1].
-        base_rate: Mean accuracy of the training rows.
+        weight: Largest weight of the base rate, in [0, 1], which is reached at distance `full`.
+        base_rate: Mean accuracy of the training and validation rows.
         broader: The broader probe, or None.
     """
 
@@ -91,7 +94,7 @@ class Novelty(Distance):
         return {"n_hidden": self.n_hidden, "rank": self.rank, **of_broader}
 
     def forward(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
-        """Compute the novelties of rows. If `backoff` is True, also apply the back-off to their confidences.
+        """Compute the novelty of each row. If `backoff` is True, also apply the back-off to the confidences.
 
         `features` is [row, width] float32, and `confidence` is [row] float32.
         """

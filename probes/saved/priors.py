@@ -48,8 +48,9 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
     prompt = json.loads(json.dumps(decoding.record()["prompt"]))
     if different := "; ".join(differences(prompt, loaded.config["prompt"])):
         raise InputError(
-            f"Expected the prompt of the probe {probe!r}, but the prompt of this run differs in {different}. "
-            "Pass the options used to sample the training answers, such as --config configs/sets/facts.yaml."
+            f"Expected the prompt that {probe!r} was trained with, but the prompt of this run differs in "
+            f"{different}. Pass the options used to sample the training answers, such as "
+            "--config configs/sets/facts.yaml."
         )
     dtype = loaded.config["model"]["dtype"] if recipe.dtype == "auto" else recipe.dtype
     model, tokenizer = load_model(recipe.model, recipe.revision, dtype, recipe.device, recipe.device_map)

@@ -76,7 +76,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
     """Update the confidence of each answer with its latest token. The probe must read answers.
 
     Args:
-        rows: Confidences of the answers, all with the same probe.
+        rows: Running confidences of the answers. All must use the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
         wait: Whether to wait until the confidences are on the CPU. If False, they are valid only after the CPU has
             received a token that was drawn later on the same device.

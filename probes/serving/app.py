@@ -115,7 +115,7 @@ class Endpoints:
         self._engine, self._probe, self._name, self._defaults = engine, probe, model_name, defaults
 
     def check_name(self, name: str | None) -> None:
-        """Refuse a request for another model. `name` is None if the request names no model."""
+        """Reject a request for a different model. `name` is None if the request names no model."""
         if name not in (None, self._name):
             raise RequestError(
                 404,
@@ -215,12 +215,12 @@ class Endpoints:
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call `work`, in another thread if it tokenises many or long texts."""
+    """Call `work`. If it tokenises many or long texts, run it in another thread."""
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 
 async def _answered(response: Awaitable[Response]) -> Response:
-    """Await a response. Exceptions become error responses, because Starlette would close the connection."""
+    """Await a response. Convert exceptions to error responses, so that Starlette does not close the connection."""
     try:
         return await response
     except ClientDisconnect:

@@ -143,8 +143,8 @@ class Engine:
         """Return the counts of requests, passes, rows and tokens by name.
 
         `queued` and `running` are the current numbers of requests. `n_rejected` counts requests refused with
-        `QueueFull`. `n_passes` counts batches, and `n_rows` their rows. `n_tokens` includes end tokens and stop
-        strings. `seconds_busy` is the total processing time.
+        `QueueFull`. `n_passes` counts batches, and `n_rows` counts their rows. `n_tokens` includes end tokens and
+        stop strings. `seconds_busy` is the total processing time.
         """
         with self._changed:
             queued = len(self._to_score) + len(self._to_generate)

@@ -208,7 +208,7 @@ def _draw(rows: Sequence[Row], logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _entropies(rows: Sequence[Row], logits: Tensor) -> dict[int, float]:
-    """Return the next-token entropies in nats, by row index, of the rows that request entropies."""
+    """Return the next-token entropy in nats of each row that requests it, by row index."""
     from extract.signals.lens import entropy, softmax
 
     chosen = [i for i, row in enumerate(rows) if row.job.settings.entropy]

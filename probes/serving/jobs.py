@@ -72,7 +72,7 @@ class AnswerStep(Step):
 
 
 class Job:
-    """One generated answer. See `Engine.generate`."""
+    """A request for one generated answer. See `Engine.generate`."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class ScoreJob:
         return self.future.done()
 
     def add(self, row: int, found: Confidences) -> None:
-        """Add the confidences [1] of a row. The last row completes the request."""
+        """Add the result for one row, with tensors of shape [1]. The last missing row completes the request."""
         self._found[row] = found
         if len(self._found) == len(self.prompts) and self.future.set_running_or_notify_cancel():
             ordered = [self._found[i] for i in range(len(self.prompts))]

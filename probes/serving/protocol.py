@@ -52,7 +52,7 @@ Request = TypeVar("Request", bound="Body")
 
 
 class RequestError(Exception):
-    """Error that refuses a request with an HTTP status, a message, the name of an option and a short error code."""
+    """Raised to refuse a request, with an HTTP status, a message, the name of an option and a short error code."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class ChatRequest(Body):
     Attributes:
         backoff: Whether to shift the confidence of a novel question. See `Confidences`.
         entropy: Whether to add an `entropy` field to each choice, with the next-token entropy in nats for each token of
-            its text, computed before temperature, top-p and top-k.
+            its text, computed before temperature, top-p and top-k are applied.
     """
 
     model: str

@@ -17,7 +17,7 @@ class Scorer:
     """Reads rows of all requests in turn, so that a long request does not delay the others.
 
     Attributes:
-        jobs: Requests with rows that have not been read.
+        jobs: Requests that still have unread rows.
     """
 
     def __init__(self, model: ConfidentModel, max_rows: int) -> None:
@@ -25,7 +25,7 @@ class Scorer:
         self.jobs: deque[ScoreJob] = deque()
 
     def step(self) -> int:
-        """Read one batch and return its number of rows. A failure ends the requests in the batch."""
+        """Read one batch and return its number of rows. If reading fails, all requests in the batch end."""
         rows: list[tuple[ScoreJob, int]] = []
         while self.jobs and len(rows) < self._max_rows:
             job = self.jobs.popleft()

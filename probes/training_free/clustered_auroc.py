@@ -121,7 +121,7 @@ def max_t(
 ) -> Tensor:
     r"""Compute two-sided p-values against an AUROC of ½, corrected for multiple tests by the max-T method.
 
-    Each draw permutes the grades between questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
+    Each draw permutes the grades across questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
     grades of a question move together: each answer gets the grade with the same sample number. The statistic of a
     score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of
     draws in which the largest statistic of all scores is at least as large as the observed statistic. The observed
@@ -160,7 +160,7 @@ def max_t(
 
 
 class _Exchange:
-    """AUROCs after permuting the grades between questions. See `max_t` for the arguments."""
+    """AUROCs after permuting the grades across questions. See `max_t` for the arguments."""
 
     def __init__(self, scores: Tensor, right: Tensor, question: Tensor, sample: Tensor) -> None:
         shape = int(question.max()) + 1, int(sample.max()) + 1
@@ -181,7 +181,7 @@ class _Exchange:
         self._n_scores, self._step = len(scores), max(1, _CHUNK // max(len(scores), shape[0] * shape[1]))
 
     def distances(self, order: Tensor) -> Tensor:
-        """Compute |AUROC − ½| [draw, score] after permuting the grades between questions.
+        """Compute |AUROC − ½| [draw, score] after permuting the grades across questions.
 
         Question q gets the grades of question `order[draw, q]`. The result is NaN for scores that are missing for all
         right or all wrong answers.

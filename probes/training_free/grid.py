@@ -82,7 +82,7 @@ class Grid:
 
     @cached_property
     def chosen(self) -> int:
-        """Row of the score with the highest validation AUROC among the scores that do not use other answers."""
+        """Row of the score with the highest validation AUROC, ignoring scores computed from other answers."""
         best = self.choose([row for row, name in enumerate(self.names) if not name.half])
         if best is None:
             raise InputError(
@@ -92,7 +92,7 @@ class Grid:
         return best
 
     def of_families(self) -> dict[str, int]:
-        """Return a dict from each family of scores to the row of its score with the highest validation AUROC.
+        """Return, for each family of scores, the row of the score with the highest validation AUROC.
 
         A weighted score is excluded if it ranks the validation answers exactly as an unweighted score does.
         """

@@ -97,7 +97,8 @@ def _log(
         where = f"epoch {sample['epoch']} of sample {key[0]!r}"
         if not _EPOCH.holds(sample["epoch"]):
             raise InputError(
-                f"Expected `epoch` of sample {key[0]!r} to be {_EPOCH.expected}, but got {shown(key[1])}. Correct it."
+                f"Expected `epoch` of sample {key[0]!r} to be {_EPOCH.expected}, but got {shown(key[1])}. "
+                "Fix the value and try again."
             )
         check_new(key, epochs, where)
         epochs.add(key)

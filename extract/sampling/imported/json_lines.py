@@ -70,7 +70,8 @@ def _values(record: Record, where: str) -> dict[str, Any]:
     for name, field in COLUMNS.items():
         if not field.holds(record.get(name)):
             raise InputError(
-                f"Expected `{name}` in {where} to be {field.expected}, but got {shown(record.get(name))}. Correct it."
+                f"Expected `{name}` in {where} to be {field.expected}, but got {shown(record.get(name))}. "
+                "Fix the value and try again."
             )
     return {name: record.get(name) for name in COLUMNS}
 
@@ -101,5 +102,7 @@ def _question(record: Record, dataset: str, where: str) -> Question:
     try:
         id_ = draft["id"] or sha256_json([draft.get("text"), draft.get("messages"), draft["choices"]])[:16]
     except ValueError as error:
-        raise InputError(f"Expected {where} to contain valid text, but it does not: {error}. Correct it.") from None
+        raise InputError(
+            f"Expected {where} to contain valid text, but it does not: {error}. Fix the text and try again."
+        ) from None
     return Question(**{**draft, "id": id_, "dataset": dataset})

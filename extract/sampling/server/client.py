@@ -65,8 +65,8 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens for an attempt. Inside the with block, call `count` with the reply.
 
-        If attempts in flight have reserved too much of the budget, wait for them. Raises `BudgetSpent` if the budget is
-        too small even then.
+        If attempts in flight have reserved too much of the budget, wait until the rest is large enough or
+        they have finished. Raises `BudgetSpent` if the budget is still too small then.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:
@@ -95,7 +95,7 @@ class Spending:
         self.answer_tokens += most_answer if answer is None else answer
 
     def most_tokens(self, request: Request) -> int:
-        """Maximum number of tokens that a request can use, with an estimate for the prompt."""
+        """Maximum number of tokens that a request can use. The length of the prompt is estimated."""
         prompt = 1 + int(_prompt_bytes(request) * (self._tokens_per_byte or _TOKENS_PER_BYTE))
         return prompt + request.n * request.max_tokens
 

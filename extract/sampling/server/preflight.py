@@ -56,7 +56,8 @@ class Preflight:
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
     """Check the budgets, then test each address with one of the run's requests.
 
-    If that request is rejected, try others. `asks` are requests for different questions, up to `TRIES` per address.
+    If a request is rejected, try the next ones. `asks` contains requests for different questions, up to `TRIES` per
+    address.
     """
     spending = Spending(server)
 

@@ -28,11 +28,11 @@ class Request:
     Attributes:
         prompt: Plain text for /completions, or a list of ``{"role", "content"}`` messages for /chat/completions.
         n: Number of answers.
-        top_k: Number of most likely tokens to sample from. 0 means no limit and omits the field, because some servers
-            do not support it.
+        top_k: Number of most likely tokens to sample from. If 0, there is no limit, and the field is omitted because
+            some servers do not support it.
         max_tokens: Maximum number of tokens per answer.
         seed: Seed for sampling. If None, no seed is sent.
-        extra: Additional fields of the request body. None removes a field.
+        extra: Additional fields of the request body. A field whose value is None is removed.
     """
 
     prompt: str | list[dict[str, str]]
@@ -88,7 +88,10 @@ class Choice:
     cut: bool = False
 
     def lacks_logprobs(self, n_tokens: int | None) -> bool:
-        """Whether the number of log-probabilities contradicts the token count, which may exclude the end token."""
+        """Whether the number of log-probabilities does not match the token count.
+
+        A difference of 1 is allowed, because the token count may exclude the end token.
+        """
         if self.logprobs is None or n_tokens is None or self.reasoning:
             return False
         return abs(len(self.logprobs) - n_tokens) > 1

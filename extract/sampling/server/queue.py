@@ -60,7 +60,9 @@ class OpenRange:
     def close(self, rejected: Collection[str] = ()) -> bool:
         """Close the log. If the range is complete and `wanted` was not passed, write its table and delete the log.
 
-        The table records missing answers to questions in `rejected` as rejected. Any thread can call this method.
+        In the table, missing answers to questions in `rejected` are marked as rejected.
+
+        Any thread can call this method.
 
         Returns whether all requested samples have been answered or rejected.
         """

@@ -52,7 +52,7 @@ class ServerSampler(Sampler):
             self._preflights[float(new[0].temperature)] = run_preflight(asks, self.options.model, new[0], self.server)
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
-        """Request the missing samples of one store after another."""
+        """Request the missing samples, one store at a time."""
         for temperature, store in stores.items():
             if len(stores) > 1:
                 say(f"== {store.path}")
@@ -61,7 +61,7 @@ class ServerSampler(Sampler):
     def draw(
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
-        """Request the given samples, at one temperature after another."""
+        """Request the given samples, one temperature at a time."""
         rows, server = {}, self.server
         allow_open_files(server.max_concurrency * len(server.urls) + 1)
         for temperature, (store, part) in ranges.items():

@@ -9,7 +9,7 @@ from probes.metrics.functional.inputs import mean, prepare
 def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
     r"""Compute an unbiased estimate of the capability Brier score, the mean of (f − p)² over questions.
 
-    .. math:: \frac1N \sum_i f_i^2 - 2 f_i \hat p_i + \frac{c_i (c_i-1)}{n_i (n_i-1)}
+    .. math:: \frac1N \sum_i \Big(f_i^2 - 2 f_i \hat p_i + \frac{c_i (c_i-1)}{n_i (n_i-1)}\Big)
 
     where question i of N has confidence f_i and true accuracy p_i. Of its n_i ≥ 2 graded answers, c_i are
     right, and p̂_i = c_i / n_i. The mean of (f − p̂)² would be too large by the mean of p(1 − p)/n.
@@ -29,8 +29,7 @@ def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
     """Compute the Brier score against the individual answers to each question, f² − 2fp̂ + p̂, [question] float64.
 
     f is the confidence and p̂ the measured accuracy. These terms differ from those of `debiased_brier` by amounts that
-    do not depend on f, so the difference between two methods is the same in the mean of these terms as in
-    `debiased_brier`.
+    do not depend on f, so they give the same mean difference between two methods as `debiased_brier` does.
     """
     preds, right, known, _ = prepare(preds, right, known, None, probabilities=True)
     return preds**2 - 2 * preds * right / known + right / known

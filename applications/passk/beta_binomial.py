@@ -60,8 +60,8 @@ class BetaBinomial(NamedTuple):
 def moments(right: Counts, known: Counts, weights: Values) -> tuple[float, float]:
     """Estimate α and β by the method of moments, and clip them to a finite range.
 
-    If c of n answers to a question are right, the variance of p is the variance of c/n minus the mean sampling variance
-    c(n − c)/(n²(n − 1)).
+    Let c of n answers to a question be right. The variance of the accuracy over questions is estimated by the variance
+    of c/n minus the mean of the sampling variance c(n − c)/(n²(n − 1)).
     """
     mean = np.clip(np.average(right / known, weights=weights), 1e-3, 1 - 1e-3)
     several = known >= 2

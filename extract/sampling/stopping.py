@@ -171,7 +171,7 @@ def _beta_above_half(n: int) -> NDArray[np.float64]:
 
 
 def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
-    """Compute the evidence of early-stopping self-consistency.
+    """Compute the score that the early-stopping self-consistency rule compares with its threshold.
 
     The evidence after each answer is the length of the run of equal answers that ends with that answer.
     """

@@ -234,7 +234,7 @@ class ProbeModule(L.LightningModule, ABC):
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
         """Return `scores`, `right`, `known`, `row` and `question` for the validation rows.
 
-        Only rows whose features cover `fraction` of an answer are returned. `place` is the index of the input.
+        Only rows with features of the given `fraction` of an answer are returned. `place` is the index of the input.
         The scores are float64, because calibrators are fitted in double precision.
         """
         scores, batch = self._validation

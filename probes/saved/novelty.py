@@ -2,8 +2,8 @@
 
 A row is a question or an answer. In this module, the training rows include the rows of the validation split.
 
-The novelty of a row is the fraction of training rows that are closer to the training data than that row. (Each training
-row is compared with the rest of the training data.) If a row is more novel than 99 % of the training rows, its
+The novelty of a row is the fraction of training rows whose distance from the rest of the training data is smaller than
+the row's distance from the training data. If a row is more novel than 99 % of the training rows, its
 confidence is mixed with the base rate, which is the mean accuracy of the training rows. The weight of the base rate
 increases linearly with the row's distance from the training rows, up to a maximum that `probes.fitting.backoff` fits.
 

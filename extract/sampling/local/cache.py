@@ -166,7 +166,7 @@ class AnswerCache(DynamicCache):
         self.mask = self.mask[rows]
 
     def branch(self, counts: Sequence[int]) -> list[int]:
-        """Replace each row by `counts[row]` copies. See `SharedCache.branch`."""
+        """Make `counts[row]` copies of each row. See `SharedCache.branch`."""
         order = [row for row, count in enumerate(counts) for _ in range(count)]
         self.keep(torch.tensor(order, device=self.mask.device))
         return order

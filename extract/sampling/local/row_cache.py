@@ -84,7 +84,7 @@ class RowCache(DynamicCache):
 
     @staticmethod
     def for_prompts(model: Any) -> DynamicCache:
-        """Return an empty cache for reading prompts, to be passed to `join` after the pass."""
+        """Return an empty cache for a forward pass over prompts. Call `join` with the filled cache after the pass."""
         cache = DynamicCache()
         cache.layers = [DynamicLayer() for _ in DynamicCache(config=model.config).layers]
         return cache

@@ -138,7 +138,7 @@ class SharedCache(DynamicCache):
         self._questions = list[int]()  # index of each row's prompt
 
     def join(self, read: AnswerCache, questions: Sequence[int]) -> None:
-        """Append rows without tokens. `questions` is the index of each row's prompt in `read`."""
+        """Append rows without tokens. For each row, `questions` contains the index of its prompt in `read`."""
         added = sorted(set(questions))
         n_kept = self._set_prompts(read, added)
         places = {question: n_kept + i for i, question in enumerate(added)}
@@ -147,7 +147,10 @@ class SharedCache(DynamicCache):
         self._arrange()
 
     def branch(self, counts: Sequence[int]) -> list[int]:
-        """Replace each row by `counts[row]` copies, 0 to remove it. Returns the old index of each new row."""
+        """Make `counts[row]` copies of each row, or remove it if its count is 0.
+
+        Returns the old index of each new row. Rows that stay may also be moved.
+        """
         order, left = list[int](), list[int]()
         for i, group in enumerate(self.groups):
             slots = _rearranged(counts[group.rows])

@@ -46,7 +46,7 @@ class Answers(NamedTuple):
         return cls(ids, starts, temperatures, uniforms, tokens, logprobs, torch.zeros_like(ids))
 
     def select(self, answers: Tensor) -> Self:
-        """Select answers by index or by a boolean mask."""
+        """Select answers by index."""
         return type(self)(*(tensor[answers] for tensor in self))
 
     def joined(self, others: Self) -> Self:
@@ -69,7 +69,7 @@ class AnswerBatch:
         self._cache: AnswerCache | SharedCache | None = None
         self._answers: Answers
         self._rows: Tensor  # [answer] row of each answer
-        self._first: Tensor  # [row] index of one of the answers in each row
+        self._members: Tensor  # [row] index of one of the answers in each row
         self._logits: Tensor  # [row, vocab]
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class AnswerBatch:
         answers.lengths.add_(1)
         ended = torch.isin(drawn.tokens, self._end) | (answers.lengths == answers.tokens.shape[1])
         ended |= self._said_stop()
-        # one synchronisation with the device per step
+        # a single transfer from the device
         of_answers = torch.stack([self._rows, drawn.tokens, ended.long(), drawn.logprobs.isnan().long()])
         rows, tokens, has_ended, is_nan = of_answers.tolist()
         if any(is_nan):
@@ -120,13 +120,14 @@ class AnswerBatch:
             raise InputError(
                 f"Expected finite logits, but the model returned NaN in {dtype}. Pass --dtype float32 or bfloat16."
             )
-        removed = answers.select(ended)
-        if any(has_ended):
-            self._answers = answers.select(~ended)
-        self._branch([key for *key, gone in zip(rows, tokens, has_ended, strict=True) if not gone])
+        gone, kept = ([i for i, each in enumerate(has_ended) if each == value] for value in (1, 0))
+        removed = answers.select(torch.tensor(gone, dtype=torch.int64, device=ended.device))
+        if gone:
+            self._answers = answers.select(torch.tensor(kept, dtype=torch.int64, device=ended.device))
+        self._branch([(rows[i], tokens[i]) for i in kept])
         return removed
 
-    def _branch(self, keys: Sequence[Sequence[int]]) -> None:
+    def _branch(self, keys: Sequence[tuple[int, int]]) -> None:
         """Give each different continuation its own row. `keys` contains the row and the next token of each answer."""
         if not keys:
             self._cache = None
@@ -138,21 +139,21 @@ class AnswerBatch:
         counts, order = [len(of_row) for of_row in children], list(range(len(children)))
         if max(counts) > 1 or counts.count(0) >= _UNUSED_SHARE * len(counts):
             order = self._cache.branch(counts)
-        rows, first = [0] * len(keys), [0] * len(order)
+        rows, members = [0] * len(keys), [0] * len(order)
         for i, row in enumerate(order):
             if children[row]:
                 _, answers = children[row].popitem()
-                first[i] = answers[0]
+                members[i] = answers[0]
                 for answer in answers:
                     rows[answer] = i
-        self._rows, self._first = (torch.tensor(each, device=self._rows.device) for each in (rows, first))
+        self._rows, self._members = (torch.tensor(each, device=self._rows.device) for each in (rows, members))
 
     def read(self) -> None:
         """Run a forward pass over the last token of each row."""
         assert self._cache is not None
-        mask, lengths = self._cache.before_pass(), self._answers.lengths[self._first]
-        last = self._answers.tokens[self._first].gather(1, lengths[:, None] - 1)
-        positions = (self._answers.starts[self._first] + lengths - 1)[:, None]
+        mask, lengths = self._cache.before_pass(), self._answers.lengths[self._members]
+        last = self._answers.tokens[self._members].gather(1, lengths[:, None] - 1)
+        positions = (self._answers.starts[self._members] + lengths - 1)[:, None]
         self._logits = forward(self._model, last, mask, positions, self._cache)
 
     def _said_stop(self) -> Tensor:

@@ -143,16 +143,17 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor, rows: Tensor) -> Tensor:
     `weights` has shape [row, vocab]. `uniforms`, `rows` (the row of each answer) and the result have shape [answer].
     Tokens with weight 0 are never drawn.
     """
+    last = weights.shape[-1] - 1
     if n_missing := -weights.shape[-1] % _CHUNK:
         weights = torch.nn.functional.pad(weights, (0, n_missing))
     weights = weights.unflatten(-1, (-1, _CHUNK))
     chunk_ends = weights.sum(-1, dtype=torch.float32).double().cumsum(-1)[rows]
     targets = uniforms[:, None] * chunk_ends[:, -1:]
-    chunk = _first_above(chunk_ends, targets)
+    chunk = _first_above(chunk_ends, targets).clamp_max(weights.shape[1] - 1)  # searches in NaN are out of range
     start = torch.where(chunk > 0, chunk_ends.gather(-1, (chunk - 1).clamp_min(0)), 0.0)
     inside = weights[rows, chunk[:, 0]].double()
     token = _first_above(inside.cumsum(-1), targets - start)
-    return (chunk * _CHUNK + token)[:, 0]
+    return (chunk * _CHUNK + token)[:, 0].clamp_max(last)
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ _FIRST_WIDTH = 16
 #: Free rows and columns in a new buffer, as a fraction of those in use, and the minimum number of free columns.
 _FREE_SHARE, _FREE_COLUMNS = 0.5, 32
 #: Fraction of prompts that must have no rows before they are removed. Each removal copies all prompts.
-_UNUSED_SHARE = 0.2
+_UNUSED_PROMPTS = 0.2
 
 
 @dataclass
@@ -80,12 +80,12 @@ class SharedLayer(DynamicLayer):
     def merge(self, sources: Sequence[Sequence[int]], groups: Sequence[Group]) -> None:
         """Make new buffers for `groups`, from those of the current groups with the indices `sources`."""
         keys, values = (
-            [self._merged(of_group, group, part) for of_group, group in zip(sources, groups, strict=True)]
+            [self._merged_buffer(of_group, group, part) for of_group, group in zip(sources, groups, strict=True)]
             for part in (0, 1)
         )
         self.answers = list(zip(keys, values, strict=True))
 
-    def _merged(self, sources: Sequence[int], group: Group, part: int) -> Tensor:
+    def _merged_buffer(self, sources: Sequence[int], group: Group, part: int) -> Tensor:
         if len(sources) == 1 and self._groups[sources[0]] is group:
             return self.answers[sources[0]][part]
         like, first = self.prompts[part], 0
@@ -101,18 +101,13 @@ class SharedLayer(DynamicLayer):
             first = end
         return buffer
 
-    def copy_rows(self, index: int, group: Group, sources: Tensor, targets: Tensor) -> None:
-        """Copy rows of a group to other slots, after adding slots if `group` has more than its buffers."""
-        pair = self.answers[index]
-        if len(pair[0]) < group.n_slots:
-            n_old = len(pair[0])
-            keys, values = (buffer.new_empty(group.n_slots, *buffer.shape[1:]) for buffer in pair)
-            for buffer, old in zip((keys, values), pair, strict=True):
-                buffer[:n_old, :, : group.width] = old[:, :, : group.width]
-            pair = self.answers[index] = keys, values
-        for buffer in pair:
-            used = buffer[:, :, : group.width]
-            used[targets] = used[sources]
+    def rearrange(self, index: int, group: Group, slots: Tensor, changed: Tensor) -> None:
+        """Put the row of the old slot `slots[i]` into slot i. Only the slots `changed` differ.
+
+        If `group` has a different number of slots than its buffers, the rows are copied to new buffers.
+        """
+        keys, values = (_rearranged(buffer, group, slots, changed) for buffer in self.answers[index])
+        self.answers[index] = keys, values
 
 
 class SharedCache(DynamicCache):
@@ -153,16 +148,15 @@ class SharedCache(DynamicCache):
         """
         order, left = list[int](), list[int]()
         for i, group in enumerate(self.groups):
-            slots = _rearranged(counts[group.rows])
-            targets = [target for target, source in enumerate(slots) if target != source]
-            if targets:
-                if len(slots) > group.n_slots:
-                    group.n_slots = _with_free(len(slots))
-                copied = [slots[target] for target in targets]
-                sources, into = torch.tensor([copied, targets], device=self._mask.device)
+            slots = _slots(counts[group.rows])
+            changed = [slot for slot, old in enumerate(slots) if slot != old]
+            has_size = group.n_slots // 4 <= len(slots) <= group.n_slots
+            if slots and (changed or not has_size):
+                group.n_slots = group.n_slots if has_size else _with_free(len(slots))
+                of_slots, at = (torch.tensor(each, device=self._mask.device) for each in (slots, changed))
                 for layer in self.layers:
-                    layer.copy_rows(i, group, sources, into)
-            if targets or len(slots) < len(group.padding):
+                    layer.rearrange(i, group, of_slots, at)
+            if changed or len(slots) < len(group.padding):
                 group.padding = [group.padding[slot] for slot in slots]
                 group.bias = self._padding_bias(group)
             order += [group.start + slot for slot in slots]
@@ -172,7 +166,7 @@ class SharedCache(DynamicCache):
         self.groups[:] = [self.groups[i] for i in left]
         self._set_starts(self.groups)
         self._questions = [self._questions[row] for row in order]
-        if len(set(self._questions)) <= (1 - _UNUSED_SHARE) * len(self._mask):
+        if len(set(self._questions)) <= (1 - _UNUSED_PROMPTS) * len(self._mask):
             self._set_prompts(None, [])
         self._arrange()
         return order
@@ -247,11 +241,21 @@ class SharedCache(DynamicCache):
         self.slots, self.places = slots.to(self._mask.device), places.to(self._mask.device)
 
 
-def _rearranged(counts: Sequence[int]) -> list[int]:
+def _slots(counts: Sequence[int]) -> list[int]:
     """Return the old slot of each new slot. Slot i is copied `counts[i]` times, and stays in place if possible."""
     n_rows = sum(counts)
     moved = [slot for slot, count in enumerate(counts) for _ in range(count - (slot < n_rows))]
     return [slot if slot < len(counts) and counts[slot] else moved.pop() for slot in range(n_rows)]
+
+
+def _rearranged(buffer: Tensor, group: Group, slots: Tensor, changed: Tensor) -> Tensor:
+    used = buffer[:, :, : group.width]
+    if len(buffer) != group.n_slots:
+        buffer = buffer.new_empty(group.n_slots, *buffer.shape[1:])
+        buffer[: len(slots), :, : group.width] = used[slots]
+    elif len(changed):
+        used[changed] = used[slots[changed]]
+    return buffer
 
 
 def _with_free(n_used: int) -> int:

@@ -193,3 +193,14 @@ def test_answers_of_similar_length_are_padded_together() -> None:
         (slice(4, 6), 5),
     ]
     assert all(group.bias is None for group in cache.groups)
+
+
+def test_buffers_follow_the_number_of_rows() -> None:
+    model = tiny_model()
+    read, _ = random_prompts(model, [3, 4], 2)
+    cache = SharedCache(read)
+    cache.join(read, [0, 1])
+    for counts, n_slots in (([20, 20], 60), ([1] * 15 + [0] * 25, 60), ([1] * 14 + [0], 21), ([0] * 13 + [1], 1)):
+        cache.branch(counts)
+        assert cache.groups[0].n_slots == n_slots
+        assert {len(buffer) for layer in cache.layers for pair in layer.answers for buffer in pair} == {n_slots}

@@ -285,6 +285,16 @@ def test_two_threads_can_sample_from_one_model(tokenizer: Any) -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_logits_that_are_nan_are_refused(temperature: float, tokenizer: Any) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.nan
+    sampler = TokenSampler(model, tokenizer, Decoding(temperature=temperature))
+    with pytest.raises(InputError, match="Expected finite logits, but the model returned NaN in float32"):
+        sampler.sample(["a"], [[1, 2]], range(3))
+
+
 @pytest.mark.parametrize("family", ["FalconH1", "Mamba"])
 def test_models_with_states_other_than_keys_and_values_are_refused(family: str, tokenizer: Any) -> None:
     import transformers

@@ -204,7 +204,7 @@ def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
 
 
 def log_report(report: Report, folder: Path, pictures: dict[str, Path], loggers: Sequence[WandbLogger]) -> None:
-    """Log a report to W&B. The probe's artifact is named after its method and base model."""
+    """Log a report to W&B. The probe's artifact is named after the probe's method and base model."""
     table, config = report.predictions(), report.probe().config
     rows = [list(row.values()) for row in table.to_pylist()]
     base, features = config["model"], what_is_read(config["layers"], config["position"], config.get("pooled"))

@@ -125,7 +125,7 @@ class StreamedFeatures:
     def chunks(
         self, features: Sequence[int], function: Callable[[Tensor, Tensor], Any]
     ) -> Iterator[tuple[Tensor, Any]]:
-        """Apply a function to features in chunks, in the order of the store. Yield each chunk's row indices and result.
+        """Apply a function to features in chunks. Yields each chunk's indices into `rows` and result, in store order.
 
         Args:
             features: Indices of the features.

@@ -1,4 +1,4 @@
-"""Latent probe, which predicts from a question's hidden state how much the answers to it vary."""
+"""Latent probe, which predicts from a question's hidden state how much the answers to the question vary."""
 
 import math
 

@@ -69,7 +69,7 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
 def _curves(
     gains: Array, right: NDArray[np.int64], known: NDArray[np.int64], budgets: NDArray[np.int64], online: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return each question's cumulative cost and success at points of the ranking, [question, point] float64."""
+    """Return each question's cumulative cost and success at points of the ranking, both [question, point] float64."""
     n = len(gains)
     question, answer, last = rank(gains, known)
     wrong = all_wrong(right, known, gains.shape[1]).T

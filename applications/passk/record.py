@@ -143,7 +143,7 @@ def _store_record(
         - `avg_at_n`: Mean accuracy.
         - `pass_at_k`, `over_groups`: For each value of `k`, the mean Pass@K over questions and over groups.
         - `errors`: Result of `error_records`.
-        - `curve`: Values of `k`, the `measured` Pass@K, and each confidence's `predicted` Pass@K (`predictive_band`).
+        - `curve`: Values of `k`, the `measured` Pass@K, and the `predictive_band` of each confidence (`predicted`).
         - `extrapolation`: Record of `extrapolate`. If it is None, `not_extrapolated` gives the reason.
         - `beyond`: Values of k in the table of extrapolations.
     """

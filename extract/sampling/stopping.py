@@ -123,7 +123,7 @@ def two_stage(
     """Compute the evidence of two-stage voting over temperatures (arXiv 2510.02611).
 
     For each temperature, τ_intra is the relative frequency of the most frequent answer. The evidence is the smallest
-    τ_intra. It is −∞ in three cases:
+    τ_intra. The evidence is −∞ in three cases:
 
     - The fraction of temperatures with the same most frequent answer is below `cross` (τ_cross).
     - A temperature other than 0 has fewer than `least` answers. (The paper has no such minimum.)

@@ -1,4 +1,4 @@
-"""Find shards with missing or damaged files, and rewrite those files."""
+"""Find shards with missing or damaged files, and write those files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress

@@ -213,7 +213,7 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
 
     Args:
         store: Folder of a store or a temperature grid.
-        grader: Grader for the detailed tables. By default, the usual grader for the kind of question or, if it has no
+        grader: Grader for the detailed tables. By default, the default grader for the kind of question or, if it has no
             grades, the first grader that has some.
         answers: Number of example answers, divided among right, wrong and unknown grades.
     """

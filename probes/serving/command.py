@@ -1,4 +1,4 @@
-"""The command ``python -m probes serve``: a server that answers questions and reports its confidences."""
+"""The command ``python -m probes serve``: a server that answers questions and reports confidences."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def read_identity(folder: Path) -> dict[str, Any]:
     file = folder / _IDENTITY
     expected = f"Expected `store` to be the folder of one store, but {str(folder)!r}"
     if members := member_stores(folder):
-        raise InputError(f"{expected} contains several: {_names(members)}. Pass one of them.")
+        raise InputError(f"{expected} contains several stores: {_names(members)}. Pass one of them.")
     if not os.path.isfile(file):
         raise InputError(
             f"{expected} has no identity.json. Make a store with `python -m extract sample --store {folder}`. To make "

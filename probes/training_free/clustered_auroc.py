@@ -48,7 +48,7 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def standard_error(self) -> Tensor:
-        """Standard error of the AUROC, [score] float64; NaN if not `enough` or if all influences are 0."""
+        """Standard error of the AUROC, [score] float64; NaN where `enough` is false or all influences are 0."""
         n = self.n_questions
         variance = self.influence.square().sum(1) * n / (n - 1).clamp_min(1)
         return torch.where(self.enough & (variance > 1e-20), variance.sqrt(), torch.nan)

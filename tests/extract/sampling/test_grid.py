@@ -237,7 +237,7 @@ def test_settings_that_differ_from_the_grid_are_refused_before_the_model_is_load
         sample_family(str(family / "t0.5"), recipe())
     with pytest.raises(InputError, match="Use `sample_family`"):
         sample(str(tmp_path / "other"), recipe())
-    with pytest.raises(InputError, match="folder of one store, but .* contains several: .*t0.0, .*t0.5, .*t1.0"):
+    with pytest.raises(InputError, match="folder of one store, but .* contains several stores: .*t0.0, .*t0.5, .*t1.0"):
         Store.open(family)
 
 

@@ -177,7 +177,7 @@ def test_signals_and_tables_with_other_settings_are_refused(tmp_path: Path, halv
     other = Store.open(halves[1])
     shutil.rmtree(other.path / "signals/hidden")
     other.signals.write("hidden", Block(1), {"0/last_prompt": torch.zeros(8, 4)})
-    with pytest.raises(InputError, match="signal 'hidden' to have the same layers"):
+    with pytest.raises(InputError, match="'hidden' signal to have the same layers"):
         merge(halves[0], [halves[1]])
     shutil.rmtree(other.path / "signals/hidden")
     shutil.rmtree(other.path / "asked")

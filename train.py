@@ -29,7 +29,7 @@ from datamodules.features import FeatureDataModule
 from extract.errors import InputError, at_least_one
 from extract.registry import import_object
 from extract.running.cli import OneLineErrors
-from extract.running.exit import exit_status
+from extract.running.exit import end_process, exit_status
 from extract.signals.registry import load_signal
 from extract.store.shards import check_name
 from extract.text import one_line
@@ -292,4 +292,4 @@ def run(arguments: Sequence[str] | None = None) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(run))
+    end_process(lambda: exit_status(run))

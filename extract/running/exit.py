@@ -6,15 +6,17 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from extract.errors import InputError
 
 Result = TypeVar("Result")
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_REPEAT_SECONDS = 1.0  # a terminal, or an impatient user, sends one Ctrl-C several times
 _GO_ON = "Finished work is kept. Run the same command again to continue."
 
 
@@ -29,8 +31,7 @@ def exit_status(command: Callable[[], object]) -> int:
         0 on success, 2 after an `InputError` or an operating system error, 130 after Ctrl-C, and 143 after SIGTERM.
     """
     try:
-        with _sigterm_raises():
-            command()
+        command()
         return 0
     except KeyboardInterrupt as stop:
         return _stopped(stop)
@@ -53,13 +54,29 @@ def exit_status(command: Callable[[], object]) -> int:
 
 
 def end_process(run: Callable[[], int]) -> NoReturn:
-    """Exit with the status that `run` returns. After a second Ctrl-C, exit without a traceback."""
+    """Exit with the status that `run` returns.
+
+    The first Ctrl-C or SIGTERM raises `KeyboardInterrupt` or `Terminated`. Further signals within a second are ignored,
+    so that they cannot interrupt the cleanup. A later signal ends the process at once.
+    """
+    first: list[float] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        first.append(now)
+        if len(first) == 1:
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        if now - first[0] > _REPEAT_SECONDS:
+            os._exit(128 + number)
+
+    for number in _STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
         status = run()
-    except KeyboardInterrupt:
-        status = 128 + signal.SIGINT
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         gc.freeze()  # existing objects skip the final garbage collection, which saves a second
     sys.exit(status)
 
@@ -74,28 +91,11 @@ def _print_error(line: str, status: int) -> int:
     return status
 
 
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM within the context."""
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to completion. If an event loop is already running, run the coroutine in a new thread.
 
-    Ctrl-C or SIGTERM cancels the coroutine and then raises `KeyboardInterrupt` or `Terminated`. Later signals are
-    ignored.
+    Ctrl-C or SIGTERM cancels the coroutine. The signal is then handled as outside this function. Later signals are
+    ignored until the coroutine has ended.
     """
     try:
         asyncio.get_running_loop()
@@ -109,30 +109,30 @@ def _run_async(work: Coroutine[Any, Any, Result]) -> Result:
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(work)  # only the main thread can handle signals
     received: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    handlers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
 
     async def cancelled_by_signals() -> Result:
         task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
 
-        def cancel(number: int) -> None:
+        def cancel(number: int, frame: FrameType | None) -> None:
             received.append(number)
-            if len(received) == 1:
-                task.cancel()
+            if len(received) == 1 and not loop.is_closed():
+                loop.call_soon_threadsafe(task.cancel)  # also wakes the loop
 
-        for number in before:
-            loop.add_signal_handler(number, cancel, number)
-        try:
-            return await task
-        finally:
-            signal.set_wakeup_fd(-1)  # no error message if a signal arrives while the loop closes
+        for number, handler in handlers.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, cancel)
+        return await task
 
     try:
-        return asyncio.run(cancelled_by_signals())
+        result = asyncio.run(cancelled_by_signals())
     except asyncio.CancelledError:
-        if received:
-            raise Terminated if received[0] == signal.SIGTERM else KeyboardInterrupt from None
-        raise
+        if not received:
+            raise
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
+    if received:
+        signal.raise_signal(received[0])
+        raise KeyboardInterrupt  # the handler has returned
+    return result

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -49,7 +50,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.process.pid is not None and self.poll() is None:
-            os.kill(self.process.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.process.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

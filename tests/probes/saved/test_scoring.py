@@ -187,7 +187,7 @@ class Interrupted(BytesIO):
     def read1(self, size: int | None = -1) -> bytes:
         line = self.readline()
         if not line:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
         return line
 
 
@@ -227,15 +227,16 @@ def test_a_byte_order_mark_is_ignored(scored: Score, tmp_path: Path) -> None:
     assert (record["id"], record["question"]) == ("a", "Why?")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_command_keeps_its_lines_and_continues_after_them(
     folders: dict[str, str], tiny_folder: Path, tmp_path: Path, piped: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, text = tmp_path / "results" / "out.jsonl", "".join(f"{question}\n" for question in QUESTIONS).encode()
     options = [f"--probe={folders['capability']}", f"--out={out}", f"--model={tiny_folder}"]
     piped(Interrupted(b"\n".join(text.splitlines()[:2]) + b"\n"))
-    assert run(COMMANDS, "probes", ["score", *options]) == 143
+    assert run(COMMANDS, "probes", ["score", *options]) == 130
     assert capsys.readouterr().err.endswith(
-        "error: terminated. Finished work is kept. Run the same command again to continue.\n"
+        "error: interrupted. Finished work is kept. Run the same command again to continue.\n"
     )
     assert [record["question"] for record in strict(out.read_text())] == QUESTIONS[:2]
     out.write_text((first := out.read_text().replace("confidence", "kept")) + '{"id": 3, "que')  # a half-written line

@@ -46,7 +46,7 @@ def beta_priors(
 
 
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
-    """Return a base rate [question] for each question: its group's mean accuracy in the other folds.
+    """Return each question's base rate, [question]: the mean accuracy of its group in the other folds.
 
     If the group occurs only in the fold of the question, the mean accuracy of all questions in the other folds is used.
     """

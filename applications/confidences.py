@@ -33,8 +33,8 @@ def read_confidence(source: str, store: Store, ignored: Collection[str] = ()) ->
         Probabilities, [question] float64, in the order of `store.questions`; NaN for questions without a confidence.
 
     Raises:
-        InputError: If the source is missing or invalid, or if the probe belongs to another model or was trained on the
-            same questions.
+        InputError: If the source is missing or invalid, or if the probe was trained on the same questions or with
+            another model.
     """
     values = _of_probe(Path(source), store) if Path(source).is_dir() else _of_table(source, store, ignored)
     wrong = values[(values < 0) | (values > 1)]

@@ -54,10 +54,10 @@ class FeatureDataModule(L.LightningDataModule):
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
         batch_size: Number of questions per batch, or of answers and prefixes for the `response` target.
-        broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on the
-            questions of all stores. If a question is unlike the training and validation questions, its confidence is
-            shifted towards their mean accuracy and, if it resembles questions of these stores, also towards the
-            confidence of the second probe.
+        broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on their
+            questions and those of `store`. If a question is unlike the training and validation questions of `store`,
+            its confidence is shifted towards the mean accuracy on these questions. If it also resembles the second
+            probe's training questions, its confidence is shifted towards that of the second probe as well.
         in_memory: Whether the features are held in memory. If false, they are read from the store in chunks. The
             features of `broader` stores are always held in memory.
         num_workers: Number of threads that read chunks if `in_memory` is false.
@@ -141,15 +141,16 @@ class FeatureDataModule(L.LightningDataModule):
         n_questions = {split: len(rows) for split, rows in self.question_rows.items()}
         if n_questions["val"] < LEAST_VALIDATION:
             raise InputError(
-                f"Expected at least {LEAST_VALIDATION} questions in the validation split, but got {n_questions['val']} "
-                f"of {len(rows)} usable questions. Use more questions, or a `val_fraction` above {self.fractions[1]:g}."
+                f"Expected at least {LEAST_VALIDATION} questions in the validation split, but it has "
+                f"{n_questions['val']} of the {len(rows)} usable questions. Use more questions, or a `val_fraction` "
+                f"above {self.fractions[1]:g}."
             )
         for splits in (("train", "val"), ("test",)):
             batch = self.batch(*splits)
             right, known = int(batch.right.sum()), int(batch.known.sum())
             if right in (0, known):
                 raise InputError(
-                    f"Expected right and wrong answers in {' and '.join(splits)}, but all {known} answers are "
+                    f"Expected right and wrong answers to the {' and '.join(splits)} questions, but all {known} are "
                     f"{'right' if right else 'wrong'}. Use more questions."
                 )
 

@@ -66,15 +66,15 @@ def seu(embeddings: NDArray[np.floating]) -> float:
 def entropy_threshold(entropies: NDArray[np.float64]) -> float:
     """Fit the threshold between low and high semantic entropies (Kossen et al., arXiv 2406.15927).
 
-    The threshold g is one of 100 values from 1e-10 to the largest entropy. It divides the entropies H into two sides,
-    H < g and H ≥ g, and minimises the sum of squared deviations from the mean of each side. Pass only entropies of
-    training questions.
+    The threshold g is one of 100 values from 1e-10 to the largest entropy. It divides the entropies H into two groups,
+    H < g and H ≥ g, and minimises the sum of squared deviations from the group means. Pass only entropies of training
+    questions.
 
     Args:
         entropies: Semantic entropies in nats, [question]. NaN values are ignored.
 
     Raises:
-        InputError: If no threshold has questions on both sides.
+        InputError: If no threshold has questions in both groups.
 
     >>> entropy_threshold(np.array([0.0, 0.0, 1.0, 1.0]))
     1e-10

@@ -125,7 +125,9 @@ class StreamedFeatures:
     def chunks(
         self, features: Sequence[int], function: Callable[[Tensor, Tensor], Any]
     ) -> Iterator[tuple[Tensor, Any]]:
-        """Apply a function to features in chunks. Yields each chunk's indices into `rows` and result, in store order.
+        """Apply a function to features in chunks, in store order.
+
+        For each chunk, yields its indices into `rows` and the result of the function.
 
         Args:
             features: Indices of the features.

@@ -77,7 +77,7 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
 
 
 def original_ids(data: FeatureDataModule) -> list[str]:
-    """Return the id of each question in a datamodule's store. A reworded question has the original question's id."""
+    """Return the id of each question in a datamodule's store. For a reworded question, it is the original's id."""
     return [question.meta.get(ORIGINAL, question.id) for question in data.store.questions]
 
 

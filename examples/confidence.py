@@ -1,4 +1,4 @@
-"""Compute confidences before, during and after the generation of an answer: python examples/confidence.py [PROBE]."""
+"""Compute confidences before, during and after generation: python examples/confidence.py [PROBE]."""
 
 import sys
 

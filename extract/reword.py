@@ -25,7 +25,7 @@ def reword(store: str, out: str, n: int = 6, seed: int = 0) -> None:
     """
     path = Path(out)
     if path.suffix != ".jsonl" or path.exists():
-        raise InputError(f"Expected `out` to be the path of a new .jsonl file, but got {out!r}.")
+        raise InputError(f"Expected `out` to be the path of a new .jsonl file, but got {out!r}. Use a different path.")
     questions = list(Store.open(store).questions)
     if any(question.private for question in questions):
         raise InputError(

@@ -26,8 +26,8 @@ def background_record(
 ) -> dict[str, Any]:
     """Compute the content of background-temperature.json.
 
-    If all outputs for each prompt are identical, the upper bound of the temperature's interval comes from
-    `temperature_limit`.
+    If the tested system always gives the same output for the same prompt, the upper bound of the temperature's
+    interval comes from `temperature_limit`.
     """
     n, limit = len(systems.prompts), _upper_limit(estimate, references)
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
@@ -115,7 +115,9 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 
 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
-    """Return a record of the references' largest limit, or None if any outputs for the same prompt differ.
+    """Return a record of the largest `temperature_limit` of the references.
+
+    Returns None if the tested system has different outputs for the same prompt.
 
     The `inclusive` entry tells whether the background temperature can equal the limit. If not, the limit is the lowest
     nonzero temperature of a grid.

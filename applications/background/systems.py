@@ -30,7 +30,7 @@ class Systems:
         references: Outputs of the references, [prompt], by name, then by temperature in ascending order.
         unit: Unit of the outputs.
         limit: Maximum number of tokens per output.
-        n_unshared: Number of prompts that are left out because not all systems have them.
+        n_unshared: Number of prompts that are left out because some systems have no outputs for them.
     """
 
     prompts: list[str]
@@ -53,7 +53,7 @@ References = Mapping[str, Mapping[float, Source]]
 def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
     """Open temperature grids, or JSON files in the format of Messina and Scotta.
 
-    Returns a dict from the name of each reference to its sources, by temperature in ascending order.
+    Returns the sources of the references, by name, then by temperature in ascending order.
     """
     named: list[tuple[str, dict[float, Source]]] = []
     for path in paths:

@@ -32,9 +32,10 @@ def uniform_gains(n_questions: int, most: int) -> Array:
 
 
 def plug_in_gains(confidence: Array, most: int) -> Array:
-    """Return the gain f (1 − f)^j [question, answer] of each answer j = 0, …, `most` − 1, for confidences f [question].
+    """Return the gain f (1 − f)^j [question, answer] of each answer j = 0, …, `most` − 1.
 
-    The gain is the probability that the answer is right and all earlier ones are wrong. Confidences are not clipped.
+    f is the confidence [question], which is not clipped. The gain is the probability that the answer is right and all
+    earlier ones are wrong.
     """
     f = confidence[:, None]
     return _decreasing(f, np.repeat(1 - f, most - 1, axis=1))
@@ -60,7 +61,7 @@ def _decreasing(first: Array, factors: Array) -> Array:
 
 
 def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
-    """Sort all answers by decreasing gain, then by `answer`, and then by question.
+    """Sort all answers by decreasing gain, then by the number of earlier answers to the question, then by question.
 
     Args:
         gains: Gain of each answer, [question, answer], non-increasing along `answer`.

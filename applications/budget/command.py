@@ -23,8 +23,8 @@ def budget(
 ) -> Path:
     """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
-    The allocations are uniform, or based on the base rates of the question groups, on confidences, or on half of the
-    grades (oracle).
+    An allocation is uniform, or it is based on the base rates of the question groups, on confidences, or on half of
+    the grades (oracle).
 
     Args:
         store: Folder of the store. It must contain samples and grades.

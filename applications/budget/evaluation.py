@@ -87,8 +87,8 @@ def _curves(
 def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """Locate the values `at` between the points of `x` [row, point].
 
-    Returns the index of the point above each value, and the relative position of the value between the points below (0)
-    and above (1).
+    For each value, returns the index of the point above it, and its relative position between the point below (0) and
+    the point above (1).
     """
     upper = torch.searchsorted(x, at).clamp(1, x.shape[1] - 1)
     low, high = x.gather(1, upper - 1), x.gather(1, upper)

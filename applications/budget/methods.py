@@ -68,7 +68,7 @@ class Questions(NamedTuple):
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
     """Select the questions to use, and compute the gains of all methods.
 
-    Each array in `confidences` has one value per row of the question table; NaN if a question has no confidence.
+    Each array in `confidences` has one value per row of the question table, which is NaN without a confidence.
 
     A question is used if it has a confidence in every array, and graded answers at both even and odd indices. Methods
     that use the grades of the answers with even indices, such as the oracle, are included only in the `half` setting,
@@ -80,7 +80,7 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
     )
     if len(rows) < LEAST_QUESTIONS:
         raise InputError(
-            f"Expected at least {LEAST_QUESTIONS} questions with confidences, and with graded answers at both even and "
+            f"Expected at least {LEAST_QUESTIONS} questions with confidences and with graded answers at both even and "
             f"odd indices, but got {len(rows)}. Use more questions, or sample and grade more answers."
         )
     right, known, held_right, held_known, other_known = (

@@ -32,7 +32,7 @@ def budget_record(
 ) -> tuple[dict[str, Any], pa.Table]:
     """Compute the content of budget.json and a table of the allocations.
 
-    Each array in `confidences` has one value per row of the question table; NaN if a question has no confidence. The
+    Each array in `confidences` has one value per row of the question table, which is NaN without a confidence. The
     `settings` entry maps each setting to the result of `evaluate_setting`.
     """
     questions = read_questions(table, confidences, seed)
@@ -77,10 +77,10 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
         - `limit`: The largest budget.
         - `n_answers`: Number of available answers.
         - `budgets`: The budgets up to `limit`.
-        - `methods`: One dict per method. `confidence` and `gain` identify the method. The other entries are `success`,
-          `difference` (from the success of the uniform allocation), and `saved`, the number of additional answers per
-          question that the uniform allocation needs for the same success. All three map budgets to estimates. An
-          estimate of `saved` is None if the store has too few answers.
+        - `methods`: One dict per method. `confidence` and `gain` identify the method. The other entries map budgets to
+          estimates: `success`, `difference` (from the success of the uniform allocation), and `saved`, the number of
+          additional answers per question that the uniform allocation needs for the same success. The uniform
+          allocation has only `success`. An estimate of `saved` is None if the store has too few answers.
     """
     counts, limit = (setting.right, setting.known), setting.limit(questions.fold)
     used = [budget for budget in budgets if budget <= limit]
@@ -106,7 +106,10 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
 
 
 def _interval(values: Tensor) -> Interval | None:
-    """Return the first value and the 95 % percentile interval of the others; None if too many values are not finite."""
+    """Return the first value and the 95 % percentile interval of the others.
+
+    The result is None if the first value or more than 10 % of the others are not finite.
+    """
     # With 40 questions, these intervals cover the expected difference in 92–96 % of simulations (BCa: 83–88 %).
     resampled = values[1:][values[1:].isfinite()]
     if not values[0].isfinite() or len(resampled) < 0.9 * (len(values) - 1):

@@ -46,7 +46,7 @@ def decide(
         confidences: Sources of confidences: folders of saved probes that were trained on other questions, or
             FILE:COLUMN for columns of Parquet or CSV files, such as the out-of-fold predictions of `probes compare`.
         risk: Requested risks between 0 and 1. Each has its own threshold and guarantee.
-        level: Probability with which each guarantee holds.
+        level: Probability that each guarantee holds.
         probe: Folder of a saved probe. The certified thresholds are stored in its config.json for use by
             `probes.abstain` and `probes.route`. `confidences` must be the out-of-fold predictions of the probe's
             method, or the probe itself if it was trained on other questions.

@@ -83,9 +83,9 @@ def certify(
     """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
     The guarantee fails with a probability of at most 1 − `level`. Each sequence in `STARTS` tests thresholds in
-    descending order. It starts at the highest threshold that keeps at least twice `n_needed` questions and at least the
-    fraction of questions given in `STARTS`. It stops at the first threshold for which it cannot reject the hypothesis
-    that the threshold's risk exceeds `risk`.
+    descending order. It starts at the highest threshold at which enough questions are answered: at least twice
+    `n_needed`, and at least the fraction given in `STARTS`. It stops at the first threshold for which it cannot reject
+    the hypothesis that the threshold's risk exceeds `risk`.
 
     Args:
         confidence: Confidences f, [question]. A question whose confidence is NaN is never answered.

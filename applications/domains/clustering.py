@@ -43,7 +43,7 @@ class Clustering(NamedTuple):
 def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: int = 0) -> Clustering:
     """Cluster questions by k-means on the principal components of their distinct embeddings [question, d_model].
 
-    By default, `choose_number` chooses the number of clusters by its `stability`.
+    By default, `choose_number` chooses the number of clusters based on `stability`.
 
     Raises:
         InputError: If there are fewer distinct questions than clusters, or too few to choose the number of clusters.

@@ -71,7 +71,7 @@ def _members(cluster: NDArray[np.int64], n_clusters: int) -> NDArray[np.bool_]:
 
 
 def _moments(values: Values, members: NDArray[np.bool_]) -> _Moments:
-    """Compute the moments of the values [question] in each set of the mask `members` [set, question]."""
+    """Compute the moments of `values` [question] in each set of questions. `members` [set, question] is a mask."""
     count = members.sum(1)
     with np.errstate(invalid="ignore"):
         mean = np.where(members, values, 0).sum(1) / count

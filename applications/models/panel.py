@@ -29,7 +29,7 @@ class Panel:
         names: Names of the stores.
         stores: The stores.
         tables: Question tables of the stores.
-        rows: Rows in the question tables, [store, question] int64.
+        rows: Row of each question in each store's question table, [store, question] int64.
         n_shared: Number of questions that all stores have.
     """
 
@@ -171,9 +171,9 @@ def _field(question: Question, column: str) -> str:
 
 
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
-    """Read confidences, [store, question], from one source for all stores or one source per store; NaN if missing.
+    """Read the confidences [store, question] from one source for all stores, or from one source per store.
 
-    If one table is used for all stores, its question ids are those of the first store.
+    Missing confidences are NaN. If one table is used for all stores, its question ids are those of the first store.
     """
     n = len(panel.stores)
     if len(sources) not in (0, 1, n):

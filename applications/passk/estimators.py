@@ -94,7 +94,7 @@ def predict_from_prior(a: Values, b: Values, k: Sequence[int]) -> Values:
 
 
 def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Estimate, without bias, the squared errors (S − θ)² of predictions S of Pass@K, [k, question].
+    r"""Compute unbiased estimates [k, question] of the squared errors (S − θ)² of predictions S of Pass@K.
 
     θ is the true Pass@K. If a and b are estimates of θ from two disjoint halves of the answers, the expectation of
     (S − a)(S − b) is (S − θ)². The mean of this product over all divisions into halves is

@@ -59,7 +59,7 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
 
 
 def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -> list[dict[str, Values]]:
-    """Return, for each store, a dict from name to confidences [question]."""
+    """For each store, return a dict from name to confidences [question]."""
     found, reserved = [], [*COLUMNS, "pass", "posterior", *(f"pass_at_{one}" for one in k)]
     for store in graded.stores.values():
         named = named_confidences(sources, store, reserved)
@@ -143,7 +143,8 @@ def _store_record(
         - `avg_at_n`: Mean accuracy.
         - `pass_at_k`, `over_groups`: For each value of `k`, the mean Pass@K over questions and over groups.
         - `errors`: Result of `error_records`.
-        - `curve`: Values of `k`, the `measured` Pass@K, and the `predictive_band` of each confidence (`predicted`).
+        - `curve`: Dict with the values of k (`k`), the Pass@K up to the smallest number of graded answers (`measured`),
+          and the `predictive_band` of each confidence (`predicted`).
         - `extrapolation`: Record of `extrapolate`. If it is None, `not_extrapolated` gives the reason.
         - `beyond`: Values of k in the table of extrapolations.
     """

@@ -14,7 +14,7 @@ from probes.metrics.intervals import WeightedMetric, minus
 
 
 def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
-    """Count the only answer at temperature 0 several times, because further answers would be identical.
+    """Count the single answer at temperature 0 several times, because further answers would be identical.
 
     It is counted n times, where n is the largest number of answers to any question at another temperature. Counts
     [temperature, question] of grids without temperature 0, or with several answers at temperature 0, are unchanged.

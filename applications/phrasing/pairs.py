@@ -49,8 +49,8 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     forms, form = np.unique([labels[row][1] for row in rows], return_inverse=True)
     if len(forms) < 2:
         raise InputError(
-            "Expected graded questions with `meta.pair` (the fact) and at least two values of `meta.form`, such as "
-            f"exact and paraphrased, but the forms are: {', '.join(forms) or 'none'}. Add both fields."
+            "Expected graded questions with `meta.pair` (the fact) and `meta.form` (the phrasing, such as exact or "
+            f"paraphrased), in at least two forms, but the forms are: {', '.join(forms) or 'none'}. Add both fields."
         )
 
     def total(values: NDArray[np.generic]) -> Values:
@@ -67,7 +67,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     has = (n_questions > 0).astype(np.int64)
     if np.triu(has @ has.T, 1).max() < 2:
         raise InputError(
-            "Expected at least two facts with a question in each of two forms, but any two of the forms "
+            "Expected at least two facts with questions in the same two forms, but any two of the forms "
             f"{', '.join(forms)} have at most one fact in common. Set `meta.pair` to the same value for all questions "
             "about a fact."
         )

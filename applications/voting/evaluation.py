@@ -82,7 +82,7 @@ def evaluate_rules(
     orders: int,
     seed: int,
 ) -> Evaluation:
-    """Replay the answers to all questions with all rules, and evaluate the rules on held-out halves.
+    """Evaluate all rules on held-out halves of the questions, by replaying the answers.
 
     Args:
         half: Half to which each question belongs (0 or 1), [question].
@@ -127,7 +127,7 @@ def evaluate_rules(
 
 
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
-    """Of the thresholds that lose at most `MAX_LOSS` in accuracy, return the index of the one with the fewest answers.
+    """Return the index of the threshold that needs the fewest answers and loses at most `MAX_LOSS` in accuracy.
 
     If every threshold loses more, the most accurate threshold is chosen. `outcome` has shape [threshold, question],
     `questions` [question] is a mask, and `accuracy` [question] is the accuracy of the vote over all answers.
@@ -142,8 +142,8 @@ def _cross_tuned(
 ) -> Evaluated:
     """Choose a setting on each half of the questions, and evaluate it on the other half.
 
-    `of_halves` contains, for each half, the outcomes [setting, question] of all questions, with any priors fitted on
-    that half.
+    `of_halves` has one entry per half: the outcomes [setting, question] of all questions. If a rule uses priors, they
+    were fitted on that half.
     """
     chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])
     other, row = 1 - half, np.arange(len(half))

@@ -179,7 +179,7 @@ def vote_page(record: dict[str, Any], plots: Sequence[str]) -> str:
 def vote_verdict(record: dict[str, Any]) -> str:
     """Summarise the results of the majority vote and of the `prior` rule.
 
-    The rule is shown with the first source of confidences, or with the base rate if there is no source.
+    The `prior` rule uses the first source of confidences, or the base rate if there is no source.
     """
     best = prior_name([BASE_RATE, *record["confidences"]][:2][-1])
     return render("voting/verdict.md.j2", record=record, best=best, label_of=label_of)

@@ -12,7 +12,7 @@ from extract.sampling.stopping import Answers, StoppingRule
 
 
 class Outcome(NamedTuple):
-    """Results of a rule, averaged over random orders of the answers: [threshold] or [threshold, question].
+    """Results of a rule, averaged over random orders of the answers. Shapes are [threshold] or [threshold, question].
 
     Attributes:
         accuracy: Fraction of orders in which the decision is right.
@@ -60,7 +60,7 @@ class Replay:
 
 
 def shuffled(temperatures: NDArray[np.float64], orders: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw random orders [order, answer] of the answers. Only answers at the same temperature trade places."""
+    """Draw random orders [order, answer] of the answers. Answers are permuted only within each temperature."""
     order = np.tile(np.arange(len(temperatures)), (orders, 1))
     for temperature in np.unique(temperatures):
         places = np.flatnonzero(temperatures == temperature)

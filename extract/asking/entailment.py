@@ -97,7 +97,7 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """Return, for each (premise, hypothesis) pair, whether entailment is likeliest, and the number of tokens."""
+        """For each (premise, hypothesis) pair, return whether entailment is likeliest, and the number of tokens."""
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()

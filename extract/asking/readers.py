@@ -25,8 +25,8 @@ class TextReader:
     """Text model and its tokenizer, loaded from safetensors in float32. Remote code is never run.
 
     Attributes:
-        option: Command-line option that selects the model, for messages.
-        noun: Expected kind of model, for messages.
+        option: Command-line option that selects the model, used in messages.
+        noun: Expected kind of model, used in messages.
         auto_class: Name of the transformers class that loads the model.
         batch_tokens: Maximum number of tokens per batch, halved when memory runs out.
         settings: Model name without its path, hashes of weights and tokenizer, and maximum number of tokens per text.

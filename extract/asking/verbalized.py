@@ -121,7 +121,7 @@ class Verbalized(AskedTable):
 
 
 def _add_replies(row: dict[str, Any], replies: Sequence[Sample]) -> None:
-    """Add replies to a row, up to the first that states a probability."""
+    """Add replies to a row until one of them states a probability."""
     for reply in replies:
         row["value"], row["text"] = parse_confidence(reply.text, reply.finish_reason == "stop"), reply.text
         row["prompt_tokens"] += reply.prompt_tokens

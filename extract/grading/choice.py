@@ -116,7 +116,7 @@ def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> s
 
 
 def _affirmed_or_cued(text: str, options: Mapping[str, str]) -> set[str]:
-    """Find the options in an answer's last statement, such as "the answer is B"."""
+    """Find the options in the last phrase that states a choice, such as "the answer is B"."""
     groups = _match_letters(text, options)
     affirmed = [(group, match.end()) for group in groups if (match := _AFFIRMED.match(text, group.end))]
     cued = (-1, -1)

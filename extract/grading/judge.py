@@ -76,7 +76,9 @@ def judge_grader(judge: Judge) -> Grader:
             "Pass --judge.model NAME and --judge.server.url URL."
         )
     if judge.max_tokens < 1:
-        raise InputError(f"Expected `judge.max_tokens` to be at least 1, but got {judge.max_tokens}.")
+        raise InputError(
+            f"Expected `judge.max_tokens` to be at least 1, but got {judge.max_tokens}. The default is 1024."
+        )
 
     @contextmanager
     def start() -> Iterator[Decide]:

@@ -71,9 +71,9 @@ NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last box, or None. Unclosed and denied boxes are skipped.
+    r"""Return the content of the last box, or None. Boxes that are unclosed or denied ("not 20") are skipped.
 
-    The content includes a minus sign before the box, and an exponent or index after it. If boxes are nested, the
+    The content includes a minus sign before the box, and an exponent or index after it. Of nested boxes, the
     innermost counts.
 
     >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3"), last_boxed(r"\boxed{4}^2")

@@ -72,7 +72,7 @@ class Algebra:
     def equal(self, golds: Sequence[str], answer: str) -> Verdict:
         """Return whether an answer equals one of `golds`.
 
-        The result is None if this is undecided, and "unread" if the answer is not an expression.
+        The result is None if the comparison is undecided, and "unread" if the answer is not an expression.
         """
         with self._lock:
             process = self._process = self._process or _start()

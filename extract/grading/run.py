@@ -81,7 +81,7 @@ def _grading(store: Store, grader: Grader) -> Iterator[Callable[[SampleRange, Pr
 
 
 def _check_references(store: Store) -> None:
-    """Raise an error if a question, for example from an imported log, has no references."""
+    """Raise an error if any question has no references. Imported logs can contain such questions."""
     table = store.questions.table
     lacking = table["question_id"].filter(pc.equal(pc.list_value_length(table["references"]), 0))
     if len(lacking):

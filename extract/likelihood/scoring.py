@@ -42,11 +42,11 @@ def encode_item(
 ) -> tuple[Item, Item]:
     """Tokenize a question's prompt and continuations as lm-evaluation-harness does.
 
-    Prompt and continuation are tokenized together. If the prompt alone has n tokens, all tokens after the first n
-    belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. If the prompt
+    The prompt is tokenized together with each continuation. If the prompt alone has n tokens, all tokens after the
+    first n belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. If the prompt
     has no such whitespace, a space is inserted before the continuation, except in a chat.
 
-    Returns the item, and a second one for the unconditional log-probabilities: its prompt is the output of
+    Returns the item, and a second item for the unconditional log-probabilities, whose prompt is the output of
     `first_token`.
     """
     text = template.rendered(tokenizer, prompt)
@@ -163,7 +163,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
 
 @torch.inference_mode()
 def supports_trees(model: Any) -> bool:
-    """Whether a model applies tree masks and position ids, tested on a short prompt with two branches."""
+    """Test on a short prompt with two branches whether a model applies tree masks and position ids."""
     if not can_share(model):
         return False
     branch = torch.tensor([[0, 0, 1, 1, 1, 2, 2]], device=model.device)

@@ -52,7 +52,7 @@ def gsm8k(row: Row, seed: int) -> Draft:
 
 
 def aime(row: Row, seed: int) -> Draft:
-    """Read an AIME row. The answer is a whole number. A unit after it is removed."""
+    """Read an AIME row. The answer is a whole number; any unit after it is removed."""
     gold = re.sub(r"\D+$", "", row.text("answer"))
     return {"text": row.text("problem"), "references": (gold_number(gold, row.where),), "kind": "number"}
 
@@ -61,7 +61,7 @@ _SIMPLEQA = by_fields({"id": "original_index", "text": "problem", "references": 
 
 
 def simpleqa(row: Row, seed: int) -> Draft:
-    """Read a SimpleQA row. A gold answer that ends with an acceptable range is also accepted without the range."""
+    """Read a SimpleQA row. If a gold answer ends with an acceptable range, it is also accepted without the range."""
     draft = _SIMPLEQA(row, seed)
     bare = [re.sub(r"\s*\(acceptable range:.*\)$", "", gold, flags=re.I) for gold in draft["references"]]
     return {**draft, "references": (*bare, *draft["references"]), "meta": {"answer_type": row.value("answer_type")}}
@@ -102,7 +102,7 @@ _FORMS = (
 
 
 def qa_wikidata(row: Row, seed: int) -> Draft:
-    """Read a QA-Wikidata row with an incomplete sentence. Its group is the relation, such as "is capital of"."""
+    """Read a QA-Wikidata row, an incomplete sentence. The group is the relation, such as "is capital of"."""
     text = row.text("input").removesuffix("[MASK]").strip()
     relation = next((found[1] for form in _FORMS if (found := form.fullmatch(text))), "")
     return {"text": text, "references": row.texts("target"), "kind": "cloze", "group": relation}

@@ -27,7 +27,7 @@ class Source:
 
     Attributes:
         dataset: Name of the dataset, recorded in each question.
-        set: Location and row format of the questions, with the command's options applied.
+        set: Location and row format of the questions, as changed by the command's options.
         path: File, or folder in the layout of a Hub dataset; None to read from the Hub.
     """
 
@@ -216,7 +216,7 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
 
 
 def check_questions(questions: Iterable[Question], source: str, need_references: bool = True) -> list[Question]:
-    """Check the questions of a new store, and return them with `row` set.
+    """Check the questions of a new store, and return them with their numbers in `row`.
 
     Args:
         need_references: Whether every question must have references.

@@ -94,8 +94,8 @@ def _print_error(line: str, status: int) -> int:
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to completion. If an event loop is already running, run the coroutine in a new thread.
 
-    Ctrl-C or SIGTERM cancels the coroutine. The signal is then handled as outside this function. Later signals are
-    ignored until the coroutine has ended.
+    Ctrl-C or SIGTERM cancels the coroutine, and later signals are ignored until it has ended. The first signal is then
+    handled as usual.
     """
     try:
         asyncio.get_running_loop()

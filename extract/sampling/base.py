@@ -42,8 +42,8 @@ class Sampler(Protocol):
     """Interface of samplers. A sampler fills one store, or all stores of a temperature grid.
 
     An implementation inherits from this class and has a `Declaration` in `extract.samplers`. The methods are called in
-    the order of their definition. `known_policy`, `prepare` and `draw` are optional. `draw` is called instead of `fill`
-    if sampling may stop early.
+    the order in which they are defined. `known_policy`, `prepare` and `draw` are optional. `draw` is called instead of
+    `fill` if sampling may stop early.
 
     Args:
         options: Model, number of samples and other options.

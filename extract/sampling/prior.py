@@ -100,8 +100,9 @@ def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> d
         ) from None
     if metadata.get(_PROMPT.encode(), prompt.encode()) != prompt.encode():
         raise InputError(
-            f"Expected the priors in {str(path)!r} to be for this run's prompt, but they are for another prompt. Pass "
-            "the same options, such as --config, to `python -m probes priors` and to this command."
+            f"Expected the priors in {str(path)!r} to have been computed with this run's prompt, but they were "
+            "computed with a different prompt. Pass the same options, such as --config, to `python -m probes priors` "
+            "and to this command."
         )
     missing = [id_ for id_ in question_ids if id_ not in rows]
     if missing or len(rows) < len(ids):

@@ -90,7 +90,7 @@ class StoppingRule:
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
         """Apply the rule to the answers to one question, given in a single order.
 
-        Answers after the one at which the rule is first met are ignored.
+        Answers that were drawn after the rule was first met are ignored.
         """
         evidence = self.evidence(answers, prior)
         stops = self.stops(evidence, threshold)[0]
@@ -123,7 +123,7 @@ def two_stage(
     """Compute the evidence of two-stage voting over temperatures (arXiv 2510.02611).
 
     For each temperature, τ_intra is the relative frequency of the most frequent answer. The evidence is the smallest
-    τ_intra. The evidence is −∞ in three cases:
+    τ_intra, except in three cases, in which it is −∞:
 
     - The fraction of temperatures with the same most frequent answer is below `cross` (τ_cross).
     - A temperature other than 0 has fewer than `least` answers. (The paper has no such minimum.)
@@ -183,7 +183,7 @@ def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float
 
 
 def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Return, for each answer, whether it completes a window of `threshold` equal answers. Windows do not overlap."""
+    """For each answer, return whether it completes a window of `threshold` equal answers. Windows do not overlap."""
     ends = np.arange(1, evidence.shape[1] + 1) % threshold == 0
     return ends & (evidence >= threshold)
 

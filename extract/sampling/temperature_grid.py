@@ -26,7 +26,7 @@ def member_name(temperature: float) -> str:
 def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
     """Return the store folder of each temperature. With only one temperature, it is `folder` itself.
 
-    Raises an `InputError` if `folder` is a single store, but `decoding` has several temperatures.
+    Raises an `InputError` if `folder` is a single store but `decoding` has several temperatures.
     """
     if not isinstance(decoding.temperature, str):
         return {decoding.temperature: folder}

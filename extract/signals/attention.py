@@ -25,9 +25,9 @@ COLUMNS_AT_ONCE = 128  #: Number of columns of the rollout matrix to compute at 
 
 
 def attention_entropy(batch: Pass) -> dict[str, Tensor]:
-    """Return the attention entropies at the positions that predict the answer's tokens, as a dict from ``layer/name``.
+    """Compute the attention entropies at the positions that predict the answer's tokens.
 
-    The values are tensors [row, token] in [0, 1], and layers are numbered from 1.
+    The result is a dict from ``layer/name`` to tensors [row, token] in [0, 1]. Layers are numbered from 1.
 
     - ``normalised``: entropy divided by the logarithm of the number of visible keys, averaged over heads.
     - ``sink_free``: the same average, but without the first token, which many heads use as an attention sink.
@@ -43,9 +43,9 @@ def attention_entropy(batch: Pass) -> dict[str, Tensor]:
 def macs(batch: Pass) -> dict[str, Tensor]:
     """Compute the attention that each token receives from later tokens (Hu et al. 2025, "MACS", arXiv 2509.17178).
 
-    For each query and layer, a is the largest attention of any head to the token. A floor ε raises this attention to
-    (1 − ε) a + ε. The geometric mean of the raised attention over the L layers is then combined over queries (AGG). The
-    signal is a dict from ``L/floor_EPS_AGG_ALIGN`` to tensors [row, token] float32, where EPS is ε in hundredths.
+    For each query and layer, a is the largest attention of any head to the token. With the floor ε, it becomes
+    (1 − ε) a + ε. The geometric mean of these values over the L layers is then combined over queries (AGG). The result
+    is a dict from ``L/floor_EPS_AGG_ALIGN`` to tensors [row, token] float32, where EPS is ε in hundredths.
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last query.
       `last` is the value of the last query.
@@ -118,7 +118,7 @@ def attention_shares(products: Dots) -> dict[str, Tensor]:
 
     A layer adds the attention output o to the residual stream h. The sum is s = h + o, and a is the share of o in s.
     The result maps each of `MIXES` to a tensor [row, query] in [0, 1]. ``share_50``, ``share_70`` and ``share_90`` fix
-    the share of the residual stream, 1 − a, at 50, 70 and 90 %. The other mixes are:
+    the share of h, 1 − a, at 50, 70 and 90 %. The other mixes are:
 
     - ``norm``: a = ‖o‖ / (‖o‖ + ‖h‖).
     - ``cosine``: a = cos(o, s) / (cos(o, s) + cos(h, s)).

@@ -125,7 +125,7 @@ class Dots(NamedTuple):
 
     @classmethod
     def of(cls, h: Tensor, o: Tensor) -> Self:
-        """Compute the dot products of h and o, [row, query, d_model] of any float dtype."""
+        """Compute the dot products of h and o. Both have the shape [row, query, d_model] and any float dtype."""
         h, o = h.float(), o.float()
         return cls((h * h).sum(-1), (o * o).sum(-1), (h * o).sum(-1))
 

@@ -122,7 +122,7 @@ class HiddenCapture(Hooks):
         self.select = lambda hidden: torch.cat([hidden[place] for place in places])
 
     def finish(self) -> dict[int, Tensor]:
-        """Return each layer's states from the most recent pass. Later passes are ignored until the next start."""
+        """Return each layer's states from the most recent pass. Later passes are ignored until capture starts again."""
         states, self.states, self.select = self.states, {}, None
         return states
 

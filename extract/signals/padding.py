@@ -1,4 +1,4 @@
-"""Ragged rows as padded float64 tensors. Float64 keeps rounding from affecting quantiles."""
+"""Ragged rows as padded float64 tensors. Float64 prevents rounding errors in quantiles."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -63,7 +63,7 @@ class Padded:
         return (self.w * self.u).sum(-1) / self.total
 
     def at(self, place: Tensor) -> Tensor:
-        """For each row, return the sorted value at index `place` [..., row], as a tensor [..., row]."""
+        """Return the value at index `place` [..., row] among the sorted values of each row, [..., row]."""
         values = self.ascending[0]
         shape = torch.broadcast_shapes(values.shape[:-1], place.shape)
         return values.expand(*shape, -1).gather(-1, place.expand(shape)[..., None])[..., 0]

@@ -165,7 +165,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
     Args:
         entropy: Entropies of the tokens, [sum of lengths] in nats.
         threshold: Entropy above which a token is a peak, in nats.
-        weights: Non-negative weights of the same tokens, for critical tokens and weighted poolings.
+        weights: Non-negative weights of the same tokens. Without them, only the features in ``PEAKS[0]`` are computed.
 
     Returns:
         Dict from the names in `PEAKS` to tensors [row] float32. NaN in the same cases as in `pool`.

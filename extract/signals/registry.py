@@ -154,13 +154,13 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
     if scope not in SIGNALS[name].scopes:
         raise InputError(
             f"Expected `signals` to be one of {', '.join(signals_of(scope))} for `scope` {scope}, but got {name!r}. "
-            f"To read it, pass --scope {SIGNALS[name].scopes[0]}."
+            f"To read this signal, pass --scope {SIGNALS[name].scopes[0]}."
         )
     return import_object(SIGNALS[name].function)
 
 
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
-    """Return ``name (description)`` for each signal that supports `scope` but not the `besides` scope."""
+    """Return ``name (description)`` for each signal that supports scope `scope` but not scope `besides`."""
     names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
     return [f"{name} ({SIGNALS[name].description})" for name in names]
 

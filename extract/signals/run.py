@@ -115,7 +115,7 @@ def _reading(
 
 
 def _settings(name: str, dtype: str) -> dict[str, Any]:
-    """Return the settings that a store records for a signal. The dtype can be chosen only for token vectors."""
+    """Return the settings that a store records for a signal. `dtype` applies only to `hidden_tokens`."""
     signal = SIGNALS[name]
     other = dtype != "float32" and signal.per_token and signal.vectors
     return signal.settings | ({"dtype": dtype} if other else {})
@@ -166,7 +166,7 @@ class _ShardReader:
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> Counter[str]:
         """Read signals of a shard and write them to the store.
 
-        Returns the number of rows with non-finite values for each signal, and the counts `_UNKNOWN` and `_RETOKENIZED`.
+        Returns the counts `_UNKNOWN` and `_RETOKENIZED`, and the number of rows with non-finite values for each signal.
         """
         compute: Callable[..., dict[str, Any]]
         counts = Counter[str]()

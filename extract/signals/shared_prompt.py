@@ -33,7 +33,7 @@ class SharedPrompt:
         return longer
 
     def cache(self, n_rows: int, grows: bool = True) -> Any:
-        """Return a cache for `n_rows` sequences, which share the memory of the prefix.
+        """Return a cache for `n_rows` sequences that share the memory of the prefix.
 
         If `grows` is false, the cache can be used for only one pass.
         """

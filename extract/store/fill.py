@@ -69,7 +69,7 @@ def _one_by_one(
 
 
 def is_written(check: Callable[[], object]) -> bool:
-    """Whether a file is intact, that is, `check` does not raise `Damaged`."""
+    """Whether a file is intact. `check` must raise `Damaged` if it is not."""
     with suppress(Damaged):
         check()
         return True
@@ -77,7 +77,7 @@ def is_written(check: Callable[[], object]) -> bool:
 
 
 def is_damaged(store: Store, path: Path, check: Callable[[], object] | None = None) -> bool:
-    """Whether a finished file is damaged. Reports any damage. By default, the checksum is verified."""
+    """Return whether a finished file is damaged, and report it if so. By default, the checksum is verified."""
     try:
         check_file(path, store.path) if check is None else check()
     except Damaged as error:

@@ -41,7 +41,7 @@ def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> li
 
 
 def _pairs(into: Path, others: Sequence[Path]) -> list[tuple[Path, Path]]:
-    """Return each store to merge with its target folder, as (target, store). In grids, stores are matched by name."""
+    """Return pairs of a target folder and a store to merge into it. Stores in grids are matched by name."""
     pairs = []
     for other in others:
         if other.resolve() == into.resolve():

@@ -59,7 +59,8 @@ class Samples:
 
         Args:
             rows: One row per sample.
-            max_rows: Maximum number of answers per batch. It affects the last bits of the log-probabilities.
+            max_rows: Maximum number of answers per batch, recorded because it affects the last bits of the
+                log-probabilities.
             stopping: Early-stopping record (see the `stopping` method).
         """
         metadata = {} if max_rows is None else {"max_rows": str(max_rows)}

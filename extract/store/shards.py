@@ -54,7 +54,7 @@ Shard = Block | SampleRange
 
 
 def shard_of(path: Path, n_blocks: int) -> Shard:
-    """Parse the shard from a file name, or raise `Damaged` if it does not fit a store with `n_blocks` blocks."""
+    """Parse the shard from a file name, or raise `Damaged` if the name does not fit a store with `n_blocks` blocks."""
     shard: Shard | None = None
     if match := _STEM.fullmatch(path.stem):
         block, start, stop = match.groups()

@@ -75,7 +75,7 @@ class Signals(ShardFiles):
         Args:
             shard: Block of questions, or range of samples.
             tensors: Dict from ``layer/position`` keys to tensors [row, …] or ragged tensors.
-            batch_tokens: Maximum number of tokens per batch. It affects the last bits of the values.
+            batch_tokens: Maximum number of tokens per batch, recorded because it affects the last bits of the values.
             settings: Version of the signal's definition and other settings that affect the values, as plain JSON types.
 
         Raises:
@@ -94,7 +94,10 @@ class Signals(ShardFiles):
         self._save(signal, shard, arrays, record)
 
     def copy(self, signal: str, shard: Shard, source: Self) -> None:
-        """Copy one block of a signal from another store with the same prompts and model. Can raise `Damaged`."""
+        """Copy one block of a signal from another store with the same prompts and model.
+
+        Raises `Damaged` if the other store's file is damaged.
+        """
         source.shard_layout(signal, shard)
         with safe_open(source.file(signal, shard), framework="pt") as file:
             record = json.loads(file.metadata()["store"])
@@ -185,11 +188,11 @@ class Signals(ShardFiles):
         return common.layout
 
     def shard_layout(self, signal: str, shard: Shard) -> Layout:
-        """Return the dtype and shape of each tensor of a shard, by key. Can raise `Damaged`."""
+        """Return the dtype and shape of each tensor of a shard, by key. Raises `Damaged` if the file is damaged."""
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
-        """Return the shards of a complete signal. The tensor `key` must be ragged if and only if `ragged` is true."""
+        """Return the shards of a complete signal. The tensor `key` must be ragged if `ragged` is true, else plain."""
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the {signal!r} signal in {str(self._folder.path)!r}"
         if key not in keys:

@@ -86,7 +86,10 @@ def _manifest_problems(store: Store) -> Iterator[str]:
 
 
 def write_manifest(store: Store) -> dict[str, Any]:
-    """Write manifest.json, an index of the finished files, and return its content. Can raise `Damaged`."""
+    """Write manifest.json, an index of the finished files, and return its content.
+
+    Raises `Damaged` if a sidecar is invalid.
+    """
     finished = filter(is_finished, data_files(store.path))
     files = {str(path.relative_to(store.path)): read_sidecar(path)._asdict() for path in finished}
     sizes = {"n_questions": len(store.questions), "n_blocks": store.questions.n_blocks}

@@ -169,7 +169,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 
 
 def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | None:
-    """Return the signal and key of the influence to show, or None if the default influence was not read."""
+    """Return the signal and key of the influence to show. None if `influence` is None and the default was not read."""
     prefix, _, name = (influence or INFLUENCE).rpartition("/")
     weights, signals = signals_of("sample", weights=True), store.signals
     complete = [signal for signal in weights if signal in signals.names() and not signals.missing(signal, "sample")]
@@ -194,7 +194,8 @@ def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
     Tokens that add no text, such as the first bytes of a character, are merged into the next piece or, at the end of
-    the answer, into the last one. `text` ends before any stop string, which can begin inside the last token.
+    the answer, into the last one. If generation ended at a stop string, `text` ends before it, possibly
+    inside the last token.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)

@@ -22,7 +22,7 @@ _OTHER_SCRIPTS = (
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
     """Plot each token's entropy in nats, and below it 1 − p_max and the token's share of the total influence.
 
-    p_max is the largest probability in a token's distribution. `model` and `influence` are names to show in the title.
+    p_max is the largest probability in a token's distribution. The title shows the names `model` and `influence`.
 
     Raises:
         InputError: If the answer has no tokens, more than `LONGEST` tokens, or missing entropies.
@@ -79,7 +79,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
 
 def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> None:
-    """Draw the values of the tokens at `places` as bars or a curve. The y-axis is scaled to all values."""
+    """Draw the values of the tokens at `places` as bars or a curve. The y-axis is scaled to all tokens' values."""
     values = values.nan_to_num(0.0)  # NaN if all weights are 0
     own = values[places.start : places.stop].tolist()
     if bars:

@@ -73,14 +73,15 @@ class Summary:
     """Counts of a store's answers, [question] int64 unless noted.
 
     Attributes:
-        n_samples: Number of answers in finished sample ranges, without skipped samples.
+        n_samples: Number of answers in finished sample ranges, excluding skipped samples.
         n_texts: Number of these answers that are neither rejected nor missing.
         n_distinct: Number of distinct texts.
         finish_reasons: Total number of answers for each finish reason.
         n_tokens: Length in tokens of each answer with a known length, [answer] int32.
         n_without_ids: Total number of answers whose token ids are unknown.
         grades: Counts for each grader.
-        n_logs, n_logged: Total numbers of unfinished sample ranges, and of answers in their logs.
+        n_logs: Total number of unfinished sample ranges.
+        n_logged: Total number of answers in the logs of these ranges.
         shown: Example answers.
     """
 
@@ -160,7 +161,7 @@ def _logged(store: Store) -> tuple[int, int]:
 
 
 def _draw(drawn: dict[bool | None, list[tuple[float, Shown]]], n: int, part: SampleRange, grades: pa.Table) -> None:
-    """Add random answers from a range to `drawn`, at most `n` of each grade."""
+    """Add random answers from a range to `drawn`, which keeps at most `n` of each grade."""
     numbers = np.random.default_rng((part.block, part.start, part.stop)).random(grades.num_rows)
     ordered = grades.append_column("number", pa.array(numbers)).sort_by("number")
     for mark, of_mark in drawn.items():

@@ -45,7 +45,8 @@ def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
     """Compute the `capability_auroc` of each draw. Only pairs of questions from the same fold are compared.
 
     `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result has
-    shape [draw]. It is ½ for a draw in which no fold contains a right and a wrong answer to different questions.
+    shape [draw]. It is ½ for a draw in which no fold contains a right answer to one question and a wrong answer to
+    another.
     """
     won, pairs = torch.zeros(2, len(predicted), dtype=torch.float64)
     for test in (fold == number for number in fold.unique()):
@@ -60,7 +61,7 @@ def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 
 
 def cross_validate(features: Tensor, accuracy: Tensor, fold: Tensor, n_draws: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Predict, out of fold, the observed accuracies and random permutations of them.
+    """Compute out-of-fold predictions of the observed accuracies and of random permutations of them.
 
     Returns:
         - Predictions of the observed accuracies, [question] float64.

@@ -39,7 +39,7 @@ SOURCES: dict[str, Source] = {
     "options": Source("options alone", "words, number and lengths of the options, without the question", leak=True),
     "key": Source("key", "letter of the right option, and length of this option relative to the others", leak=True),
     "length": Source("length", "number of characters and words in the question, without its options", leak=True),
-    "position": Source("position", "position of the question in its source", leak=True),
+    "position": Source("position", "position of the question in its question set", leak=True),
 }
 
 

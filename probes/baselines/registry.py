@@ -169,9 +169,9 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
 def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") -> Callable[[Rows], Tensor]:
     """Return a function that computes the calibrated confidences of a baseline.
 
-    The function takes a dict from each split to its rows in the question table (in the answer table if `scope` is
-    "sample"), and returns the confidences of all rows; NaN if missing. The calibrator is fitted outside the test split.
-    If there are no scores to fit it on, an InputError is raised.
+    The function takes a dict from each split to its rows in the question table, or in the answer table if `scope` is
+    "sample". It returns the confidences of all rows; NaN if missing. The calibrator is fitted outside the test split.
+    An InputError is raised if there are no scores for the fit.
     """
     score = partial(BASELINES[name].scores[scope], data)
     if BASELINES[name].supervised:

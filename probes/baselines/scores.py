@@ -37,7 +37,7 @@ Similarities = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
 
 def mean_accuracy(table: QuestionTable, rows: Tensor) -> float:
-    """Return the mean expected accuracy of the questions in `rows`."""
+    """Return the mean accuracy of the questions in `rows`."""
     return float(torch.from_numpy(table.accuracy)[rows].mean())
 
 

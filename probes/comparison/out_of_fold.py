@@ -62,7 +62,7 @@ class Fit(NamedTuple):
     """Result of fitting a probe in one fold.
 
     Attributes:
-        chosen: Name of the probe, and its chosen layers, position and option, with the validation loss and any warning.
+        chosen: Name of the probe, its chosen layers, position and option, its validation loss, and its warning or None.
         losses: Validation losses in nats, [question]; NaN for questions outside the validation split.
     """
 
@@ -71,7 +71,7 @@ class Fit(NamedTuple):
 
 
 def is_close(differences: Tensor) -> bool:
-    """Whether the mean of paired differences is at most its standard error. NaN means missing.
+    """Whether the mean of paired differences is at most its standard error. NaNs are ignored.
 
     >>> is_close(torch.tensor([0.3, -0.1, torch.nan])), is_close(torch.tensor([0.3, 0.2, torch.nan]))
     (True, False)

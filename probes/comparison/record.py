@@ -76,7 +76,7 @@ def _method(out: OutOfFold, name: str, n_resamples: int, seed: int) -> dict[str,
 
 
 def cheap_baselines(record: dict[str, Any]) -> list[str]:
-    """Return the baselines that are known to cost at most as many tokens as the best probe."""
+    """Return the baselines that are known to use no more tokens than the best probe."""
     methods = record["methods"]
 
     def cost(name: str, unknown: float) -> float:
@@ -145,7 +145,7 @@ def paired_tests(
         n_resamples: Number of resamples or sign flips for each p-value; see `difference`.
 
     Returns:
-        A dict for each pair and metric with a defined difference. `value` is the difference a − b, `p_holm` is the
+        One dict for each pair and metric whose difference is defined. `value` is the difference a − b, `p_holm` is the
         corrected p-value, and `half` tells whether only answers with odd indices are included.
     """
     tests: list[dict[str, Any]] = []

@@ -190,7 +190,10 @@ def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Train a probe and its back-off on the `others`, and score the left-out set `own`, which has index `number`."""
+    """Train a probe and its back-off on the `others`, and score the left-out set `own`.
+
+    `number` is the index of `own` among the left-out sets.
+    """
     if own.data is others[0].data:  # groups of a single store
         data, questions = own.data, torch.cat([group.questions for group in others]).sort().values
     else:

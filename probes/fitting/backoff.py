@@ -64,7 +64,7 @@ def fit_novelty(module: ProbeModule) -> Novelty:
 
 @torch.no_grad()
 def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confidences:
-    """Compute the `Confidences` of rows from their features [row, feature, d_model], with a probe and its back-off."""
+    """Apply a probe and its back-off to features [row, feature, d_model], and return the `Confidences` of the rows."""
     assert module.choice is not None
     head, calibrator = module.head().to(features.device), module.choice.calibrator.to(features.device)
 

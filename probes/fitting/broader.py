@@ -29,11 +29,11 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe, its weight in a mixture with the existing probe, and a `Distance` from all questions.
+    """Fit a broader probe, its weight in a mixture with the existing probe, and a `Distance` from its training data.
 
-    To fit the weight, question groups of the other stores are held out in turn. Rewordings of held-out questions are
-    left out of the training data if at least `LEAST_ROWS` of the existing probe's questions remain. A ridge regression
-    stands in for the existing probe.
+    To fit the weight, question groups of the other stores are held out in turn. Rewordings of the held-out questions
+    are also left out, unless fewer than `LEAST_ROWS` of the existing probe's questions would remain. In place of the
+    existing probe, a ridge regression is fitted to the remaining ones.
 
     Args:
         features: Features of all questions, [row, layer, width] float32.

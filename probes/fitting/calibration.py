@@ -85,9 +85,9 @@ def fit_platt_many(scores: Tensor, right: Tensor, known: Tensor, ridge: float = 
 def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature:
     r"""Fit a temperature T (Guo et al. 2017) to counts of right answers by penalised maximum likelihood.
 
-    The scores are log-odds. The confidence for the score s is σ(s/T), where σ is the logistic function. T is between
-    1e-5 and 1e3 times the root mean square of the scores. If higher scores indicate wrong answers, all confidences are
-    close to ½. See `fit_platt` for the arguments.
+    The scores are log-odds. The confidence for the score s is σ(s/T), where σ is the logistic function. T / r is
+    between 1e-5 and 1e3, where r is the root mean square of the scores. If higher scores indicate wrong answers, all
+    confidences are close to ½. See `fit_platt` for the arguments.
 
     >>> scores, right, known = torch.tensor([-2.0, 2.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_temperature(scores, right, known)(scores)  # close to the measured accuracies
@@ -151,7 +151,7 @@ def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> C
 def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
     """Return a calibrator that always returns the base rate, the fraction of right answers.
 
-    The confidence is clipped to [m, 1 − m] with m = ½ / n for n answers. Without answers, the confidence is ½.
+    The confidence is clipped to [m, 1 − m], where m = ½ / n and n is the number of answers. Without answers, it is ½.
     """
     n = known.double().sum().clamp_min(1)
     rate = (right.double().sum() / n).clamp(0.5 / n, 1 - 0.5 / n)

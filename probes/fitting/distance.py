@@ -1,4 +1,4 @@
-"""Fit a `Distance`, which measures how far a question or answer is from a given set."""
+"""Fit a `Distance`, which measures how far a question or answer is from a set of questions or answers."""
 
 import torch
 from torch import Tensor
@@ -16,10 +16,10 @@ FULL = 0.1
 
 
 def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, rows: Tensor | None = None) -> Distance:
-    """Fit a `Distance` that measures how far a question or answer is from a set.
+    """Fit a `Distance` to a set of questions or answers.
 
     Args:
-        hidden: Hidden states of the questions or answers in the set, [row, d_model] float32.
+        hidden: Hidden states of the set, [row, d_model] float32.
         fold: Fold of each row, [row] int64. `Distance.quantiles` is computed from each row's distance to the rows of
             the other folds.
         groups: Folds that keep question groups together, [row] int64. `Distance.full` is computed from each row's

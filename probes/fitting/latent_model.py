@@ -154,7 +154,7 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
 
     The spread has collapsed if any of these conditions holds on the validation questions:
         1. At least 99 % of the predicted standard deviations σ are within 1 % of `FLOOR`.
-        2. The standard deviation of Σ σ² over questions is less than 1 % of its mean.
+        2. The standard deviation of Σ σ² across questions is less than 1 % of the mean across questions.
         3. The standard deviation of the scores is less than 5 % of the standard deviation of the agreements.
         4. The rank correlation between scores and agreements is not significantly positive at the 5 % level.
 

@@ -106,7 +106,7 @@ class ProbeModule(L.LightningModule, ABC):
         return [(feature,) for feature in range(len(names))]
 
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
-        """Fill a head with the standardiser, the `parameters` of one candidate and further `values`, and return it."""
+        """Copy the standardiser, the `parameters` of one candidate and the `values` into a head, and return it."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
 
@@ -234,7 +234,8 @@ class ProbeModule(L.LightningModule, ABC):
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
         """Return `scores`, `right`, `known`, `row` and `question` for the validation rows.
 
-        Only rows with features of the given `fraction` of an answer are returned. `place` is the index of the input.
+        Only rows whose features cover the given `fraction` of the answer are returned. `place` is the index of the
+        input.
         The scores are float64, because calibrators are fitted in double precision.
         """
         scores, batch = self._validation

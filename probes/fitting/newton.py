@@ -191,8 +191,9 @@ def _centred(point: Tensor) -> Tensor:
 def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
     """Return a penalty [feature, 1, 1] and the inverse of `scale` · `products` + penalty, the Hessian at zero weights.
 
-    All penalties share this preconditioner. Its penalty is the geometric mean of the smallest and the largest penalty.
-    If that mean is so small that it would be lost to rounding in the steps' dtype, a larger penalty is used.
+    The inverse is used as the preconditioner for all L2 penalties, so its own penalty is the geometric mean of the
+    smallest and the largest of them. If that mean is so small that it would be lost to rounding in the steps' dtype, a
+    larger penalty is used.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
     dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32

@@ -37,8 +37,8 @@ def fit_statistics(
 
     If all targets of a fit are equal, its weights and bias are 0.
 
-    `solve` maps statistics to weights [penalty, d] and biases [penalty] for centred rows. If `products` is false, the
-    `covariance` field of the statistics is undefined.
+    `solve` maps statistics to weights [penalty, d], and to the biases [penalty] that apply to centred rows. If
+    `products` is false, the `covariance` field of the statistics is undefined.
     """
     fits = []
     for number, statistics in enumerate(outside_folds(column, target, fold, products)):

@@ -173,7 +173,7 @@ class ClosedForm(Directions, AtOnce):
         """
 
     def solve_streamed(self, column: Column, target: Tensor, fold: Tensor) -> Fits:
-        """Fit all candidates that read one feature. The rows of the feature are read in chunks.
+        """Fit all candidates that read one feature, in chunks of rows.
 
         `target` [row] is float64, and `fold` [row] is int64.
 

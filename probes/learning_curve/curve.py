@@ -133,13 +133,13 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected at least one pair of `n` and `k` for which all fits on {self.store!r} succeed, but some "
-                f"fits failed for every pair. {next(iter(self.masked.values()))}"
+                f"Expected at least one pair of `n` and `k` for which all fits on {self.store!r} succeed, but at "
+                f"least one fit failed for each pair. {next(iter(self.masked.values()))}"
             )
         return self
 
     def subsets(self, n: int, k: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """For each subset, return a random order of the questions, and the `random_ranks` of the answers."""
+        """Return a random order of the questions and the `random_ranks` of the answers, for each subset."""
         generators = [np.random.default_rng([self.seed, subset]) for subset in range(self._n_subsets(n, k))]
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
 

@@ -197,7 +197,10 @@ def compare(
         ValueError: If the two methods are scored on different answers.
     """
     if not (torch.equal(scored_a.right, scored_b.right) and torch.equal(scored_a.known, scored_b.known)):
-        raise ValueError(f"Expected {a!r} and {b!r} to be scored on the same answers, but their grades differ.")
+        raise ValueError(
+            f"Expected {a!r} and {b!r} to be scored on the same answers, but their grades differ. Use the same "
+            "grades for both."
+        )
     first, second = common_rows(scored_a, scored_b)
     found = {name: difference(first, second, name, n_resamples, seed) for name in ("auroc", "brier")}
     names = {"a": a, "b": b, "split": split, "target": scored_a.target}

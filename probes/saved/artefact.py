@@ -188,7 +188,7 @@ class ConfidenceProbe(ModelHubMixin):
         return folder
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write all files. The mixin would only add missing files."""
+        """Write all files, because the mixin itself only adds a missing config or model card."""
         self.save(save_directory)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
@@ -230,7 +230,7 @@ class ConfidenceProbe(ModelHubMixin):
                 ``token=False``, no access token is sent.
 
         Raises:
-            InputError: As for `load_probe`, or if the Hub refuses access.
+            InputError: If `load_probe` raises it, or if the Hub refuses access.
         """
         config_file, weights_file, card_file = find_probe(pretrained_model_name_or_path, revision, **options)
         config = read_config(config_file)

@@ -35,7 +35,7 @@ class Answers:
         text: The answers, without special tokens.
         confidence: Probability that the model answers the question correctly, [answer] float32. If the probe reads
             answers, it is instead the probability that the answer is right, or NaN if the answer is empty.
-        novelty, is_novel: See `Confidences`. The shapes are [answer] float32 and [answer] bool.
+        novelty, is_novel: See `Confidences`; [answer] float32 and [answer] bool.
         sequences: Token ids of the padded prompts and answers, as returned by transformers, [answer, token] int64.
         question: Index of each answer's question.
     """
@@ -84,7 +84,7 @@ class ConfidentModel:
 
     @cached_property
     def starts(self) -> PromptStarts:
-        """Caches of the tokens that precede every question, kept until the probe is detached."""
+        """Key/value caches of the tokens that precede every question, kept until the probe is detached."""
         return PromptStarts(self._model, lambda prompt: self._encode(prompt, None)[0])
 
     def detach(self) -> Any:
@@ -115,7 +115,7 @@ class ConfidentModel:
 
         Args:
             inputs: One or more strings, chats or lists of token ids, or a left-padded tensor of token ids
-                [question, token]. Pass the `attention_mask` of a tensor as an option.
+                [question, token]. With a tensor, pass its `attention_mask` as an option.
             backoff: Whether to shift the confidences of novel questions. See `Confidences`.
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
 
@@ -161,8 +161,8 @@ class ConfidentModel:
         """Generate one answer, and return an iterator over its steps. Each step has the text and the confidence so far.
 
         The tokens are identical to those of `generate`. The model runs only while the caller waits for the next
-        step. An additional pass over the prompt is needed only if the probe reads token signals of the prompt other
-        than `tokens`. To stop the generation, close the iterator or stop iterating.
+        step. A probe of the question needs an additional pass over the prompt if it reads no hidden states, or if it
+        reads token signals other than `tokens`. To stop the generation, close the iterator or stop iterating.
 
         Args:
             question: One string, one chat, or the token ids of one prompt.
@@ -256,7 +256,7 @@ class ConfidentModel:
         return self.probe.confidences(self._features(prompts, answers), backoff)
 
     def _features(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]] | None) -> Tensor | Ragged:
-        """Read the probe's features [row, ...] on the CPU."""
+        """Read the probe's features [row, ...], and return them on the CPU."""
         from extract.signals.base import Answer
         from extract.signals.reading import read_answers, read_questions
 

@@ -24,7 +24,7 @@ class Decisions:
         text: The answers; None for a withheld answer.
         confidence: Confidence of the model (for `route`, of the cheap model), [question] float32. NaN for an empty
             answer, which `abstain` withholds and `route` replaces.
-        novelty, is_novel: See `Confidences`. The shapes are [question] float32 and [question] bool.
+        novelty, is_novel: See `Confidences`; [question] float32 and [question] bool.
         answered_by: Source of each answer: ``model``, ``strong`` (only for `route`), or None for a withheld answer.
         threshold: Minimum confidence for using the model's answer; None for `best_of`.
     """
@@ -104,7 +104,7 @@ def route(
         **options: Options of transformers' `generate` for both models.
 
     Raises:
-        InputError: As for `abstain`, or if `strong` does not return one answer per question.
+        InputError: If `abstain` raises it, or if `strong` does not return one answer per question.
     """
     prompts = _listed(questions)
     kept = abstain(cheap, prompts, risk, threshold, backoff, **options)

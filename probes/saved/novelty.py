@@ -2,10 +2,10 @@
 
 A row is a question or an answer. In this module, the training rows include the rows of the validation split.
 
-The novelty of a row is the fraction of training rows whose distance from the rest of the training data is smaller than
-the row's distance from the training data. If a row is more novel than 99 % of the training rows, its
-confidence is mixed with the base rate, which is the mean accuracy of the training rows. The weight of the base rate
-increases linearly with the row's distance from the training rows, up to a maximum that `probes.fitting.backoff` fits.
+The novelty of a row is the fraction of training rows that are closer to the rest of the training data than the row is.
+If a row is more novel than 99 % of the training rows, its confidence is mixed with the base rate, which is the mean
+accuracy of the training rows. The weight of the base rate increases linearly with the row's distance from the training
+rows, up to a maximum that `probes.fitting.backoff` fits.
 
 A broader probe, if there is one, was trained on the same rows and on the questions of other stores. If a novel row is
 close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The weight of

@@ -25,7 +25,8 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
         out: Parquet file to write.
 
     Raises:
-        InputError: If the probe cannot be loaded, has no prior, or belongs to another model.
+        InputError: If the probe cannot be loaded, has no prior, was trained on these questions, or was trained with
+            another model or prompt.
     """
     from extract.models.loading import load_model
     from extract.models.store_model import encode_questions

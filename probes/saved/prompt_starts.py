@@ -42,9 +42,9 @@ class PromptStarts:
         self._caches = {start: None for start in sorted(starts, key=len, reverse=True) if len(start) >= _MIN_TOKENS}
 
     def of(self, prompts: Sequence[Sequence[int]]) -> SharedPrompt | None:
-        """Return the cache of the longest start with which all prompts begin, or None.
+        """Return the cache of the longest start that all prompts share, or None.
 
-        The start must be shorter than every prompt.
+        A start is used only if it is shorter than every prompt.
         """
         first, last = min(map(tuple, prompts)), max(map(tuple, prompts))  # all prompts share what these two share
         for start, cache in self._caches.items():

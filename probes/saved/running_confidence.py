@@ -38,7 +38,7 @@ class RunningConfidence:
         return bool(self._found)
 
     def after(self, n_drawn: int) -> tuple[float, float, bool, int]:
-        """Return `confidence`, `novelty`, `is_novel` and `n_read` of the `Step` after `n_drawn` drawn tokens."""
+        """Return `confidence`, `novelty`, `is_novel` and `n_read` of the `Step` after `n_drawn` tokens."""
         n_read = n_drawn - 1 if self.probe.reads_answers else 0
         confidence, novelty, is_novel = self._found[n_read].tolist()
         return confidence, novelty, is_novel == 1, n_read
@@ -53,7 +53,7 @@ class RunningConfidence:
         return self.after(n_read + 1)
 
     def _update(self, state: Tensor) -> float:
-        """Add a token with the state [1, d_model], and return the expected fraction of the answer read so far."""
+        """Add a token with the state [1, d_model]. Return the expected fraction of the answer that has been read."""
         self._scores.append(self._running.update(state))
         self._features.append(self._running.features)
         prefixes = self.probe.prefixes
@@ -78,7 +78,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
     Args:
         rows: Running confidences of the answers. All must use the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
-        wait: Whether to wait until the confidences are on the CPU. If False, they are valid only after the CPU has
+        wait: Whether to wait until the confidences are on the CPU. If False, do not read them until the CPU has
             received a token that was drawn later on the same device.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)

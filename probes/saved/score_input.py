@@ -28,7 +28,7 @@ class Asked:
         question: Text or messages as shown in the output; None if they are invalid.
         prompt: Text or messages for the probe.
         answer: An answer to the question, or None.
-        problem: Why the question is invalid, or an empty string.
+        problem: Why the question is invalid; empty if it is valid.
     """
 
     id: str | int
@@ -89,7 +89,7 @@ def _from_lines(path: Path | None, size: int) -> Iterator[list[Asked]]:
 
 
 def _available_lines(stream: Any) -> Iterator[list[bytes]]:
-    """Yield the lines of a binary stream, in lists of those that can be read without waiting."""
+    """Yield lists of lines from a binary stream. Each list contains the lines that can be read without waiting."""
     rest = b""
     while chunk := stream.read1(2**16):
         *lines, rest = (rest + chunk).split(b"\n")

@@ -185,7 +185,7 @@ def _lock(out: str | None) -> AbstractContextManager[Any]:
 
 
 def _finished(out: Path, settings: Record) -> list[Record]:
-    """Return the results that an interrupted command wrote to `out`, and delete an incomplete last line.
+    """Return the results that an interrupted command wrote to `out`, and remove the last line if it is incomplete.
 
     The settings of that command were saved next to `out`. Raises an InputError if they differ from `settings`, or if
     another program wrote `out`.

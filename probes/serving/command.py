@@ -100,7 +100,7 @@ def serve(
 
 
 def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
-    """Create a server that prints `started` when it is ready, and stops unfinished answers on a signal."""
+    """Create a server that prints `started` when it is ready, and ends unfinished answers when it shuts down."""
     import uvicorn
 
     class Server(uvicorn.Server):

@@ -127,9 +127,9 @@ class Engine:
             backoff: Whether to shift the confidence of a novel question. See `Confidences`.
 
         Raises:
-            QueueFull, EngineClosed: As for `score`.
-            InputError: If the prompt is empty or leaves no room for an answer, or the probe reads pooled token signals
-                of answers.
+            QueueFull, EngineClosed: See `score`.
+            InputError: If the prompt is empty or leaves no room for an answer, or if the probe reads pooled token
+                signals of answers.
         """
         from extract.models.loading import check_prompts
 
@@ -206,7 +206,7 @@ class Engine:
             self._end_all(EngineClosed("The engine was closed."))
 
     def _next_requests(self) -> list[Job] | None:
-        """Wait for requests and pass score requests to the scorer. Return the jobs to start, or None if closed."""
+        """Wait for requests, and give those for scores to the scorer. Return the answers to start; None if closed."""
         with self._changed:
             self._running = [job for job in self._running if not job.has_ended]
             self._changed.wait_for(

@@ -25,7 +25,7 @@ _ROWS = 32
 
 
 class Batch:
-    """Answers that are generated together. `rows` are the answers in the order of the cache.
+    """Answers that are generated together. `rows` lists them in the order of the cache rows.
 
     If the model caches more than keys and values, or has chunked attention, no row can join a running batch, and all
     prompts in a new batch have the same length.
@@ -142,7 +142,7 @@ class Batch:
         layers: Sequence[int] | None,
         last: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Return logits [row, vocab] and states by layer [row, d_model] at the token index `last` [row] of each row."""
+        """Return logits [row, vocab] and a dict from layer to states [row, d_model], at token `last[i]` of each row i."""
         from extract.signals.hidden import HiddenCapture
 
         kept = sorted(set(last))

@@ -26,7 +26,7 @@ App = Callable[[Any, Any, Any], Any]
 
 
 class Metrics:
-    """Counts and durations of requests by endpoint. `counts` is a function that returns the engine's own counts."""
+    """Request counts and durations by endpoint. `counts` is a function that returns the engine's own counts."""
 
     def __init__(self, counts: Callable[[], Mapping[str, float]]) -> None:
         self._counts = counts

@@ -34,7 +34,10 @@ class Row:
         self._entropies, self._n_shown = list[float](), 0  # entropies of the tokens so far, and number already reported
 
     def uniform(self) -> float:
-        """Return the next random number in [0, 1). It depends only on the seed and the number of past draws."""
+        """Return the next random number in [0, 1), or 0 for greedy decoding.
+
+        It depends only on the seed and the number of past draws.
+        """
         return self._random.random() if self.job.settings.temperature else 0.0
 
     def add(self, token: int, entropy: float | None = None) -> str | None:

@@ -25,7 +25,7 @@ class Scorer:
         self.jobs: deque[ScoreJob] = deque()
 
     def step(self) -> int:
-        """Read one batch and return its number of rows. If reading fails, all requests in the batch end."""
+        """Read one batch and return its number of rows. An error ends all requests that have rows in the batch."""
         rows: list[tuple[ScoreJob, int]] = []
         while self.jobs and len(rows) < self._max_rows:
             job = self.jobs.popleft()

@@ -92,7 +92,7 @@ class Grid:
         return best
 
     def of_families(self) -> dict[str, int]:
-        """Return, for each family of scores, the row of the score with the highest validation AUROC.
+        """For each family of scores, return the row of the score with the highest validation AUROC.
 
         A weighted score is excluded if it ranks the validation answers exactly as an unweighted score does.
         """
@@ -202,7 +202,7 @@ def split(table: QuestionTable, test_fraction: float, seed: int) -> dict[str, Pa
         n_right, n = int(parts[name].right.sum()), len(rows)
         if n_right in (0, n):
             raise InputError(
-                f"Expected the {words} part to contain right and wrong answers, but all {n} answers to its "
+                f"Expected the {words} split to contain right and wrong answers, but all {n} answers to its "
                 f"{len(questions)} questions are {'right' if n_right else 'wrong'}. Use more questions, different "
                 "questions or a different seed."
             )

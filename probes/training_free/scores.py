@@ -112,7 +112,7 @@ class Scores:
         self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
 
     def key_of(self, position: str) -> str | None:
-        """Return the key of a position in the `tokens` signal, or None if there is none.
+        """Return the key of a position in the `tokens` signal, or None if the signal lacks that position.
 
         In a model with 30 layers, for example, the key of the ``entropy`` position is ``30/entropy``.
         """
@@ -151,7 +151,7 @@ class Scores:
         """Return three scores [3, answer] from the log-probabilities of the tokens.
 
         Row 0 is the negative log-likelihood of the answer. Row 1 is the mean of row 0 over the even-numbered answers to
-        the question. Row 2 is the same mean for the negative log-likelihood per token.
+        the question. Row 2 is computed like row 1, but from the negative log-likelihood per token.
         """
         nll = self._store.signals.read_ragged(TOKENS, key)
         mean = pool_each(nll, ["mean"])["mean"]

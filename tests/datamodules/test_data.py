@@ -133,7 +133,7 @@ def test_a_split_with_one_class_is_refused(tmp_path: Path, small_store: Path) ->
         store.grades.write("harsh", part, rows, "all wrong")
     with pytest.raises(
         InputError,
-        match="right and wrong answers in train and val, but all 576 answers are wrong",
+        match="right and wrong answers to the train and val questions, but all 576 are wrong",
     ):
         FeatureDataModule(str(tmp_path / "store"), grader="harsh").setup()
 

@@ -34,7 +34,7 @@ def read_json_lines(path: Path, kind: Kind | None) -> Log:
     """Read a file in which each line is an object with a question, an answer and possibly a score.
 
     Raises:
-        InputError: If a line is not valid. The message contains the number of the line.
+        InputError: If a line is invalid. The message contains the line number.
     """
     questions: dict[str, Question] = {}
     answers: dict[tuple[str, int], Answer] = {}

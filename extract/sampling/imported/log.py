@@ -121,7 +121,7 @@ def checked_questions(questions: Iterable[Question], kind: Kind | None, path: Pa
 
 
 def check_same(earlier: Question | None, question: Question, where: str) -> Question:
-    """Return a question, after checking that it equals an earlier question with the same id."""
+    """Check that a question equals an earlier question with the same id, and return it."""
     if earlier is not None and earlier != question:
         names = ("text", "messages", "references", "kind", "choices", "group", "meta")
         different = ", ".join(name for name in names if getattr(earlier, name) != getattr(question, name))

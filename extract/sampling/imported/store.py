@@ -96,7 +96,7 @@ def _keys(store: Store, part: SampleRange) -> list[tuple[str, int]]:
 
 
 def _sample(store: Store, log: Log, id_: str, sample: int) -> dict[str, Any]:
-    """Return an answer's row of the samples table, without token ids."""
+    """Return the row of the samples table for an answer, without token ids."""
     row, answer = store.samples.absent(id_, sample, MISSING), log.answers.get((id_, sample))
     if answer is None:
         return row

@@ -24,7 +24,7 @@ from extract.sampling.local.shared_cache import SharedCache
 NAME = "shared_prompt"
 
 #: Minimum number of queries for torch's fused kernel on CPUs. With fewer queries, matrix products are faster.
-_FUSED_QUERIES = 8
+_FUSED_QUERIES = 32
 
 _active: ContextVar[AnswerCache | SharedCache | None] = ContextVar("answer_cache", default=None)
 _lock = threading.Lock()
@@ -60,7 +60,7 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bia
     if bias is not None:
         scores += bias
     top = scores.amax(-1, keepdim=True)
-    weights = (scores - top).exp_()
+    weights = scores.sub_(top).exp_()
     return Part((weights.to(values.dtype) @ values).float(), top, weights.sum(-1, keepdim=True))
 
 

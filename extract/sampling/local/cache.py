@@ -40,7 +40,7 @@ class AnswerLayer(DynamicLayer):
         """Append keys and values [row, head, new token, d_head], and return all keys and values, prefix included."""
         if self._buffers is None:  # prompts are still being read
             super().update(key_states, value_states)
-            self.handed_out = self._after_prefix()
+            self.handed_out = self._with_prefix()
             return self.handed_out
         length = self.keys.shape[2]
         if length + key_states.shape[2] > self._buffers[0].shape[2]:
@@ -59,13 +59,19 @@ class AnswerLayer(DynamicLayer):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select rows by their indices [row], and make room for answers."""
-        keys, values = (one[indices] for one in self._after_prefix())
+        keys, values = (one[indices] for one in self._with_prefix())
         self.prefix = self.handed_out = None
         self._make_room(
             keys, values, keys.shape[2] + _FREE_TOKENS if self._buffers is None else self._buffers[0].shape[2]
         )
 
-    def _after_prefix(self) -> tuple[Tensor, Tensor]:
+    def after_prefix(self, n_prefix: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the prompts without their first `n_prefix` tokens."""
+        assert self.handed_out is not None
+        keys, values = self.handed_out
+        return keys[:, :, n_prefix:], values[:, :, n_prefix:]
+
+    def _with_prefix(self) -> tuple[Tensor, Tensor]:
         if self.prefix is None:
             return self.keys, self.values
         keys, values = (one.expand(len(self.keys), -1, -1, -1) for one in self.prefix)

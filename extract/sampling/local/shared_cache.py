@@ -19,6 +19,8 @@ _FIRST_WIDTH = 16
 _FREE_SHARE, _FREE_COLUMNS = 0.5, 32
 #: Fraction of prompts that must have no rows before they are removed. Each removal copies all prompts.
 _UNUSED_PROMPTS = 0.2
+#: Minimum length of a common prefix in tokens. Separate attention to a shorter one would be slower.
+_SHORTEST_PREFIX = 64
 
 
 @dataclass
@@ -51,13 +53,14 @@ class SharedLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        prompts: Keys and values [question, head, token, d_head] of the prompts, padded on the left.
+        prompts: Keys and values [question, head, token, d_head] of the prompts after the common prefix, padded on the
+            left. If `prefix` is None, they include it.
         answers: Keys and values [slot, head, column, d_head] of each group. Its rows are in the first slots.
     """
 
-    def __init__(self, read: AnswerLayer, groups: list[Group]) -> None:
+    def __init__(self, read: AnswerLayer, has_prefix: bool, groups: list[Group]) -> None:
         super().__init__()
-        self.prefix, self.prompts = read.prefix, (read.keys[:0], read.values[:0])
+        self.prefix, self.prompts = read.prefix if has_prefix else None, (read.keys[:0], read.values[:0])
         self.answers, self._groups = list[Pair](), groups
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Pair:
@@ -128,8 +131,9 @@ class SharedCache(DynamicCache):
     def __init__(self, read: AnswerCache) -> None:
         super().__init__()
         self.groups = list[Group]()
-        self.layers = [SharedLayer(layer, self.groups) for layer in read.layers]
-        self._mask = read.mask[:0, read.n_prefix :]
+        self._n_prefix = read.n_prefix if read.n_prefix >= _SHORTEST_PREFIX else 0
+        self.layers = [SharedLayer(layer, self._n_prefix > 0, self.groups) for layer in read.layers]
+        self._mask = read.mask[:0, self._n_prefix :]
         self._questions = list[int]()  # index of each row's prompt
 
     def join(self, read: AnswerCache, questions: Sequence[int]) -> None:
@@ -183,9 +187,9 @@ class SharedCache(DynamicCache):
         used = sorted(set(self._questions))
         kept, new = (torch.tensor(each, dtype=torch.int64, device=self._mask.device) for each in (used, added))
         for i, layer in enumerate(self.layers):
-            source = layer.prompts if read is None else (read.layers[i].keys, read.layers[i].values)
+            source = layer.prompts if read is None else read.layers[i].after_prefix(self._n_prefix)
             layer.set_prompts(kept, source, new)
-        mask = self._mask if read is None else read.mask[:, read.n_prefix :]
+        mask = self._mask if read is None else read.mask[:, self._n_prefix :]
         self._mask = _stacked(self._mask[kept], mask[new], dim=1)
         self.prompt_bias = _bias(self._mask == 0)
         places = {question: i for i, question in enumerate(used)}

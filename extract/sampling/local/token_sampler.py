@@ -20,6 +20,8 @@ from extract.sampling.local.reading import PromptReader
 
 #: Fraction of rows that must be free before answers join, unless all waiting answers fit.
 _JOINING_SHARE = 0.2
+#: Minimum number of answers whose prompts are read in one pass, as a fraction of rows. Short passes are inefficient.
+_READING_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ class TokenSampler:
             while (unread or waiting) and self._may_join(batch, len(waiting) or len(rows)):
                 n_free = self.max_rows - len(batch)
                 if not waiting:
-                    chunk, unread = unread[: max(1, n_free // len(rows))], unread[max(1, n_free // len(rows)) :]
+                    n_read = max(1, n_free // len(rows), int(_READING_SHARE * self.max_rows) // len(rows))
+                    chunk, unread = unread[:n_read], unread[n_read:]
                     cache, logits, places = self._read([prompts[i] for i in chunk], prefix, block)
                     waiting = [
                         (place, i * len(rows) + j)

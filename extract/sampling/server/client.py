@@ -65,8 +65,11 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens for an attempt. Inside the with block, call `count` with the reply.
 
-        If attempts in flight have reserved too much of the budget, wait until the rest is large enough or
-        they have finished. Raises `BudgetSpent` if the budget is still too small then.
+        If other attempts have reserved too much of the budget, wait until enough of it is free or all of them have
+        finished.
+
+        Raises:
+            BudgetSpent: If the attempt could still exceed the budget of tokens, or the budget of requests is spent.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:

@@ -40,7 +40,7 @@ class Server:
     """Options for an OpenAI-compatible server, such as vLLM, SGLang, llama.cpp, LiteLLM or `transformers serve`.
 
     Attributes:
-        url: Base address without /chat/completions, or a list of addresses, which share the requests.
+        url: Base address without /chat/completions, or a list of addresses that share the requests.
         max_concurrency: Maximum number of concurrent requests.
         n: Number of answers per request. With n above 1, the server reads each prompt less often, but not all servers
             support this.

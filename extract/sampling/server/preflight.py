@@ -56,8 +56,8 @@ class Preflight:
 def run_preflight(asks: Sequence[Ask], model: str, decoding: Decoding, server: Server) -> Preflight:
     """Check the budgets, then test each address with one of the run's requests.
 
-    If a request is rejected, try the next ones. `asks` contains requests for different questions, up to `TRIES` per
-    address.
+    `asks` contains up to `TRIES` requests per address, each for a different question. If a request is rejected, all
+    addresses are tested again with the next requests.
     """
     spending = Spending(server)
 
@@ -207,7 +207,7 @@ def _is_constrained(request: Request) -> bool:
 
 
 def _open_requests(request: Request) -> list[Request]:
-    """Return open-ended variants of a request, or [] at temperature 0 or if the form of the answers is constrained."""
+    """Return open-ended variants of a request. Empty at temperature 0, or if the form of the answers is constrained."""
     if request.temperature == 0 or _is_constrained(request):
         return []
     open_request = replace(

@@ -99,7 +99,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Reply:
-    """Parsed reply with at least one answer, but possibly with fewer answers than requested.
+    """Parsed reply. It has at least one answer, but can have fewer than requested.
 
     Fields that the server does not return are None.
 

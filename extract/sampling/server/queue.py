@@ -58,9 +58,9 @@ class OpenRange:
         self.n_waiting = len(self.asks)
 
     def close(self, rejected: Collection[str] = ()) -> bool:
-        """Close the log. If the range is complete and `wanted` was not passed, write its table and delete the log.
+        """Close the log. If the range is complete and `wanted` was not passed, write the samples and delete the log.
 
-        In the table, missing answers to questions in `rejected` are marked as rejected.
+        Missing answers to questions in `rejected` are marked as rejected.
 
         Any thread can call this method.
 

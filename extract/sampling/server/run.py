@@ -97,7 +97,7 @@ class Run:
                 yield opened, ask
 
     async def _work(self, requests: Iterator[tuple[OpenRange, Ask]]) -> None:
-        """Send one request after another, and close each range after its last request."""
+        """Send requests one after another, and close each range when all its requests are done."""
         for opened, ask in requests:
             if not await self._ask(opened, *ask):
                 self._completed.discard(opened.samples)
@@ -159,7 +159,7 @@ class Run:
             raise InputError(f"{self._stopped} {state}")
         if self._stopped is not None:
             scope = f" (each of the {n_workers} workers has its own budget)" if n_workers > 1 else ""
-            raise InputError(f"Expected the budget to suffice for all answers{scope}, but {self._stopped} {state}")
+            raise InputError(f"Expected the budget to cover all answers{scope}, but {self._stopped} {state}")
         store, n = self.store, self.server.n
         unfinished = [samples for samples in self.ranges if not is_finished(store.samples.file(samples))]
         opened = (OpenRange(store, samples, n, self.wanted) for samples in unfinished)

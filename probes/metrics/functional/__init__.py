@@ -7,8 +7,8 @@ The functions share these arguments:
 - `known` [question]: number n ≥ 1 of graded answers to each question. The measured accuracy is p̂ = c/n.
 - `weights` [..., question]: number of copies of each question, 1 by default. The leading axes are resamples.
 
-The results are [...] float64. Unbiased estimates require that `preds` do not depend on the answers counted in `right`.
-To evaluate confidences in individual answers, pass one row per answer with `known` = 1.
+Results have the shape [...] and the dtype float64. Unbiased estimates require that `preds` do not depend on the answers
+counted in `right`. To evaluate confidences in individual answers, pass one row per answer with `known` = 1.
 """
 
 from probes.metrics.functional.binned import bin_index, expected_calibration_error, rmsce, squared_calibration_error

@@ -411,7 +411,7 @@ def test_priors_are_checked(columns: dict[str, Any], n: int, message: str, recip
 def test_priors_for_another_prompt_are_refused(recipe: StoreRecipe, tmp_path: Path) -> None:
     file = tmp_path / "priors.parquet"
     prior.write_priors(file, [f"q{i}" for i in range(N)], np.full(N, 0.5), 2.0, 1.0, prompt="another")
-    with pytest.raises(InputError, match="to be for this run's prompt, but they are for another prompt"):
+    with pytest.raises(InputError, match="with this run's prompt, but they were computed with a different prompt"):
         sample_family(str(tmp_path / "store"), recipe, stop="prior", priors=str(file))
 
 

@@ -370,7 +370,7 @@ def test_a_budget_stops_sampling_evenly_and_the_next_run_continues(
     server: Running, questions: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "store"
-    with pytest.raises(InputError, match=r"^Expected the budget to suffice for all answers[^\n]*at least 1 answers\.$"):
+    with pytest.raises(InputError, match=r"^Expected the budget to cover all answers[^\n]*at least 1 answers\.$"):
         sample(str(path), recipe(server.url, questions, k=3, budget_requests=34))
     counts = Counter(row["question_id"] for row in [*Store.open(path).samples.read().to_pylist(), *logged(path)])
     assert len(counts) == 20

@@ -541,5 +541,5 @@ def test_a_store_with_only_right_answers_is_refused(tmp_path: Path) -> None:
     for part in store.samples.ranges():
         rows = [{**row, "right": True} for row in store.grades.read("made", part).to_pylist()]
         store.grades.write("alike", part, rows, "all are right")
-    with pytest.raises(InputError, match="validation part to contain right and wrong answers, but all 128"):
+    with pytest.raises(InputError, match="validation split to contain right and wrong answers, but all 128"):
         signals(str(store.path), str(tmp_path / "out"), grader="alike")

@@ -55,8 +55,8 @@ class FeatureDataModule(L.LightningDataModule):
         split_seed: Seed of the split.
         batch_size: Number of questions per batch, or of answers and prefixes for the `response` target.
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on their
-            questions and those of `store`. If a question is unlike the training and validation questions of `store`,
-            its confidence is shifted towards the mean accuracy on these questions. If it also resembles the second
+            questions and on the training and validation questions of `store`. If a question is unlike those of `store`,
+            its confidence is shifted towards the mean accuracy on them. If the question also resembles the second
             probe's training questions, its confidence is shifted towards that of the second probe as well.
         in_memory: Whether the features are held in memory. If false, they are read from the store in chunks. The
             features of `broader` stores are always held in memory.
@@ -225,9 +225,10 @@ class FeatureDataModule(L.LightningDataModule):
         return every.take(every.row.argsort())
 
     def inner_folds(self, question: Tensor, n_folds: int) -> Tensor:
-        """Return each row's fold [row] int64, stratified by group and by whether any answer is right.
+        """Return each row's fold, [row] int64.
 
-        `question` [row] int64 is the question of each row. All rows of a question are in the same fold.
+        `question` [row] int64 is the question of each row. All rows of a question are in the same fold. Folds are
+        stratified by the question's group and by whether it has a right answer.
         """
         questions, place = question.cpu().unique(return_inverse=True)
         rows = questions.tolist()

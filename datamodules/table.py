@@ -97,11 +97,12 @@ class QuestionTable:
 
     Attributes:
         prompt_tokens: Prompt length in tokens; NaN if unknown.
-        right, known, unknown: Numbers of answers that are right, have a known grade, and have an unknown grade.
+        right, known, unknown: Numbers of right answers, of answers with a known grade, and of answers with an unknown
+            grade.
         held_right, held_known, held_unknown: The same counts for answers with odd sample indices j.
         consistency: Relative frequency of the most frequent answer among those with even j; NaN if there are none.
-        asked: Dict from the name of each model-based baseline of questions to its table, with the columns `value` (in
-            [0, 1] or null), `prompt_tokens` and `completion_tokens`. Incomplete baselines are left out.
+        asked: Tables of the model-based baselines at question scope, by name, with the columns `value` (in [0, 1] or
+            null), `prompt_tokens` and `completion_tokens`. Incomplete baselines are left out.
     """
 
     ids: list[str]
@@ -139,7 +140,7 @@ class QuestionTable:
         return np.bincount(distinct[0], minlength=len(self.ids))
 
     def with_grades(self, kept: NDArray[np.bool_]) -> "QuestionTable":
-        """Return a table in which the grades outside the mask `kept` [answer] are unknown."""
+        """Return a copy of the table in which the grades outside the mask `kept` [answer] are unknown."""
         answers = replace(self.answers, right=self.answers.right * kept, known=self.answers.known * kept)
         counts: Any = _count_grades(answers, len(self.ids))
         return replace(self, answers=answers, **counts)
@@ -257,7 +258,7 @@ def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int3
 
 
 def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[np.float64]:
-    """Read the values [row] of a model-based baseline of answers, in the order of `table.answers`; NaN if missing."""
+    """Read a model-based baseline's values [row] for the answers, in the order of `table.answers`; NaN if missing."""
     asked = _align(store.asked.read(name, "sample"), table.answers.question, table.answers.sample, _ids(store))
     return asked["value"].to_numpy().astype(np.float64)
 

@@ -14,7 +14,7 @@ model = load_probe(PROBE).attach(*load_model())
 
 
 def majority(questions: list[str]) -> list[str]:
-    """Answer each question with the majority of 8 samples. You can call a larger model here instead."""
+    """Answer each question with the most frequent of 8 samples. You can call a larger model here instead."""
     samples = model.generate(questions, max_new_tokens=16, do_sample=True, temperature=0.7, num_return_sequences=8)
     texts = [text.strip() for text in samples.text]
     return [Counter(texts[i : i + 8]).most_common(1)[0][0] for i in range(0, len(texts), 8)]

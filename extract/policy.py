@@ -20,7 +20,7 @@ class Decoding:
 
     Attributes:
         temperature: Divisor of the logits. 0 means greedy decoding. A grid START:STOP:STEP, such as 0:1.2:0.1, includes
-            STOP and makes one store per temperature.
+            STOP and creates one store per temperature.
         top_p: Sample from the smallest set of tokens with at least this total probability (1 keeps all tokens).
         top_k: Sample from the top_k most likely tokens (0 keeps all tokens).
         max_new_tokens: Maximum length of an answer in tokens.

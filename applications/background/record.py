@@ -115,11 +115,11 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 
 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
-    """Return a record of the largest `temperature_limit` of the references.
+    """Return a record of the upper limit, which is the largest `temperature_limit` of all references.
 
     Returns None if the tested system has different outputs for the same prompt.
 
-    The `inclusive` entry tells whether the background temperature can equal the limit. If not, the limit is the lowest
+    The `inclusive` entry is true if the background temperature can equal the limit. Otherwise, the limit is the lowest
     nonzero temperature of a grid.
     """
     if estimate.mismatch_rate is None:

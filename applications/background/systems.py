@@ -27,7 +27,7 @@ class Systems:
     Attributes:
         prompts: Prompts, or the ids of their questions if a system is a store.
         tested: Outputs of the tested system, [prompt].
-        references: Outputs of the references, [prompt], by name, then by temperature in ascending order.
+        references: For each reference, its outputs [prompt] by temperature, in ascending order.
         unit: Unit of the outputs.
         limit: Maximum number of tokens per output.
         n_unshared: Number of prompts that are left out because some systems have no outputs for them.
@@ -53,7 +53,7 @@ References = Mapping[str, Mapping[float, Source]]
 def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
     """Open temperature grids, or JSON files in the format of Messina and Scotta.
 
-    Returns the sources of the references, by name, then by temperature in ascending order.
+    Returns a dict from reference name to a dict of sources by temperature, in ascending order.
     """
     named: list[tuple[str, dict[float, Source]]] = []
     for path in paths:
@@ -72,8 +72,8 @@ def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
     for name, grid in named:
         if len(grid) < 2:
             raise InputError(
-                f"Expected the reference {name!r} to have at least two temperatures, but it has only {min(grid):g}. "
-                "Sample a grid with `python -m extract sample --policy.temperature 0:1:0.05`."
+                f"Expected the reference {name!r} to have at least two temperatures, but it has only one, "
+                f"{min(grid):g}. Sample a grid with `python -m extract sample --policy.temperature 0:1:0.05`."
             )
     return dict(named)
 

@@ -40,7 +40,7 @@ class Setting(NamedTuple):
     online: bool = False
 
     def limit(self, fold: NDArray[np.int64]) -> float:
-        """Return the largest mean number of answers per question that can be drawn in every fold.
+        """Return the largest budget (mean number of answers per question) that is available in every fold.
 
         `fold` [question] is the fold of each question.
         """
@@ -56,7 +56,8 @@ class Questions(NamedTuple):
         fold: Fold of each question, [question]. Folds are stratified by question group and have separate budgets.
         settings: Settings by name: `all` (all answers can be drawn), `half` (only the answers with odd indices can be
             drawn) and `online` (all answers can be drawn, but sampling stops at the first right answer).
-        concentration: Mean concentration of the beta priors of each confidence, or None.
+        concentration: Mean concentration of the beta priors of the base rate and of each confidence, by name. None if
+            it cannot be estimated.
     """
 
     rows: NDArray[np.int64]
@@ -68,7 +69,7 @@ class Questions(NamedTuple):
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
     """Select the questions to use, and compute the gains of all methods.
 
-    Each array in `confidences` has one value per row of the question table, which is NaN without a confidence.
+    Each array in `confidences` has one value per row of the question table; NaN if the row has no confidence.
 
     A question is used if it has a confidence in every array, and graded answers at both even and odd indices. Methods
     that use the grades of the answers with even indices, such as the oracle, are included only in the `half` setting,

@@ -23,7 +23,7 @@ def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
     """Plot the success of each method, and its difference from the uniform allocation.
 
-    Lines for plug-in gains are dashed.
+    The lines of methods with plug-in gains are dashed.
     """
     figure, (left, right) = new_figure(8.4, 3.8, ncols=2)
     budgets, methods = np.array(setting["budgets"]), setting["methods"]

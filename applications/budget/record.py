@@ -32,8 +32,8 @@ def budget_record(
 ) -> tuple[dict[str, Any], pa.Table]:
     """Compute the content of budget.json and a table of the allocations.
 
-    Each array in `confidences` has one value per row of the question table, which is NaN without a confidence. The
-    `settings` entry maps each setting to the result of `evaluate_setting`.
+    Each array in `confidences` has one value per row of the question table; NaN if the row has no confidence. The
+    `settings` entry of the record maps each setting to the result of `evaluate_setting`.
     """
     questions = read_questions(table, confidences, seed)
     everything = questions.settings["all"]
@@ -108,7 +108,7 @@ def evaluate_setting(setting: Setting, questions: Questions, budgets: Sequence[i
 def _interval(values: Tensor) -> Interval | None:
     """Return the first value and the 95 % percentile interval of the others.
 
-    The result is None if the first value or more than 10 % of the others are not finite.
+    The result is None if the first value is not finite, or if more than 10 % of the others are not finite.
     """
     # With 40 questions, these intervals cover the expected difference in 92–96 % of simulations (BCa: 83–88 %).
     resampled = values[1:][values[1:].isfinite()]

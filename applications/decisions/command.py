@@ -37,9 +37,9 @@ def decide(
 ) -> Path:
     """Find confidence thresholds for abstention, with a guaranteed bound on the risk of the remaining answers.
 
-    The risk of a threshold is the expected fraction of wrong answers to the questions whose confidence is at least the
-    threshold. The questions of the store are treated as a random sample. With a probability of at least `level`, the
-    threshold found in this sample has at most the requested risk.
+    The risk of a threshold is the expected fraction of wrong answers among the questions whose confidence is at least
+    the threshold. The questions of the store are treated as a random sample. With a probability of at least `level`,
+    the threshold found in this sample has at most the requested risk.
 
     Args:
         store: Folder of the store. It must contain samples and grades.
@@ -51,7 +51,7 @@ def decide(
             `probes.abstain` and `probes.route`. `confidences` must be the out-of-fold predictions of the probe's
             method, or the probe itself if it was trained on other questions.
         strong: Folder of a store with more accurate answers to the same questions. The page then shows the accuracy and
-            the cost of routing the questions below a threshold to that store.
+            the cost of routing the questions with confidences below a threshold to that store.
         strong_price: Price of a token of the strong store, relative to a token of `store`.
         shared: Whether to evaluate routing only on the questions that both stores have, if their questions differ.
         grader: Grader whose grades are used. Required if the store has several graders.

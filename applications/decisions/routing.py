@@ -42,11 +42,11 @@ class Pair(NamedTuple):
     reading_cost: Array
 
     def accuracy(self, is_routed: NDArray[np.bool_]) -> Array:
-        """Return the accuracy on each question, [question], if those in the mask `is_routed` are routed."""
+        """Return the accuracy on each question, [question], if the questions in the mask `is_routed` are routed."""
         return np.where(is_routed, self.strong, self.cheap)
 
     def cost(self, is_routed: NDArray[np.bool_]) -> Array:
-        """Return the cost of each question, [question], if those in the mask `is_routed` are routed."""
+        """Return the cost of each question, [question], if the questions in the mask `is_routed` are routed."""
         return np.where(is_routed, self.reading_cost + self.strong_cost, self.cheap_cost)
 
 

@@ -31,7 +31,7 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
     if different := "; ".join(differences(prompt, probe.config["prompt"])):
         raise InputError(
             f"Expected `probe` to have the prompt of '{store.path}', but its prompt differs in {different}. Pass "
-            "a probe that was trained with this prompt."
+            "a probe that was trained with the store's prompt."
         )
     method = probe.config.get("name")
     names = [method if Path(source).is_dir() else confidence_name(source) for source in sources]

@@ -32,8 +32,8 @@ def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -
         \bar x_c \pm t_{N-K,\, 1 - \alpha/(2K)} \, s / \sqrt n
 
     N is the number of questions in the K clusters, and α is 0.05. Dividing α by K is a Bonferroni correction. Clusters
-    with fewer than 10 questions have no interval and do not count in K or N. There are no intervals if the pooled
-    variance is 0.
+    with fewer than 10 questions have no interval and are not included in K and N. There are no intervals if the
+    pooled variance is 0.
 
     Args:
         values: Finite values, [question].
@@ -58,7 +58,7 @@ def minus_the_rest(values: Values, cluster: NDArray[np.int64], n_clusters: int) 
 
 
 class _Moments(NamedTuple):
-    """Mean, variance and size of each set of questions. Variance and size are NaN for sets of fewer than 10."""
+    """Mean, variance and size of each set of questions. Variance and size are NaN for fewer than 10 questions."""
 
     mean: Values
     variance: Values

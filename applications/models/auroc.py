@@ -80,9 +80,10 @@ def covariance(a: Auroc, b: Auroc) -> float:
 
 
 def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
-    """Return the AUROC as `value` with its 95 % interval, symmetric on the log-odds scale.
+    """Return a dict with the AUROC as `value`, and its 95 % interval as `low` and `high`.
 
-    There is no interval if all confidences are equal, or if they separate right and wrong answers perfectly.
+    The interval is symmetric on the log-odds scale. `low` and `high` are None if all confidences are equal, or if they
+    separate right and wrong answers perfectly.
     """
     if auroc is None:
         return None

@@ -28,8 +28,8 @@ def models(
             grid, each temperature is treated as a store.
         confidences: Confidences whose AUROCs are compared: one source for each store, or one for all stores. A source
             is the folder of a saved probe, or FILE:COLUMN for a column of a Parquet or CSV file.
-        clusters: Field of the questions that defines clusters of correlated questions: group, dataset or meta.KEY. By
-            default, questions are treated as independent.
+        clusters: Question field that defines clusters of correlated questions: group, dataset or meta.KEY. By default,
+            questions are treated as independent.
         shared: Whether to use only the questions that all stores have, if their questions differ.
         difference: Difference in accuracy for which to compute the required number of questions.
         grader: Grader whose grades are used. Required if the stores have several graders.

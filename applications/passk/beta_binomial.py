@@ -39,7 +39,7 @@ class BetaBinomial(NamedTuple):
         where w is the posterior probability of p = 0. If c > 0, w is 0.
 
         Returns:
-            [k, question] probabilities.
+            Probabilities, [k, question].
         """
         a, b = self.alpha + right, self.beta + known - right
         none = np.exp(betaln(a, b + np.array(k)[:, None]) - betaln(a, b))
@@ -60,8 +60,8 @@ class BetaBinomial(NamedTuple):
 def moments(right: Counts, known: Counts, weights: Values) -> tuple[float, float]:
     """Estimate α and β by the method of moments, and clip them to a finite range.
 
-    Let c of n answers to a question be right. The variance of the accuracy over questions is estimated by the variance
-    of c/n minus the mean of the sampling variance c(n − c)/(n²(n − 1)).
+    If c of n answers to a question are right, the sampling variance of c/n is estimated by c(n − c)/(n²(n − 1)). The
+    variance of the accuracy over questions is estimated by the variance of c/n minus the mean sampling variance.
     """
     mean = np.clip(np.average(right / known, weights=weights), 1e-3, 1 - 1e-3)
     several = known >= 2

@@ -1,4 +1,4 @@
-"""Unbiased estimates of Pass@K and of the error of its predictions, from counts of right answers.
+"""Unbiased estimates of Pass@K, and of the errors of Pass@K predictions, from counts of right answers.
 
 The functions share these arguments:
 

@@ -48,9 +48,9 @@ def error_records(
 
     Args:
         confidences: Confidences [question] by name.
-        counts: Numbers of right answers and of graded answers, each [question]. The key False is for all answers, and
-            True for the answers with odd indices. Methods that use the answers with even indices are scored on those
-            with odd indices.
+        counts: Dict with the numbers of right answers and of graded answers, each [question]. The key is False for all
+            answers, and True for the answers with odd indices. Methods that use the answers with even indices are
+            scored on those with odd indices.
         k: Numbers of answers, in ascending order.
 
     Returns:

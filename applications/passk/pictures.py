@@ -61,7 +61,7 @@ def curve_picture(store: dict[str, Any]) -> Figure:
 
 
 def _scale(axis: Axes, most: int) -> None:
-    """Set a logarithmic axis for numbers of answers from 1 to `most`, with labels at powers of 4."""
+    """Make the x axis logarithmic, from 1 to `most` answers, with labels at powers of 4."""
     axis.set(xscale="log", xlim=(1, most), ylim=(0, 1.02), xlabel="answers per question, K")
     axis.xaxis.set_major_locator(LogLocator(base=4))
     axis.xaxis.set_major_formatter(ScalarFormatter())

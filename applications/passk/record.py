@@ -28,12 +28,12 @@ _POINTS = 48
 
 
 class Graded(NamedTuple):
-    """Stores by temperature, and counts of answers to the questions that have a known grade at every temperature.
+    """Stores, and counts of answers to the questions that have a known grade at every temperature.
 
     Attributes:
-        stores: The stores by temperature, in ascending order.
+        stores: Stores by temperature, in ascending order.
         tables: Question tables of the stores.
-        rows: Rows of these questions in the tables, [question] int64.
+        rows: Rows of the counted questions in the tables, [question] int64.
         right: Numbers of right answers, [temperature, question].
         known: Numbers of graded answers, at least 1, [temperature, question].
     """

@@ -97,7 +97,10 @@ class Classifier(TextReader):
         self._entailment = next(i for i, label in labels.items() if label == "entailment")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[bool, int]]:
-        """For each (premise, hypothesis) pair, return whether entailment is likeliest, and the number of tokens."""
+        """Classify (premise, hypothesis) pairs.
+
+        For each pair, returns whether entailment is the most likely label, and the number of tokens.
+        """
         encoded = self.encode(pairs)
         logits = self.read(encoded, lambda output, mask: output.logits)
         entailed = (logits.argmax(-1) == self._entailment).tolist()

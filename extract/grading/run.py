@@ -40,7 +40,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
         )
     undecided = {samples: n for samples in graded if (n := _n_undecided(store, grader, samples))}
     if not missing and not undecided:
-        say(f"grade: all answers are graded by {name}")
+        say(f"grade: all answers have already been graded by {name}")
         return
     _check_references(store)
     to_grade = sorted((*missing, *undecided))

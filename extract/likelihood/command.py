@@ -38,7 +38,7 @@ def likelihood(
 ) -> None:
     """Compute the log-probabilities of answer options, of the next token after a prompt, or of whole texts.
 
-    Pass one of `store`, `prompt` and `texts`. With `store`, the results are added to the store.
+    Pass exactly one of `store`, `prompt` and `texts`. With `store`, the results are added to the store.
 
     Args:
         store: Folder of a store, or of a temperature grid. Options are scored as continuations of the prompts.

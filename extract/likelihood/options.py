@@ -72,7 +72,7 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
 
 
 def probability(logprobs: Sequence[float]) -> float | None:
-    """Return the largest probability, divided by the sum of all probabilities.
+    """Return the largest probability of a continuation, divided by the sum over all continuations.
 
     The result is None for a single continuation.
 

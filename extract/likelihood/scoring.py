@@ -46,8 +46,8 @@ def encode_item(
     first n belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. If the prompt
     has no such whitespace, a space is inserted before the continuation, except in a chat.
 
-    Returns the item, and a second item for the unconditional log-probabilities, whose prompt is the output of
-    `first_token`.
+    Returns the item, and a second item for the unconditional log-probabilities. The prompt of the second item is the
+    output of `first_token`.
     """
     text = template.rendered(tokenizer, prompt)
     context = text.rstrip()
@@ -163,7 +163,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
 
 @torch.inference_mode()
 def supports_trees(model: Any) -> bool:
-    """Test on a short prompt with two branches whether a model applies tree masks and position ids."""
+    """Whether a model applies tree masks and position ids, tested on a short prompt with two branches."""
     if not can_share(model):
         return False
     branch = torch.tensor([[0, 0, 1, 1, 1, 2, 2]], device=model.device)

@@ -1,7 +1,7 @@
 """The `facts` question set: short questions that are moderately difficult for a small model.
 
-Countries come from the `countryinfo` package (MIT). ``facts.json`` contains elements, alternative names and exclusions.
-Disputed, outdated and ambiguous answers in countryinfo 1.0.1 are excluded.
+Countries come from the `countryinfo` package (MIT). ``facts.json`` contains chemical elements, alternative names,
+number words and exclusions. Disputed, outdated and ambiguous answers in countryinfo 1.0.1 are excluded.
 """
 
 import json

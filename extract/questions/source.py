@@ -27,8 +27,8 @@ class Source:
 
     Attributes:
         dataset: Name of the dataset, recorded in each question.
-        set: Location and row format of the questions, as changed by the command's options.
-        path: File, or folder in the layout of a Hub dataset; None to read from the Hub.
+        set: Location and row format of the questions, with the command's options applied.
+        path: Path of a file, or of a folder with the layout of a Hub dataset; None to read from the Hub.
     """
 
     dataset: str
@@ -179,7 +179,7 @@ def _with_options(
 
 
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
-    """Build questions from rows. Each row is a pair of its fields and its location.
+    """Build questions from rows. `drafts` contains the fields and the location of each row.
 
     `short` and `cloze` questions with the same prompt are merged into one, which accepts the answers of all its rows.
     """
@@ -216,7 +216,7 @@ def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]
 
 
 def check_questions(questions: Iterable[Question], source: str, need_references: bool = True) -> list[Question]:
-    """Check the questions of a new store, and return them with their numbers in `row`.
+    """Check the questions of a new store. Return them with `row` set to their index.
 
     Args:
         need_references: Whether every question must have references.

@@ -75,8 +75,8 @@ def end_process(run: Callable[[], int]) -> NoReturn:
     try:
         status = run()
     finally:
-        for number in _STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()  # existing objects skip the final garbage collection, which saves a second
     sys.exit(status)
 

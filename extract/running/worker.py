@@ -59,7 +59,7 @@ class Worker:
         return block % self.count == self.rank
 
     def once(self, function: Callable[[], Result]) -> Result:
-        """Call a function once, in a process that can load the model."""
+        """Call a function in this process. The Ray engine instead calls it in one process of the cluster."""
         return function()
 
     def run(

@@ -127,7 +127,7 @@ def fit_prior(
     n_answers: NDArray[np.int64],
     wrong_classes: NDArray[np.int64],
 ) -> tuple[float, float]:
-    """Fit κ and θ by maximum likelihood. Pass only questions on which the stopping rule is not evaluated.
+    """Fit κ and θ by maximum likelihood. Do not pass questions on which the stopping rule is evaluated.
 
     The arguments have shape [question]. `right`, `n_answers` and `wrong_classes` count each question's right answers,
     all its answers, and its distinct wrong answers. Both results are between 0.01 and 1000.
@@ -178,9 +178,9 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
     """For n = budget, …, 0, yield n and the probabilities [n + 1, n + 1] that the right class beats a rival.
 
     Suppose that x of the n answers so far are in the right class, and y ≤ n − x in one wrong class, the rival. Element
-    [x, y] is the probability that the right class has more answers than the rival after the whole budget. A tie counts
-    as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class with
-    probability y/(θ + n − x).
+    [x, y] is the probability that the right class has more answers than the rival after all `budget` answers. A tie
+    counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class
+    with probability y/(θ + n − x).
     """
     a, b = prior.beta
     side = np.arange(budget + 1.0)
@@ -195,7 +195,7 @@ def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray
 
 
 def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDArray[np.float64]:
-    r"""Compute the expected gain in accuracy from voting after the whole budget instead of now.
+    r"""Compute the expected gain in accuracy from voting after all `budget` answers instead of now.
 
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 

@@ -94,7 +94,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
     used = np.mean([outcome["n_answers"] for outcome in outcomes])
     say(
         f"sample: the {stopping.rule} rule stopped sampling early for {n_early} of {len(outcomes)} questions. On "
-        f"average, a decision uses {used:.1f} of at most {len(turns(stores, k))} answers"
+        f"average, a decision uses {used:.1f} answers (the maximum is {len(turns(stores, k))})"
     )
 
 

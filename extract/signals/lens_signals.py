@@ -14,7 +14,7 @@ SIMILARITIES = (200, 300, 600, 700)
 
 
 def tokens(batch: Pass) -> dict[str, Tensor]:
-    """Return five statistics of the distribution p from which each token y was drawn.
+    """Return five statistics of the model's next-token distribution p before each token y.
 
     The result is a dict from ``L/name`` to tensors [row, token] float32, where L is the number of blocks. p is the
     distribution at temperature 1, before top-p and top-k.

@@ -110,9 +110,9 @@ def final_norm(model: Any) -> nn.Module:
 
 
 def not_norm_alone(model: Any) -> InputError:
-    """Return the error for a model whose last block is not followed only by a known norm and the head."""
+    """Return the error for a model without exactly one known norm between its last block and its head."""
     return InputError(
-        f"Expected the last block of {type(model).__name__} to be followed only by its final norm, named "
-        f"{', '.join(_NORMS[:-1])} or {_NORMS[-1]}, but it is not. Leave out entropy_profile, evolution and "
-        "early_exit, or use another model."
+        f"Expected {type(model).__name__} to have only a final norm ({', '.join(_NORMS[:-1])} or {_NORMS[-1]}) between "
+        "its last block and its head, but it does not. Leave out entropy_profile, evolution and early_exit, or use "
+        "another model."
     )

@@ -49,7 +49,7 @@ class Padded:
 
     @cached_property
     def weights_ascending(self) -> Tensor:
-        """Cumulative sum of the weights in the order of the values, [..., row, token]."""
+        """Cumulative sum of the weights in ascending order of the values, [..., row, token]."""
         return self.w.expand(self._shape).gather(-1, self.ascending[1].expand(self._shape)).cumsum(-1)
 
     @cached_property
@@ -63,7 +63,7 @@ class Padded:
         return (self.w * self.u).sum(-1) / self.total
 
     def at(self, place: Tensor) -> Tensor:
-        """Return the value at index `place` [..., row] among the sorted values of each row, [..., row]."""
+        """Return the value at index `place` among each row's sorted values. `place` and the result are [..., row]."""
         values = self.ascending[0]
         shape = torch.broadcast_shapes(values.shape[:-1], place.shape)
         return values.expand(*shape, -1).gather(-1, place.expand(shape)[..., None])[..., 0]

@@ -132,7 +132,7 @@ class ShardFiles:
             )
 
     def settings(self, name: str, scope: Scope) -> dict[str, Any] | None:
-        """Return the settings in the first intact file of a signal or baseline, or None."""
+        """Return the settings in the first intact file of a signal or baseline, or None if no file is intact."""
         if not self._place(name, scope).is_dir():
             self._settings.pop((name, scope), None)  # the user deleted the folder
         for shard in () if (name, scope) in self._settings else self.finished(name, scope):

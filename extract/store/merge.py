@@ -24,7 +24,7 @@ def merge(store: str, others: Sequence[str], worker: Worker | None = None) -> li
     Args:
         store: Target folder: a store, a temperature grid or a new folder.
         others: Folders of the other stores or grids. They are not changed.
-        worker: Rank of this process and number of parallel workers. By default, read from the environment.
+        worker: Rank of this process and number of workers. By default, both are read from the environment.
 
     Returns:
         The merged store, or all merged stores of a grid.

@@ -85,5 +85,6 @@ def _question(row: dict[str, Any]) -> Question:
         return Question(id=fields.pop("question_id"), meta=json.loads(fields.pop("meta")), **fields)
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(
-            f"Expected `meta` of every question to contain JSON, but reading a question failed: {one_line(error)}."
+            f"Expected `meta` of every question to contain JSON, but reading a question failed: {one_line(error)}. "
+            "Restore the store's questions.parquet, or make a new store."
         ) from None

@@ -170,7 +170,7 @@ class Signals(ShardFiles):
         return rows
 
     def layout(self, signal: str, scope: Scope = "question") -> Layout:
-        """Return the dtype and shape of each tensor of a signal, by key. Empty if the signal has no files.
+        """Return the dtype and shape of each tensor of a signal, by key. The dict is empty if the signal has no files.
 
         Raises:
             Damaged: If a file is damaged, or two files have different layouts or settings.

@@ -22,7 +22,8 @@ _OTHER_SCRIPTS = (
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
     """Plot each token's entropy in nats, and below it 1 − p_max and the token's share of the total influence.
 
-    p_max is the largest probability in a token's distribution. The title shows the names `model` and `influence`.
+    p_max is the largest probability in a token's distribution. `model` and `influence` are names to show in the
+    title.
 
     Raises:
         InputError: If the answer has no tokens, more than `LONGEST` tokens, or missing entropies.

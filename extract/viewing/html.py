@@ -19,7 +19,7 @@ _VISIBLE = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "
 
 
 def page(answers: Sequence[ShownAnswer], model: str, store: str, influence: str | None = None) -> str:
-    """Render an HTML page of answers, grouped by question. It shows the names `model`, `store` and `influence`."""
+    """Render an HTML page of answers, grouped by question. `model`, `store` and `influence` are names to show."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )

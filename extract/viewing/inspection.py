@@ -80,7 +80,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
 
 
 def deterministic(decoding: Mapping[str, Any]) -> str:
-    """Return the option that makes a policy deterministic, such as ``temperature 0``. Empty if there is none."""
+    """Return the option that makes a policy deterministic, such as ``temperature 0``, or "" if there is none."""
     return "temperature 0" if decoding["temperature"] == 0 else "top-k 1" if decoding["top_k"] == 1 else ""
 
 

@@ -86,7 +86,7 @@ def _tokenizer_of(store: Store, model: str | None) -> Any:
     except (OSError, ValueError) as error:
         raise InputError(
             f"Expected `model` to be a Hub id or a folder with the tokenizer of {expected['id']!r}, but {place!r} "
-            f"can't be loaded: {one_line(error)}"
+            f"can't be loaded. Pass a different --model. The error is: {one_line(error)}"
         ) from error
     if tokenizer_hash(tokenizer) != expected["tokenizer"]:
         raise InputError(

@@ -50,7 +50,7 @@ def rouge_l(texts: Sequence[str]) -> NDArray[np.float64]:
 def cosine(embeddings: NDArray[np.floating]) -> NDArray[np.float64]:
     """Compute the cosine similarities of embeddings [sample, d] with norm 1. Negative similarities become 0.
 
-    Embeddings that contain NaN are left out.
+    Embeddings that contain NaN have no row or column in the result.
     """
     rows = embeddings[~np.isnan(embeddings).any(1)].astype(np.float64)
     similarity = (rows @ rows.T).clip(0, 1)

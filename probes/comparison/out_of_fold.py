@@ -62,7 +62,7 @@ class Fit(NamedTuple):
     """Result of fitting a probe in one fold.
 
     Attributes:
-        chosen: Name of the probe, its chosen layers, position and option, its validation loss, and its warning or None.
+        chosen: The probe's name, chosen layers, position and option, validation loss, and warning (or None).
         losses: Validation losses in nats, [question]; NaN for questions outside the validation split.
     """
 

@@ -146,7 +146,7 @@ def paired_tests(
 
     Returns:
         One dict for each pair and metric whose difference is defined. `value` is the difference a − b, `p_holm` is the
-        corrected p-value, and `half` tells whether only answers with odd indices are included.
+        corrected p-value, and `half` is true if only answers with odd indices are included.
     """
     tests: list[dict[str, Any]] = []
     for a, b in pairs:

@@ -96,7 +96,7 @@ def transfer_record(
             progress.update()
     if not cells:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in masked.items())
-        raise InputError(f"Expected to train a probe on at least one set, but training failed on all sets. {reasons}")
+        raise InputError(f"Expected training to succeed on at least one set, but it failed on all sets. {reasons}")
     return {
         "format_version": FORMAT_VERSION,
         "stores": [
@@ -152,7 +152,8 @@ def _check_grades(group: QuestionSet) -> None:
     right, known = int(table.right[rows].sum()), int(table.known[rows].sum())
     if right in (0, known):
         raise InputError(
-            f"Expected right and wrong answers, but all {known} answers are {'right' if right else 'wrong'}."
+            f"Expected right and wrong answers, but all {known} answers are {'right' if right else 'wrong'}. Use "
+            "more or different questions."
         )
 
 

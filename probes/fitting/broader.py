@@ -32,8 +32,8 @@ def fit_broader(
     """Fit a broader probe, its weight in a mixture with the existing probe, and a `Distance` from its training data.
 
     To fit the weight, question groups of the other stores are held out in turn. Rewordings of the held-out questions
-    are also left out, unless fewer than `LEAST_ROWS` of the existing probe's questions would remain. In place of the
-    existing probe, a ridge regression is fitted to the remaining ones.
+    are also left out, unless fewer than `LEAST_ROWS` of the existing probe's questions would remain. For this fit, the
+    existing probe is replaced by a ridge regression that is fitted to its remaining questions.
 
     Args:
         features: Features of all questions, [row, layer, width] float32.

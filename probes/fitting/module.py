@@ -78,7 +78,7 @@ class ProbeModule(L.LightningModule, ABC):
         self.n_not_chosen = 0
         #: Reason why the fitted probe cannot be trusted, or None.
         self.warning: str | None = None
-        #: Validation losses [penalty, input] of all candidates in nats.
+        #: Validation loss of each candidate in nats, [penalty, input].
         self.val_loss: Tensor | None = None
         #: Cross-fitted validation losses [row] in nats, and the indices [row] of their rows. Prefixes of answers are
         #: left out. After training, `val_confidence` [row] contains the confidences of these rows.
@@ -106,7 +106,7 @@ class ProbeModule(L.LightningModule, ABC):
         return [(feature,) for feature in range(len(names))]
 
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
-        """Copy the standardiser, the `parameters` of one candidate and the `values` into a head, and return it."""
+        """Copy the standardiser, the `parameters` of one candidate and the `values` into a head. Return the head."""
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
 
@@ -234,9 +234,8 @@ class ProbeModule(L.LightningModule, ABC):
     def _validated(self, candidate: int, place: int, fraction: float = 1.0) -> tuple[Tensor, ...]:
         """Return `scores`, `right`, `known`, `row` and `question` for the validation rows.
 
-        Only rows whose features cover the given `fraction` of the answer are returned. `place` is the index of the
-        input.
-        The scores are float64, because calibrators are fitted in double precision.
+        Only the rows whose features cover the given `fraction` of the answer are included. `place` is the index of the
+        input. The scores are float64, because calibrators are fitted in double precision.
         """
         scores, batch = self._validation
         rows = batch.fraction == fraction

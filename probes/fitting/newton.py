@@ -127,7 +127,10 @@ class _Primal:
         return torch.addcmul((curvature * (vector @ self.step_rows.mT)) @ self.step_rows, self.step_l2, vector)
 
     def precondition(self, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """Multiply the inverse of the Hessian at zero weights by a vector. Return the result and its image."""
+        """Multiply the inverse of the Hessian at zero weights by a vector.
+
+        Returns the result and its image (see `_Dual`).
+        """
         found = vector @ self.inverse
         return found, found
 

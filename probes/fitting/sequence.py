@@ -19,7 +19,7 @@ TOKENS_AT_ONCE = 2**14
 
 
 class SequenceProbe(Descent):
-    """Base class of probes with the score pool(W x) + b, where x are the standardised states of an answer's tokens.
+    """Base class of probes with the score pool(W x) + b, where x stands for an answer's standardised token states.
 
     Args:
         lr, l2, calibrator: See `Descent`.

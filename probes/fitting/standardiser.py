@@ -9,7 +9,7 @@ from extract.errors import InputError
 
 
 def standardiser(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the mean and the standard deviation over rows, each [feature, d_model].
+    """Compute the mean and the standard deviation of the rows, both [feature, d_model].
 
     The standard deviation of a constant coordinate is set to infinity.
     """

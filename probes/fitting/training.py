@@ -58,7 +58,7 @@ class Descent(ProbeModule):
         return super().moments(features)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean losses [penalty, feature] of all candidates in nats."""
+        """Return the mean loss of each candidate in nats, [penalty, feature]."""
         return soft_label_loss(self.candidate_scores(self.standardised(batch.features)), batch.target)
 
     def penalty(self) -> Tensor:

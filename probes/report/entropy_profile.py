@@ -30,7 +30,7 @@ def entropy_profile(
 
     Returns:
         A dict. `right` and `wrong` contain the mean entropy in nats at each layer, with a pointwise 95 % interval.
-        `difference` is wrong minus right. `n_answers` contains the numbers of right and of wrong answers, and
+        `difference` is `wrong` minus `right`. `n_answers` contains the numbers of right and of wrong answers, and
         `n_questions` the numbers of questions with right and with wrong answers. `n_missing` is the number of
         graded answers without entropies.
 
@@ -69,7 +69,7 @@ def entropy_profile(
 
 @styled
 def profile_picture(profile: dict[str, Any], model: str) -> Figure:
-    """Plot mean entropies of right and wrong answers by layer, and wrong minus right, with 95 % bands."""
+    """Plot the mean entropies of right and wrong answers by layer, and their difference, with 95 % bands."""
     figure, (left, right) = new_figure(8.4, 3.5, ncols=2)
     for number, name, colour, style in ((1, "wrong", RED, "--"), (0, "right", BLUE, "-")):
         n_answers, n_questions = profile["n_answers"][number], profile["n_questions"][number]

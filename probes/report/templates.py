@@ -78,12 +78,12 @@ def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
 
 
 def inline(text: str) -> str:
-    """Replace line breaks and backticks, so that the text can be used as inline code."""
+    """Replace line breaks and backticks so that the text can be used as inline code."""
     return text.replace("`", "'").replace("\n", "⏎")
 
 
 def cell(text: str) -> str:
-    r"""Escape text, so that it can be used as inline code in a table cell.
+    r"""Escape text so that it can be used as inline code in a table cell.
 
     >>> print(cell("a|b"))
     a\|b
@@ -92,7 +92,7 @@ def cell(text: str) -> str:
 
 
 def spans(layers: Sequence[int]) -> str:
-    """Describe layers in words.
+    """Format layer numbers, with ranges for consecutive layers.
 
     >>> spans([3]), spans([15, 16, 17, 20])
     ('layer 3', 'layers 15–17, 20')

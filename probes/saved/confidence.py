@@ -74,7 +74,8 @@ class ConfidentModel:
         check_model(hf_model, tokenizer, probe.config["model"], "the probe")
         if probe.novelty is None and probe.config.get("format_version", FORMAT_VERSION) < FORMAT_VERSION:
             warnings.warn(
-                "The probe was saved by an earlier version and cannot detect novel questions. Train it again.",
+                "The probe was saved by an earlier version of confidence-probes and cannot detect novel questions. "
+                "Train it again.",
                 stacklevel=3,
             )
         self.probe, self.tokenizer = probe, tokenizer
@@ -161,8 +162,8 @@ class ConfidentModel:
         """Generate one answer, and return an iterator over its steps. Each step has the text and the confidence so far.
 
         The tokens are identical to those of `generate`. The model runs only while the caller waits for the next
-        step. A probe of the question needs an additional pass over the prompt if it reads no hidden states, or if it
-        reads token signals other than `tokens`. To stop the generation, close the iterator or stop iterating.
+        step. A probe that reads only questions needs an additional pass over the prompt if it reads no hidden states,
+        or if it reads token signals other than `tokens`. To stop the generation, close the iterator or stop iterating.
 
         Args:
             question: One string, one chat, or the token ids of one prompt.

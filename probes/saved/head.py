@@ -144,7 +144,7 @@ class LatentHead(VectorHead):
     See `probes.fitting.latent_model`.
 
     Attributes:
-        shared: Scalar Σ τ², the summed variances of a random offset that all answers to a question share.
+        shared: Scalar Σ τ², the sum of the variances of the random offset that all answers to a question share.
         noise: Standard normal draws, [draw, component], which are the same for all questions.
     """
 

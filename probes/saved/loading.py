@@ -141,7 +141,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _reading(target: Any, signal: Any) -> Schema:
-    """Return the schema of the fields that depend on `target` and `signal`. Both arguments can be invalid."""
+    """Return the schema of the fields that depend on `target` and `signal`. Either argument may be invalid."""
     from extract.signals.hidden import ANSWER_TOKENS, POSITIONS
     from extract.signals.registry import SIGNALS
 

@@ -30,7 +30,8 @@ class PrefixCalibrator(nn.ModuleDict):
     def forward(self, score: Tensor, fraction: float, whole: Calibrator) -> Tensor:
         """Map scores of prefixes to confidences in [0, 1] with the shape and dtype of `score`.
 
-        Each prefix covers the given `fraction` of its answer, in [0, 1]. `whole` is the calibrator of whole answers.
+        `fraction` is the fraction of its answer that each prefix covers, in [0, 1]. `whole` is the calibrator of whole
+        answers.
         """
         calibrators: list[nn.Module] = [*self.values(), whole]
         fractions = [*PREFIXES.values(), 1.0]

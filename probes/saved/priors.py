@@ -36,7 +36,7 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
     if fitted is None:
         raise InputError(
             f"Expected `probe` to be a probe with a fitted prior, but {probe!r} has the target "
-            f"{loaded.config['target']!r} or was saved by an earlier version. Train a probe with "
+            f"{loaded.config['target']!r} or was saved by an earlier version of confidence-probes. Train a probe with "
             "--data.target=capability."
         )
     questions, decoding = recipe.load()

@@ -55,7 +55,7 @@ def score(
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
         backoff: Whether to shift the confidences of novel questions. They are shifted towards the mean accuracy of the
-            training and validation questions, and possibly towards the confidences of a broader probe.
+            training and validation questions and, if a broader probe was trained, towards its confidences.
         model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
             installs.
         revision: Commit, branch or tag of a Hub model.
@@ -136,7 +136,7 @@ def _records(
 
 
 def _scored(model: ConfidentModel, batch: Sequence[Asked], backoff: bool) -> Iterator[Record]:
-    """Yield the confidence and novelty of each question. A batch that fails is halved to find invalid questions."""
+    """Yield the confidence and novelty of each question. Failing batches are halved to find invalid questions."""
     if not batch:
         return
     answers = [asked.answer for asked in batch if asked.answer is not None]
@@ -155,7 +155,7 @@ def _scored(model: ConfidentModel, batch: Sequence[Asked], backoff: bool) -> Ite
 
 
 def _number(value: float) -> float | None:
-    """Round a float32 number to its significant digits, or return None for NaN."""
+    """Round a float32 number to seven significant digits, or return None for NaN."""
     return None if math.isnan(value) else float(f"{value:.7g}")
 
 

@@ -69,7 +69,7 @@ def softmax_pool(numbers: Tensor, there: Tensor) -> Tensor:
 
 
 def _like(mask: Tensor, numbers: Tensor) -> Tensor:
-    """Append axes of size 1 to a mask [row, token], so that it broadcasts with `numbers`."""
+    """Append axes of size 1 to a mask [row, token] so that it broadcasts with `numbers`."""
     return mask.reshape(*mask.shape, *[1] * (numbers.dim() - 2))
 
 

@@ -215,7 +215,7 @@ class Endpoints:
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call `work`. If it tokenises many or long texts, run it in another thread."""
+    """Call `work`. Use another thread if it tokenises many or long texts."""
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 

@@ -29,7 +29,9 @@ FAILED = "The server failed to answer the request. The reason is in the server's
 
 @dataclass(frozen=True)
 class Defaults:
-    """Default settings of requests, from the probe's training data. If the temperature is unknown, decoding is greedy.
+    """Default settings for requests, taken from the probe's training data.
+
+    If the temperature of the training data is unknown, decoding is greedy.
 
     Attributes:
         is_chat: Whether the probe's prompts use the chat template.

@@ -114,7 +114,7 @@ class Engine:
         on_end: Callable[[str | BaseException], None],
         backoff: bool = True,
     ) -> Job:
-        """Generate an answer. The callbacks run in the engine's thread and must return at once.
+        """Queue an answer, and return its job. The callbacks run in the engine's thread and must return at once.
 
         Args:
             prompt: Token ids of the prompt, as returned by `encode`.
@@ -143,8 +143,8 @@ class Engine:
         """Return the counts of requests, passes, rows and tokens by name.
 
         `queued` and `running` are the current numbers of requests. `n_rejected` counts requests refused with
-        `QueueFull`. `n_passes` counts batches, and `n_rows` counts their rows. `n_tokens` includes end tokens and
-        stop strings. `seconds_busy` is the total processing time.
+        `QueueFull`. `n_passes` counts the batches that the model processed, and `n_rows` counts their rows. `n_tokens`
+        includes end tokens and stop strings. `seconds_busy` is the total processing time.
         """
         with self._changed:
             queued = len(self._to_score) + len(self._to_generate)
@@ -206,7 +206,10 @@ class Engine:
             self._end_all(EngineClosed("The engine was closed."))
 
     def _next_requests(self) -> list[Job] | None:
-        """Wait for requests, and give those for scores to the scorer. Return the answers to start; None if closed."""
+        """Wait for requests, and pass requests for scores to the scorer.
+
+        Returns the answers whose generation can start, or None if the engine is closed.
+        """
         with self._changed:
             self._running = [job for job in self._running if not job.has_ended]
             self._changed.wait_for(

@@ -142,7 +142,7 @@ class Batch:
         layers: Sequence[int] | None,
         last: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Return logits [row, vocab] and a dict from layer to states [row, d_model], at token `last[i]` of each row i."""
+        """Return logits [row, vocab] and a dict from layer to states [row, d_model], at token `last[i]` of row i."""
         from extract.signals.hidden import HiddenCapture
 
         kept = sorted(set(last))

@@ -89,7 +89,7 @@ def _listed(stop: Any) -> Any:
 
 
 class Body(BaseModel):
-    """Base class of requests. Values are not converted, and unknown fields are refused."""
+    """Base class of requests. Values are not converted to other types, and unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -120,12 +120,12 @@ class StreamOptions(Body):
 class ChatRequest(Body):
     """Body of ``/v1/chat/completions``. Omitted settings default to those of the training data.
 
-    The `top_k` (0 or -1 means all tokens), `backoff` and `entropy` fields are not part of OpenAI's format.
+    The fields `top_k`, `backoff` and `entropy` are not part of OpenAI's format. A `top_k` of 0 or -1 keeps all tokens.
 
     Attributes:
         backoff: Whether to shift the confidence of a novel question. See `Confidences`.
-        entropy: Whether to add an `entropy` field to each choice, with the next-token entropy in nats for each token of
-            its text, computed before temperature, top-p and top-k are applied.
+        entropy: Whether to add an `entropy` field to each choice. The field contains the next-token entropy in nats for
+            each token of the text, computed before temperature, top-p and top-k are applied.
     """
 
     model: str
@@ -230,7 +230,7 @@ def _short(value: Any) -> str:
 
 
 def number(value: float) -> float | None:
-    """Round a float32 number to its significant digits, or return None for NaN."""
+    """Round a float32 number to seven significant digits, or return None for NaN."""
     return None if math.isnan(value) else float(f"{value:.7g}")
 
 

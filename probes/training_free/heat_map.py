@@ -103,8 +103,8 @@ def _heat_map(
 ) -> Figure:
     """Draw a heat map with one column per pooling: blue above `middle`, red below it. The chosen score is framed.
 
-    `scale` is the label of the colour bar. A panel has at most about `most_rows` rows and headings. Sizes are in
-    inches.
+    `scale` is the label of the colour bar. `most_rows` is the approximate maximum number of rows and headings per
+    panel. Sizes are in inches.
     """
     panels = _panels(rows, most_rows)
     height = max(map(_height, panels))

@@ -58,7 +58,7 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
         if given != options:
             raise InputError(
                 f"Expected all questions to have the same generation options, but {where} has {shown(given)} instead "
-                f"of {shown(options)}. Write questions with different options to separate logs."
+                f"of {shown(options)}. Use a separate log for each set of options."
             )
         id_, key = str(row["doc_id"]), (str(row["doc_id"]), row["filter"])
         check_new(key, lines, where)

@@ -58,7 +58,7 @@ class Spending:
 
     @property
     def tokens(self) -> int:
-        """Sum of prompt and answer tokens."""
+        """Total number of prompt and answer tokens."""
         return self.prompt_tokens + self.answer_tokens
 
     @asynccontextmanager

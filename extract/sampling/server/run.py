@@ -52,7 +52,10 @@ class Run:
     _stopped: Exception | None = None  # why no further requests are sent
 
     async def ask_all(self) -> None:
-        """Send all requests concurrently, and wait until all have finished or the run stops. Then call `conclude`."""
+        """Send all requests concurrently, and wait until all have finished or the run stops.
+
+        The caller must then call `conclude`.
+        """
         requests, syncing = self._requests(), asyncio.create_task(self._sync())
         # a copy, because its asyncio.Event must belong to this event loop
         self.preflight.spending = replace(self.preflight.spending)
@@ -73,7 +76,7 @@ class Run:
                     self._stop(error)
 
     def _stop(self, reason: Exception) -> None:
-        """Send no further requests. Requests in flight are still awaited."""
+        """Stop sending requests. Replies to requests in flight are still awaited."""
         self._stopped = self._stopped or reason
         self._client.stop()
 

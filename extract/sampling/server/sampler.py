@@ -105,7 +105,7 @@ class ServerSampler(Sampler):
             check_variation(answers.values(), store.path, preflight.varies)
 
     def _preflight(self, temperature: float, asks: Sequence[Ask]) -> Preflight:
-        """Return the results of the preflight at a temperature, and run it first if necessary."""
+        """Run the preflight at a temperature, unless it has been run before, and return its results."""
         if temperature not in self._preflights:
             asks = asks[: TRIES * len(self.server.urls)]
             decoding = self.decoding.at(temperature)
@@ -139,8 +139,8 @@ def n_missing(store: Store, samples: SampleRange) -> int:
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
     """Warn if at least 30 questions have several answers, but no question has two different answers.
 
-    `answers` contains the texts of each question's answers. Raises an `InputError` if no different answers were seen in
-    the preflight either.
+    `answers` contains the texts of each question's answers. If `has_varied` is false, because no different answers were
+    seen in the preflight either, an `InputError` is raised instead of the warning.
     """
     distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
     if len(distinct) < _LEAST_REPEATED or max(distinct) > 1:

@@ -47,7 +47,10 @@ def capability_auroc(
 def hard_auroc(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, strata: Tensor | None = None
 ) -> Tensor:
-    """Compute the AUROC for the binary label "accuracy at least ½", like torchmetrics' `BinaryAUROC`."""
+    """Compute the AUROC for the binary label "accuracy at least ½".
+
+    Without `weights` and `strata`, it equals torchmetrics' `BinaryAUROC` for this label.
+    """
     preds, right, known, weights = prepare(preds, right, known, weights)
     return capability_auroc(preds, (right / known >= 0.5).double(), torch.ones_like(known), weights, strata)
 

@@ -295,7 +295,7 @@ def test_a_tested_store_with_the_random_numbers_of_a_reference_is_refused(
 @pytest.mark.parametrize(
     ("grid", "options", "message"),
     [
-        ((0.5,), {}, "two temperatures, but it has only 0.5"),
+        ((0.5,), {}, "two temperatures, but it has only one, 0.5"),
         ((0.0, 0.5), {"top_p": 0.9}, "sampled with top_p 1 and top_k 0, but got top_p 0.9"),
     ],
 )

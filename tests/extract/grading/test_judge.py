@@ -298,7 +298,7 @@ def test_grading_again_grades_nothing_and_says_so(store: Path, capfd: pytest.Cap
     grade(str(store))
     assert "30 answers graded by short" in capfd.readouterr().err
     grade(str(store))
-    assert "all answers are graded by short" in capfd.readouterr().err
+    assert "all answers have already been graded by short" in capfd.readouterr().err
 
 
 def test_undecided_math_answers_are_graded_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

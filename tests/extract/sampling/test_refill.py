@@ -90,6 +90,18 @@ def test_a_batch_stays_full_until_all_questions_have_been_read(tokenizer: Any, m
     assert max(n_answers) == 20
 
 
+def test_prompts_for_half_a_batch_are_read_in_one_pass(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(seed=2)
+    shapes = rows_read(model, monkeypatch)
+    prompts, n = [tokenizer(word)["input_ids"] for word in WORDS * 4], 4 * len(WORDS)
+    sampler = TokenSampler(model, tokenizer, Decoding(temperature=1.2, max_new_tokens=80), max_rows=20)
+    sampler.sample([str(i) for i in range(n)], prompts, range(2))
+    n_questions = [n_rows for n_rows, n_tokens in shapes if n_tokens > 1]
+    assert sum(n_questions) == n
+    assert all(5 <= each <= 10 for each in n_questions[:-1])
+    assert len(n_questions) > 3
+
+
 def distinct_starts(answers: list[Sample]) -> int:
     """Return the number of different token sequences that precede the tokens after the first."""
     return len({(a.question_id, *a.token_ids[:n]) for a in answers for n in range(1, len(a.token_ids))})

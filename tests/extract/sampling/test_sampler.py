@@ -107,8 +107,16 @@ def test_a_prefix_is_processed_once_for_all_blocks(tokenizer: Any, monkeypatch: 
     assert max(shape[1] for shape in seen if shape[0] > 1) < 64
 
 
-def test_a_shared_prefix_does_not_change_logprobs(model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts, ids = encoded(tokenizer, EXAMPLES), [str(i) for i in range(len(PROMPTS))]
+@pytest.mark.parametrize(
+    ("before", "n_tokens"),
+    [(EXAMPLES, 64), (EXAMPLES[:50], 48)],
+    ids=["separate attention", "stored with each prompt"],
+)
+def test_a_shared_prefix_does_not_change_logprobs(
+    before: str, n_tokens: int, model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, ids = encoded(tokenizer, before), [str(i) for i in range(len(PROMPTS))]
+    assert len(common_prefix(prompts)) == n_tokens
     sampler = TokenSampler(model, tokenizer, Decoding(temperature=1.0, max_new_tokens=30))
     shared = sampler.sample(ids, prompts, range(4))
     monkeypatch.setattr("extract.sampling.local.token_sampler.common_prefix", lambda prompts: [])

@@ -320,8 +320,8 @@ def test_a_set_from_which_nothing_can_be_learnt_is_left_out_with_the_reason(tmp_
     assert list(record["masked"]) == ["trained on group 3"]
     assert {one["train"] for one in record["cells"]} == {"group 0", "group 1", "group 2", "all others"}
     assert (
-        "- `trained on group 3`: Expected right and wrong answers, but all 400 answers are wrong."
-        in (folder / "transfer.md").read_text()
+        "- `trained on group 3`: Expected right and wrong answers, but all 400 answers are wrong. Use more or "
+        "different questions." in (folder / "transfer.md").read_text()
     )
 
 

@@ -180,7 +180,7 @@ def test_a_probe_of_an_earlier_version_has_no_novelty_and_says_so_once(
     probe = ConfidenceProbe(LinearHead(32), Platt(1.0, 0.0), config).save(tmp_path / "probe", "card")
     saved = json.loads((probe / "config.json").read_text())
     (probe / "config.json").write_text(json.dumps({**saved, "format_version": 4}))
-    with pytest.warns(UserWarning, match="saved by an earlier version and cannot detect novel questions"):
+    with pytest.warns(UserWarning, match="saved by an earlier version of confidence-probes and cannot detect"):
         attached = load_probe(probe).attach(model, tokenizer)
     found = attached.score(["Why?", "Who?"])
     assert found.confidence.tolist() == [0.5, 0.5]

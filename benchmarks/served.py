@@ -99,7 +99,7 @@ def main() -> None:
     report(
         "served",
         results,
-        "each answer once, as many prompt tokens as locally, 0 in the 95 % interval of the difference; four refusals",
+        "each answer once, as many prompt tokens as locally, 0 in the 95 % interval for the difference; four refusals",
         all(
             r["each once"] and r["same prompts"] and r["difference"][0] <= 0 <= r["difference"][1]
             for r in results.values()

@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(
         "vllm",
         {"accuracy": accuracy, "tokens per second": rates},
-        "0 in the 95 % interval of the difference; local sampler over vLLM: "
+        "0 in the 95 % interval for the difference; local sampler over vLLM: "
         + ", ".join(f"≥ {BARS[dtype]:g} in {dtype}" for dtype in options.dtypes),
         agrees and all(rate["ratio"] >= BARS[dtype] for dtype, rate in rates.items()),
         questions={"accuracy": n, "speed": options.questions},

@@ -65,8 +65,8 @@ class FeatureSpec:
         self._of_tokens = self._of_vectors and signal in SIGNALS and SIGNALS[signal].per_token
         if self._of_tokens and self.join:
             raise InputError(
-                f"Expected `join` to be omitted for the {signal!r} signal, but got {list(self.join)}. Token "
-                "signals cannot be joined to a signal with one vector per token. Omit `join`."
+                f"Expected `join` to be omitted for the {signal!r} signal, but got {list(self.join)}. "
+                "Nothing can be joined to this signal, because it has one vector per token. Omit `join`."
             )
         if self.prefixes and (self.scope == "question" or self.signal not in ("hidden", TOKENS) or self.join):
             raise InputError(

@@ -98,7 +98,7 @@ def check_features(first: FeatureDataModule, other: FeatureDataModule, option: s
 
 
 def _concatenated(tables: Sequence[tuple[str, QuestionTable]]) -> QuestionTable:
-    """Concatenate question tables, without texts and model-based baselines."""
+    """Concatenate question tables, leaving out the texts and the model-based baselines."""
     starts = np.cumsum([0, *(len(table.ids) for _, table in tables)])
     answers = [
         replace(table.answers, question=table.answers.question + start)

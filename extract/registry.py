@@ -14,7 +14,7 @@ class Registry(dict[str, Entry]):
     """Dict of entries by name, in order of registration.
 
     Args:
-        option: Option that selects an entry, for error messages.
+        option: Name of the option that selects an entry. Used in error messages.
         entries: Initial entries.
         renamed: Dict from old to new names. An old name is rejected, and the error message suggests the new name.
 

@@ -130,7 +130,7 @@ def curve(
         out: New folder for the results. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
         n: Numbers of training questions. The default is the number of questions outside a test fold, half of it, a
-            quarter of it, and so on, as long as at least 40 remain.
+            quarter of it, and so on, down to at least 40.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
@@ -194,8 +194,9 @@ def audit(
 ) -> Path:
     """Report how well each property of the questions, such as their text or length, predicts the measured accuracy.
 
-    Four properties are leaks if they predict the accuracy: the answer options (without the question), the right option,
-    the length of the question, and its position in the source of the questions. The audit needs no hidden states.
+    Four properties are leaks if they predict the accuracy: the answer options (without the question), the letter and
+    relative length of the right option, the length of the question, and its position in the question set. The audit
+    needs no hidden states.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

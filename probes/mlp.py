@@ -12,7 +12,7 @@ class MLP(Descent):
     """Network with one hidden ReLU layer, trained with cross-entropy to predict the expected accuracy p̂.
 
     The probe is a smaller version of SAPLMA (Azaria and Mitchell, arXiv 2304.13734), which has three hidden layers and
-    reads statements.
+    reads hidden states of statements.
 
     Args:
         hidden: Number of hidden units.

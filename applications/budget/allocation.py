@@ -32,7 +32,7 @@ def uniform_gains(n_questions: int, most: int) -> Array:
 
 
 def plug_in_gains(confidence: Array, most: int) -> Array:
-    """Return the gain f (1 − f)^j [question, answer] of each answer j = 0, …, `most` − 1.
+    """Return the gain of each answer, f (1 − f)^j for j = 0, …, `most` − 1. The shape is [question, answer].
 
     f is the confidence [question], which is not clipped. The gain is the probability that the answer is right and all
     earlier ones are wrong.
@@ -42,7 +42,7 @@ def plug_in_gains(confidence: Array, most: int) -> Array:
 
 
 def beta_gains(a: Array, b: Array, most: int) -> Array:
-    """Return the gain E[p (1 − p)^j] = B(a + 1, b + j) / B(a, b) [question, answer] of each answer j.
+    """Return the gain of each answer j, E[p (1 − p)^j] = B(a + 1, b + j) / B(a, b). The shape is [question, answer].
 
     The priors are p ~ Beta(a, b), where a and b have shape [question]. If a is 0, p is 0. If b is 0, p is 1.
     """

@@ -24,7 +24,7 @@ def success(
 
     Success is the proportion of questions with at least one right answer. The budget is allocated anew in each
     resample. Tied answers share the remaining budget equally. The result is exact for the original questions. For
-    resamples, it is interpolated between points of the ranking.
+    resamples, it is interpolated between selected points in the ranking of answers by gain.
 
     Args:
         gains: Gains, [question, answer], non-increasing along `answer`.
@@ -69,7 +69,10 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
 def _curves(
     gains: Array, right: NDArray[np.int64], known: NDArray[np.int64], budgets: NDArray[np.int64], online: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return each question's cumulative cost and success at points of the ranking, both [question, point] float64."""
+    """Return each question's cumulative cost and success, both [question, point] float64.
+
+    They are computed at selected points in the ranking of answers by gain.
+    """
     n = len(gains)
     question, answer, last = rank(gains, known)
     wrong = all_wrong(right, known, gains.shape[1]).T

@@ -188,7 +188,7 @@ def _store_record(
 
 
 def _beyond(known: Counts) -> list[int]:
-    """Return the three smallest powers of 4 above the smallest number of graded answers."""
+    """Return the first three powers of 4 that exceed the smallest number of graded answers to any question."""
     return [4**power for power in range(99) if 4**power > known.min()][:3]
 
 

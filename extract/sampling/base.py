@@ -56,10 +56,8 @@ class Sampler(Protocol):
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
         """Return the policy as far as it is known before `prepare` is called.
 
-        The result is compared with the policy of an existing store.
-
-        `decoding` has one temperature. `model` is the `ModelIdentity` of the existing store as a dict. Values that are
-        not known yet are copied from `model`.
+        The result is compared with the policy of an existing store. `decoding` has a single temperature. `model` is the
+        `ModelIdentity` of the existing store as a dict. Values that are not known yet are copied from `model`.
         """
         return self.policy(decoding)
 
@@ -90,7 +88,7 @@ class Sampler(Protocol):
         """Draw samples for some questions of a block, and append them to the answer logs of the given ranges.
 
         Args:
-            ranges: Dict from temperature to a store and the range in it that contains `samples`.
+            ranges: Dict from temperature to a store and one of its sample ranges, which contains `samples`.
             question_ids: Ids of the questions.
             samples: Indices of the samples to draw.
             progress: Progress bar that counts the answers.

@@ -171,9 +171,9 @@ def _beta_above_half(n: int) -> NDArray[np.float64]:
 
 
 def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
-    """Compute the score that the early-stopping self-consistency rule compares with its threshold.
+    """Compute the evidence of early-stopping self-consistency.
 
-    The evidence after each answer is the length of the run of equal answers that ends with that answer.
+    The evidence after each answer is the number of consecutive equal answers up to and including that answer.
     """
     classes = answers.classes
     place = np.arange(classes.shape[1])

@@ -40,8 +40,8 @@ def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[in
             indices, first = place(prompt, answer), 0 if scope == "question" else max(1, prompt)
             if not first <= indices.start < indices.stop <= prompt + answer:
                 raise InputError(
-                    f"Expected position {name!r} to be within the {prompt} tokens of the prompt and the {answer} "
-                    f"tokens of the answer, but got indices {indices.start} to {indices.stop - 1}. Leave out empty "
+                    f"Expected position {name!r} to be within the sequence of {prompt} prompt tokens and {answer} "
+                    f"answer tokens, but got indices {indices.start} to {indices.stop - 1}. Leave out empty "
                     "prompts and answers."
                 )
             positions[-1].append(indices)

@@ -32,7 +32,7 @@ class Signal(NamedTuple):
     Attributes:
         function: Import path, ``module:function``.
         description: Description for help and documentation.
-        needs: Data that the signal needs besides the decoder's output, from `NEEDS`.
+        needs: Data that the signal needs besides the decoder's output, as keys of `NEEDS`.
         scopes: Supported scopes: ``question`` (last prompt token), ``sample`` (every answer token), or both.
         per_token: Whether the signal has one value per answer token, rather than one per answer.
         vectors: Whether the values are vectors [d_model].

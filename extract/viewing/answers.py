@@ -81,8 +81,8 @@ def read_answers(
         questions: Question ids. If None, a few questions are chosen, with a right and a wrong answer to each.
         samples: Sample indices to show for each question. If None, all answers to the given `questions`.
         grader: Grader whose grades are shown. By default, the store's only grader, if any.
-        influence: Name of the token weights to show. By default, ``norm_element_mean_token`` if the store contains
-            those weights. The name can be prefixed with that of the signal, as in SIGNAL/NAME.
+        influence: Token weights to show, as NAME or SIGNAL/NAME. By default, ``norm_element_mean_token`` if the store
+            contains these weights.
 
     Returns:
         The answers, and the name of the token weights.
@@ -106,7 +106,7 @@ def read_answers(
     if any(question_of[id_].private for id_, _ in chosen):
         raise InputError(
             f"Expected questions that may be published, but the authors of {question_of[chosen[0][0]].dataset!r} ask "
-            "users not to publish the questions, or answers that quote them. Choose a store with different questions."
+            "users not to publish the questions or answers that quote them. Choose a store with different questions."
         )
     tokenizer, answers = load(), []
     for key in chosen:
@@ -169,7 +169,10 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 
 
 def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | None:
-    """Return the signal and key of the influence to show. None if `influence` is None and the default was not read."""
+    """Return the signal and key of the influence to show.
+
+    The result is None if `influence` is None and the default weights were not read.
+    """
     prefix, _, name = (influence or INFLUENCE).rpartition("/")
     weights, signals = signals_of("sample", weights=True), store.signals
     complete = [signal for signal in weights if signal in signals.names() and not signals.missing(signal, "sample")]
@@ -180,12 +183,12 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
     unread = prefix if prefix in weights else weights[0]
     if not keys or (prefix == unread and prefix not in complete):
         raise InputError(
-            f"Expected `influence` to be token weights from {str(store.path)!r}, but none were read. Run "
+            f"Expected `influence` to name token weights in {str(store.path)!r}, but no such weights were read. Run "
             f"`python -m extract read --store {store.path} --signals [{unread}] --scope sample`."
         )
     names = sorted({key.split("/", 1)[1] for _, key in keys})
     raise InputError(
-        f"Expected `influence` to be one of the token weights in {str(store.path)!r} "
+        f"Expected `influence` to name one of the token weights in {str(store.path)!r} "
         f"(from {names[0]} to {names[-1]} in alphabetical order), but got {influence!r}.{nearest(name, names)}"
     )
 
@@ -193,8 +196,8 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
 def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
-    Tokens that add no text, such as the first bytes of a character, are merged into the next piece or, at the end of
-    the answer, into the last one. If generation ended at a stop string, `text` ends before it, possibly
+    Tokens that add no text, such as the first bytes of a character, are merged into the next piece, or into the last
+    piece at the end of the answer. If generation ended at a stop string, `text` ends before that string, possibly
     inside the last token.
     """
     found: list[Piece] = []

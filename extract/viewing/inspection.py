@@ -213,8 +213,8 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
 
     Args:
         store: Folder of a store or a temperature grid.
-        grader: Grader for the detailed tables. By default, the default grader for the kind of question or, if it has no
-            grades, the first grader that has some.
+        grader: Grader for the detailed tables. If omitted, the default grader for the kind of question is used. If the
+            store has no grades by that grader, the first grader with grades is used.
         answers: Number of example answers, divided among right, wrong and unknown grades.
     """
     each_store(lambda store: print(describe(Store.open(store), grader, answers)))(store=store)

@@ -35,9 +35,9 @@ def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path
     fitted = loaded.config.get("prior")
     if fitted is None:
         raise InputError(
-            f"Expected `probe` to be a probe with a fitted prior, but {probe!r} has the target "
-            f"{loaded.config['target']!r} or was saved by an earlier version of confidence-probes. Train a probe with "
-            "--data.target=capability."
+            f"Expected `probe` to be a probe with a fitted prior, but {probe!r}, whose target is "
+            f"{loaded.config['target']!r}, has none. The probe may have been saved by an earlier version of "
+            "confidence-probes. Train a new probe with --data.target=capability."
         )
     questions, decoding = recipe.load()
     if loaded.config["training"].get("questions") == questions_hash(questions):

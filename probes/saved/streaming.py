@@ -73,8 +73,8 @@ def stream(model: ConfidentModel, question: Prompts, backoff: bool, options: dic
     mode, n_answers = config.get_generation_mode(options.get("assistant_model")).value, config.num_return_sequences or 1
     if mode not in _MODES or n_answers > 1:
         raise InputError(
-            f"Expected options for greedy search or sampling of one answer, but got {mode.replace('_', ' ')} with "
-            f"`num_return_sequences` {n_answers}. Use `generate` instead of `stream`."
+            "Expected options that generate one answer by greedy search or sampling, but got "
+            f"{mode.replace('_', ' ')} with `num_return_sequences` {n_answers}. Use `generate` instead of `stream`."
         )
     if probe.reads_answers and probe.prefixes is None:
         warnings.warn(

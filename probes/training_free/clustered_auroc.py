@@ -122,11 +122,11 @@ def max_t(
     r"""Compute two-sided p-values against an AUROC of ½, corrected for multiple tests by the max-T method.
 
     Each draw permutes the grades across questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
-    grades of a question move together: each answer gets the grade with the same sample number. The statistic of a
-    score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of
-    draws in which the largest statistic of all scores is at least as large as the observed statistic. The observed
-    grades count as one more draw. The familywise error rate is controlled if all questions have the same number of
-    answers.
+    grades of a question move together to another question, where each answer gets the grade with its own sample
+    number. The statistic of a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The
+    p-value is the fraction of draws in which the largest statistic of all scores is at least as large as the observed
+    statistic. The observed grades count as one more draw. The familywise error rate is controlled if all questions
+    have the same number of answers.
 
     Args:
         scores, right, question: See `clustered_auroc`.
@@ -134,7 +134,8 @@ def max_t(
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
 
     Returns:
-        P-values, [score] float64; NaN for scores that are constant or are missing for all right or all wrong answers.
+        P-values, [score] float64. NaN if a score is constant, missing for all right answers, or missing for all wrong
+        answers.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1

@@ -82,7 +82,7 @@ class Grid:
 
     @cached_property
     def chosen(self) -> int:
-        """Row of the score with the highest validation AUROC, ignoring scores computed from other answers."""
+        """Row of the score with the highest validation AUROC, ignoring scores that need several answers."""
         best = self.choose([row for row, name in enumerate(self.names) if not name.half])
         if best is None:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Build the record and the page of a grid of scores."""
+"""Build the record and the results page for a grid of scores."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -104,7 +104,7 @@ class _Tested:
         self._scored = {name: Scored(score, right, known, question) for name, score in scores.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Compute metrics of each reported score on all answers, on untruncated answers, and at equal answer length."""
+        """Compute metrics of each reported score on all answers, untruncated answers, and answers of equal length."""
         part, scores = self._part, torch.stack([scored.confidence for scored in self._scored.values()])
         p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()
         rows = []

@@ -91,7 +91,7 @@ class Server:
 
     @property
     def budgets(self) -> dict[str, int | None]:
-        """Budgets of a run, by option."""
+        """Request and token budgets of a run, by option."""
         return {"server.budget_requests": self.budget_requests, "server.budget_tokens": self.budget_tokens}
 
     def _check_extra_body(self) -> None:

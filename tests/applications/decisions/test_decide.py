@@ -88,7 +88,7 @@ def test_an_unattained_risk_is_compared_with_the_lowest_measured_risk(
     out = decide(str(folder / "cheap"), [table(tmp_path, 1 - CONFIDENCE)], **options)
     (found,) = json.loads((out / "decide.json").read_text())["confidences"]["mine"]["thresholds"]
     assert found["n_least"] == (found["first"] <= 1 - CONFIDENCE).sum()
-    expected = f"at least {found['n_least']} questions, and their lowest measured risk is {found['lowest']:.3f}."
+    expected = f"at least {found['n_least']} questions are answered. The lowest measured risk is {found['lowest']:.3f}."
     assert expected in capsys.readouterr().out
 
 

@@ -142,7 +142,7 @@ def test_states_of_half_precision_models_are_summed_in_float32() -> None:
 def test_answer_positions_are_checked() -> None:
     assert position_ranges("sample", [3], [4]) == [[range(3, 4)], [range(6, 7)], [range(3, 7)]]
     for n_prompt, n_answer in ((3, 0), (0, 2), (3, -1)):
-        with pytest.raises(InputError, match="to be within the [0-9]+ tokens of the prompt and"):
+        with pytest.raises(InputError, match="to be within the sequence of [0-9]+ prompt tokens and"):
             position_ranges("sample", [n_prompt], [n_answer])
     with pytest.raises(InputError, match="one of hidden, tokens, .* for `scope` question, but got 'rollout'"):
         load_signal("rollout", "question")

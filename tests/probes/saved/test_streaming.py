@@ -265,7 +265,7 @@ def test_interleaved_streams_of_one_model_do_not_affect_each_other(
         ([], {}, "at least one question, but it is empty"),
         ("", {}, "Expected `prompt` to"),
         ("x" * 600, {}, "at most 512 tokens, .* but prompt 0 has 6"),
-        ("Why?", {"num_beams": 2}, "one answer, but got beam search with `num_return_sequences` 1"),
+        ("Why?", {"num_beams": 2}, "or sampling, but got beam search with `num_return_sequences` 1"),
         ("Why?", {"do_sample": True, "num_return_sequences": 2}, "but got sample with `num_return_sequences` 2"),
         ("Why?", {"prompt_lookup_num_tokens": 2}, "but got assisted generation"),
     ],

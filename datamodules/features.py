@@ -150,8 +150,8 @@ class FeatureDataModule(L.LightningDataModule):
             right, known = int(batch.right.sum()), int(batch.known.sum())
             if right in (0, known):
                 raise InputError(
-                    f"Expected right and wrong answers to the {' and '.join(splits)} questions, but all {known} are "
-                    f"{'right' if right else 'wrong'}. Use more questions."
+                    f"Expected right and wrong answers to the {' and '.join(splits)} questions, but all {known} "
+                    f"answers are {'right' if right else 'wrong'}. Use more questions."
                 )
 
     def load(self, table: QuestionTable | None = None) -> None:

@@ -159,7 +159,7 @@ class Latent(Descent):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Restore the best weights, choose and calibrate a candidate, and warn about a collapse (see `collapse`)."""
+        """Restore the best weights, choose and calibrate a candidate, and warn if the spread has collapsed."""
         batch = self.data.batch("val").to(self.device)
         features = self.standardised(batch.features)
         self._keep_best(self.candidate_scores(features), batch)

@@ -72,7 +72,7 @@ def invert(curves: Array, values: Array, temperatures: Array) -> Array:
 def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
     """Return the 95 % upper confidence limit for a system's mean mismatch rate.
 
-    All sampled outputs for each prompt are identical.
+    The limit applies only if all sampled outputs for each prompt are identical.
 
     The mismatch rate of a prompt is 1 minus its maximum exact match fraction (MEMF). The limit for the mean over M
     prompts is 1 − 0.05^(1 / (M (N − 1))), where N is the smallest number of outputs in `n_outputs` [prompt]. The

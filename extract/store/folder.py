@@ -27,7 +27,7 @@ class StoreFolder:
 
     @cached_property
     def questions(self) -> Questions:
-        """Questions of the store, in order. Raises `Damaged` if their hash differs from the recorded hash."""
+        """Questions of the store, in order. Raises `Damaged` if their file is damaged or changed."""
         file = self.path / "questions.parquet"
         table = read_table(file, self.path, QUESTIONS_SCHEMA, EARLIER_QUESTIONS_SCHEMA)
         questions = Questions(table, self.identity["block_size"])

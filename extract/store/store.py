@@ -82,7 +82,7 @@ class Store:
 
     @property
     def questions(self) -> Questions:
-        """Questions of the store, in order. Raises `Damaged` on first access if their hash is wrong."""
+        """Questions of the store, in order. Raises `Damaged` on first access if their file is damaged or changed."""
         return self._folder.questions
 
     def shards(self, scope: Scope) -> list[Shard]:

@@ -88,7 +88,7 @@ def _manifest_problems(store: Store) -> Iterator[str]:
 def write_manifest(store: Store) -> dict[str, Any]:
     """Write manifest.json, an index of the finished files, and return its content.
 
-    Raises `Damaged` if a sidecar is invalid.
+    Raises `Damaged` if a sidecar is invalid or the questions are damaged.
     """
     finished = filter(is_finished, data_files(store.path))
     files = {str(path.relative_to(store.path)): read_sidecar(path)._asdict() for path in finished}

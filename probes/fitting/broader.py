@@ -29,7 +29,7 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe, its weight in a mixture with the existing probe, and a `Distance` from its training data.
+    """Fit a broader probe, its weight in a mixture with the existing probe, and a `Distance` from all questions.
 
     To fit the weight, question groups of the other stores are held out in turn. Rewordings of the held-out questions
     are also left out, unless fewer than `LEAST_ROWS` of the existing probe's questions would remain. For this fit, the

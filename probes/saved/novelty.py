@@ -2,15 +2,16 @@
 
 A row is a question or an answer. In this module, the training rows include the rows of the validation split.
 
-The novelty of a row is the fraction of training rows that are closer to the centre of the training data than the row
-is. If a row is more novel than 99 % of the training rows, its confidence is mixed with the base rate, which is the mean
-accuracy of the training rows. The weight of the base rate increases linearly with the row's distance from the training
-rows, up to a maximum that `probes.fitting.backoff` fits.
+The novelty of a row is the fraction of training rows with a smaller `Distance` from the training data. The distance of
+a training row comes from a fit that excludes its fold. If a row is more novel than 99 % of the training rows, its
+confidence is mixed with the base rate, which is the mean accuracy of the training rows. The weight of the base rate
+increases linearly with the row's distance, up to a maximum that `probes.fitting.backoff` fits.
 
 A broader probe, if there is one, was trained on the same rows and on the questions of other stores. If a novel row is
 close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The weight of
-the broader probe depends on the row's distance from those training rows. It is constant up to the 90th percentile of
-the distances of held-out groups, and then decreases linearly to 0 at the 95th percentile.
+the broader probe increases with the row's distance in the same way as that of the base rate. In addition, it decreases
+linearly to 0 as the row's distance from the broader probe's training rows increases from the 90th to the 95th
+percentile of the distances of held-out groups.
 """
 
 from typing import Any, NamedTuple
@@ -28,8 +29,8 @@ class Confidences(NamedTuple):
 
     Attributes:
         confidence: Probability of being right, [row] float32. For a novel row, the probability is shifted towards the
-            mean accuracy of the training and validation rows and, if a broader probe was trained, towards its
-            confidence.
+            mean accuracy of the training and validation rows and, if the row is close to the training rows of a
+            broader probe, also towards the confidence of that probe.
         novelty: Fraction of the training and validation rows that are less novel, [row] float32; NaN if the probe has
             no `Novelty`.
         is_novel: Whether the row is more novel than 99 % of the training and validation rows, [row] bool.

@@ -55,7 +55,8 @@ def score(
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
         backoff: Whether to shift the confidences of novel questions. They are shifted towards the mean accuracy of the
-            training and validation questions and, if a broader probe was trained, towards its confidences.
+            training and validation questions and, if a question is close to the training questions of a broader
+            probe, also towards the confidence of that probe.
         model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
             installs.
         revision: Commit, branch or tag of a Hub model.

@@ -133,7 +133,7 @@ def test_a_split_with_one_class_is_refused(tmp_path: Path, small_store: Path) ->
         store.grades.write("harsh", part, rows, "all wrong")
     with pytest.raises(
         InputError,
-        match="right and wrong answers to the train and val questions, but all 576 are wrong",
+        match="right and wrong answers to the train and val questions, but all 576 answers are wrong",
     ):
         FeatureDataModule(str(tmp_path / "store"), grader="harsh").setup()
 
@@ -152,7 +152,7 @@ def test_a_question_with_a_missing_feature_is_left_out_and_counted(tmp_path: Pat
 
 def test_a_validation_split_of_fewer_than_ten_questions_is_refused(small_store: Path) -> None:
     data = FeatureDataModule(store=str(small_store), val_fraction=0.05)
-    with pytest.raises(InputError, match=r"at least 10 questions.* but got 6 of 120 .* a `val_fraction` above 0.05"):
+    with pytest.raises(InputError, match=r"at least 10 questions.* but it has 6 of the 120 .* a `val_fraction` above 0.05"):
         data.setup()
 
 

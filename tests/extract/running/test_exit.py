@@ -7,7 +7,7 @@ import sys
 import pytest
 
 HUNG = """
-import time
+import signal, time
 from extract.running.exit import end_process, exit_status
 
 def work():
@@ -18,6 +18,7 @@ def work():
         print(flush=True)  # the cleanup hangs
         time.sleep(60)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT in background jobs
 end_process(lambda: exit_status(work))
 """
 

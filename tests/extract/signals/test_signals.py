@@ -128,7 +128,7 @@ def test_hooks_are_removed_even_after_an_error(model: Any, monkeypatch: pytest.M
 
 
 def test_positions_and_layers_out_of_range_are_refused(model: Any) -> None:
-    with pytest.raises(InputError, match="within the 0 tokens of the prompt and the 0 tokens of the answer"):
+    with pytest.raises(InputError, match="within the sequence of 0 prompt tokens and 0 answer tokens"):
         position_ranges("question", [0], [0])
     with pytest.raises(InputError, match=r"between 0 \(embeddings\) and 3, but got \[4\]"):
         HiddenCapture(model, [1, 4])

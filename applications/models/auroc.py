@@ -20,8 +20,8 @@ class Auroc(NamedTuple):
 
     Attributes:
         value: The AUROC.
-        parts: Contributions of each question to the error of the AUROC, [2, question] float64. Row 0 is for right
-            answers, and row 1 for wrong answers. Each row sums to 0.
+        parts: Contributions of each question to the sampling error of the AUROC, [2, question] float64. Row 0 is for
+            right answers, and row 1 for wrong answers. Each row sums to 0.
         n_questions: Numbers of questions with right and with wrong answers, [2] int64.
     """
 

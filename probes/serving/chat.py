@@ -159,7 +159,7 @@ def confidence_fields(step: AnswerStep) -> dict[str, Any]:
 
 
 def new_completion(model: str, kind: str) -> dict[str, Any]:
-    """Return the fields that complete answers and chunks of streamed answers have in common."""
+    """Return the fields shared by whole answers and chunks of streamed answers."""
     return {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 

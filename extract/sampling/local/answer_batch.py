@@ -83,7 +83,7 @@ class AnswerBatch:
     def join(self, answers: Answers, read: AnswerCache, logits: Tensor, questions: Tensor) -> None:
         """Add answers that have no tokens yet. `read` is the cache after a pass over the prompts.
 
-        `questions` [answer] is the index of each answer's prompt in `read` and in `logits` [question, vocab].
+        `questions` [answer] contains the index of each answer's prompt in `read` and in `logits` [question, vocab].
         """
         of_rows, rows = questions, torch.arange(len(questions), device=questions.device)
         if read.can_share:

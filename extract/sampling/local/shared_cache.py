@@ -197,7 +197,7 @@ class SharedCache(DynamicCache):
         return len(used)
 
     def _regroup(self, n_new: int) -> None:
-        """Merge groups of similar widths, after adding `n_new` rows without tokens, and make room for tokens."""
+        """Add `n_new` rows without tokens, merge groups of similar widths, and make room for tokens."""
         old = self.groups
         if n_new:
             old.append(Group(0, [0] * n_new, 0, 0, 0))

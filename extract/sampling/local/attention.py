@@ -32,44 +32,44 @@ _users: Counter[int] = Counter()  # number of samplers that use a model, by the 
 
 
 class Part(NamedTuple):
-    """Unnormalised attention to a part of the tokens, in float32.
+    """Attention to a part of the tokens.
 
     Attributes:
-        values: [..., query, d_head] sum of the value vectors, weighted by exp(score − top).
-        top: [..., query, 1] offset of the scores: the largest score, or the logarithm of the sum of exp(score).
-        total: [..., query, 1] sum of exp(score − top).
+        values: [..., query, d_head] float32 attention output, normalised over these tokens.
+        log_total: [..., query, 1] float32 logarithm of the sum of exp(score).
     """
 
     values: Tensor
-    top: Tensor
-    total: Tensor
+    log_total: Tensor
 
 
-def attend_to(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, bias: Tensor | None = None) -> Part:
-    """Compute unnormalised attention of queries [..., query, d_head] to keys and values [..., token, d_head].
+def attend_to(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> Part:
+    """Compute attention of scaled queries [..., query, d_head] to keys and values [..., token, d_head].
 
     In `bias` [..., query, token] float32, −inf hides a token. Each query must see at least one token.
     """
     if queries.device.type == "cpu" and queries.shape[-2] >= _FUSED_QUERIES:
         mask = None if bias is None else bias.to(queries.dtype).expand(*bias.shape[:2], queries.shape[-2], -1)
         values, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            queries, keys, values, attn_mask=mask, scale=scaling
+            queries, keys, values, attn_mask=mask, scale=1.0
         )
-        return Part(values.float(), log_total[..., None], torch.ones_like(log_total)[..., None])
-    scores = (queries * scaling @ keys.mT).float()
+        return Part(values.float(), log_total[..., None])
+    scores = (queries @ keys.mT).float()
     if bias is not None:
         scores += bias
-    top = scores.amax(-1, keepdim=True)
-    weights = scores.sub_(top).exp_()
-    return Part((weights.to(values.dtype) @ values).float(), top, weights.sum(-1, keepdim=True))
+    weights = scores.softmax(-1)
+    # the largest weight is exp(largest score) / total
+    log_total = scores.amax(-1, keepdim=True) - weights.amax(-1, keepdim=True).log_()
+    return Part((weights.to(values.dtype) @ values).float(), log_total)
 
 
 def merge(parts: Sequence[Part]) -> Tensor:
-    """Merge parts into normalised attention to all tokens, [..., query, d_head] float32."""
-    top = torch.stack([part.top for part in parts]).amax(0)
-    shares = [(part.top - top).exp_() for part in parts]
-    values = sum(part.values * share for part, share in zip(parts, shares, strict=True))
-    return torch.as_tensor(values / sum(part.total * share for part, share in zip(parts, shares, strict=True)))
+    """Merge parts into attention to all tokens, [..., query, d_head] float32."""
+    values, log_total = parts[0]
+    for part in parts[1:]:
+        values = values.lerp(part.values, (part.log_total - log_total).sigmoid_())
+        log_total = torch.logaddexp(log_total, part.log_total)
+    return values
 
 
 def attend(
@@ -91,24 +91,24 @@ def attend(
         if cache is not None:
             cache.note_call(module.layer_idx, key, value, kwargs)
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    scaling, layer, slots = scaling or query.shape[-1] ** -0.5, cache.layers[module.layer_idx], cache.slots
-    n_rows, n_heads, _, d_head = query.shape
-    n_queries = n_heads // key.shape[1]
-    queries = query.reshape(n_rows, key.shape[1], n_queries, d_head)  # [row, key head, queries of that head, d_head]
+    layer, (n_rows, n_heads, _, d_head), n_key_heads = cache.layers[module.layer_idx], query.shape, key.shape[1]
+    # [row, key head, queries of that head, d_head]
+    queries = (query * (scaling or d_head**-0.5)).reshape(n_rows, n_key_heads, n_heads // n_key_heads, d_head)
     of_groups = []
     for group, (keys, values) in zip(cache.groups, layer.answers, strict=True):
         used, bias = (slice(len(group.padding)), slice(None), slice(group.width)), group.bias
         bias = None if bias is None else bias[..., : group.width]
-        of_groups.append(attend_to(queries[group.rows], keys[used], values[used], scaling, bias))
-    parts = [Part(*map(torch.cat, zip(*of_groups, strict=True)))]
+        of_groups.append(attend_to(queries[group.rows], keys[used], values[used], bias))
+    parts = [of_groups[0] if len(of_groups) == 1 else Part(*map(torch.cat, zip(*of_groups, strict=True)))]
     # all rows of a question attend to its prompt together: [question, key head, slot · query, d_head]
-    together = queries[slots.flatten()].unflatten(0, slots.shape).transpose(1, 2).flatten(2, 3)
-    part = attend_to(together, layer.prompts[0], layer.prompts[1], scaling, cache.prompt_bias)
-    parts.append(Part(*(t.unflatten(2, (-1, n_queries)).transpose(1, 2).flatten(0, 1)[cache.places] for t in part)))
+    slots, places = cache.slots[n_key_heads], cache.places[n_key_heads]
+    together = queries.flatten(0, 1)[slots].flatten(2, 3)
+    part = attend_to(together, layer.prompts[0], layer.prompts[1], cache.prompt_bias)
+    parts.append(Part(*(one.reshape(slots.numel(), queries.shape[2], -1)[places] for one in part)))
     if layer.prefix is not None:
         together = queries.transpose(0, 1).flatten(1, 2)[None]  # [1, key head, row · query, d_head]
-        part = attend_to(together, layer.prefix[0], layer.prefix[1], scaling)
-        parts.append(Part(*(t[0].unflatten(1, (n_rows, -1)).transpose(0, 1) for t in part)))
+        part = attend_to(together, layer.prefix[0], layer.prefix[1])
+        parts.append(Part(*(one[0].unflatten(1, (n_rows, -1)).transpose(0, 1) for one in part)))
     return merge(parts).flatten(1, 2).to(query.dtype)[:, None], None
 
 

@@ -3,14 +3,14 @@
 torch computes float32 products with MKL, which does not use AVX-512 instructions on CPUs of other vendors than Intel.
 oneDNN, which torch also contains, is about twice as fast on such CPUs, and slightly faster on CPUs without AVX-512. On
 CPUs without bfloat16 instructions, converting bfloat16 matrices to float32 is faster than multiplying them in bfloat16.
-The precision is the same.
+The precision is the same. Products with a packed copy of the weights, in oneDNN's own layout, are 5 to 35 % faster
+again.
 """
 
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,11 @@ from torch.nn.functional import linear
 
 #: Number of weights that are converted at a time.
 _WEIGHTS = 2**21
+
+#: Number of a layer's call in which its weight is packed. Packing takes about as long as it saves in ten calls.
+_PACKING_CALL = 8
+#: Maximum size of a model's packed weights in bytes.
+_PACKED_BYTES = 2**30
 
 #: Whether this build of torch contains oneDNN.
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()
@@ -67,9 +72,12 @@ def fast_products(model: Any) -> Iterator[None]:
         if _users[id(model)] == 1:
             slow = {torch.float32} if has_bfloat16() else {torch.float32, torch.bfloat16}
             _layers[id(model)] = [layer for layer in model.modules() if _is_slow(layer, slow)]
+            n_left = _PACKED_BYTES // torch.float32.itemsize if _HAS_ONEDNN else 0
             for layer in _layers[id(model)]:
+                fits = layer.weight.numel() <= n_left
+                n_left -= layer.weight.numel() if fits else 0
                 # replaces the method on this object only
-                layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
+                layer.forward = _FastForward(layer, fits)  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
@@ -86,6 +94,19 @@ def _is_slow(layer: nn.Module, slow: set[torch.dtype]) -> bool:
     return layer.weight.dtype in slow and layer.weight.device.type == "cpu"
 
 
-def _forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
-    product = linear_float32 if layer.weight.dtype == torch.float32 else linear_bfloat16
-    return product(inputs, layer.weight, layer.bias)
+class _FastForward:
+    """Forward pass of a linear layer. If `packs` is true, the weight is packed after the first calls."""
+
+    def __init__(self, layer: nn.Linear, packs: bool) -> None:
+        self._layer, self._packs, self._n_calls = layer, packs, 0
+        self._packed: Tensor | None = None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        weight, bias = self._layer.weight, self._layer.bias
+        self._n_calls += 1
+        if self._packs and self._n_calls == _PACKING_CALL:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.float())
+        if self._packed is not None:
+            precise = None if bias is None else bias.float()
+            return linear_float32(inputs.float(), self._packed, precise).to(weight.dtype)
+        return (linear_float32 if weight.dtype == torch.float32 else linear_bfloat16)(inputs, weight, bias)

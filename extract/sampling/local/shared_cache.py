@@ -121,8 +121,9 @@ class SharedCache(DynamicCache):
     Attention is computed for one group at a time, so that short rows need little padding.
 
     Attributes:
-        slots: [question, slot] row indices of each question, padded with arbitrary rows.
-        places: [row] index of each row in the flattened `slots`.
+        slots: For each number of key heads, the indices [question, head, slot] of each question's rows and their heads
+            in flattened [row, head]. Free slots contain arbitrary rows.
+        places: For each number of key heads, the index [row, head] of each row and head in flattened `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
     """
 
@@ -240,9 +241,13 @@ class SharedCache(DynamicCache):
         questions = torch.tensor(self._questions, dtype=torch.int64)
         counts, order = questions.bincount(minlength=len(self._mask)), questions.argsort(stable=True)
         starts, n_slots = counts.cumsum(0) - counts, int(counts.max())
-        slots = order[(starts[:, None] + torch.arange(n_slots)).clamp_max(len(order) - 1)]
-        places = questions * n_slots + order.argsort() - starts[questions]
-        self.slots, self.places = slots.to(self._mask.device), places.to(self._mask.device)
+        slots = order[(starts[:, None] + torch.arange(n_slots)).clamp_max(len(order) - 1)]  # [question, slot] rows
+        own_slots = order.argsort() - starts[questions]
+        self.slots, self.places = dict[int, Tensor](), dict[int, Tensor]()
+        for n_heads in {layer.prompts[0].shape[1] for layer in self.layers}:
+            heads, device = torch.arange(n_heads), self._mask.device
+            self.slots[n_heads] = (slots[:, None] * n_heads + heads[:, None]).to(device)
+            self.places[n_heads] = ((questions[:, None] * n_heads + heads) * n_slots + own_slots[:, None]).to(device)
 
 
 def _slots(counts: Sequence[int]) -> list[int]:

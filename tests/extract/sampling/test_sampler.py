@@ -72,7 +72,7 @@ def test_attention_to_parts_is_merged_to_attention_to_all(n_queries: int) -> Non
     bias = torch.zeros(2, 1, 1, 30)
     bias[:, :, :, 3:7] = -torch.inf
     parts = [
-        attend_to(queries, keys[:, :, a:b], values[:, :, a:b], 0.7, bias[..., a:b])
+        attend_to(0.7 * queries, keys[:, :, a:b], values[:, :, a:b], bias[..., a:b])
         for a, b in ((0, 3), (3, 12), (12, 13), (13, 30))
     ]
     scores = (queries.double() @ keys.double().mT) * 0.7 + bias.double()

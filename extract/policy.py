@@ -103,7 +103,7 @@ def grid(text: str) -> tuple[float, ...]:
     except (ArithmeticError, ValueError):
         raise InputError(
             "Expected `policy.temperature` to be a number or a grid START:STOP:STEP with at most 1000 "
-            f"temperatures, such as 0:1.2:0.1, but got {text!r}."
+            f"temperatures, but got {text!r}. Pass, for example, 0.7 or 0:1.2:0.1."
         ) from None
     return tuple(float(start + i * step) for i in range(int((stop - start) / step) + 1))
 

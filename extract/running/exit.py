@@ -28,7 +28,8 @@ def exit_status(command: Callable[[], object]) -> int:
     """Run a command, print its errors on one line, and return its exit status.
 
     Returns:
-        0 on success, 2 after an `InputError` or an operating system error, 130 after Ctrl-C, and 143 after SIGTERM.
+        0 on success, 2 after an `InputError` or an operating system error, 130 after Ctrl-C, and, inside `end_process`,
+        143 after SIGTERM.
     """
     try:
         command()
@@ -94,8 +95,8 @@ def _print_error(line: str, status: int) -> int:
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to completion. If an event loop is already running, run the coroutine in a new thread.
 
-    Ctrl-C or SIGTERM cancels the coroutine, and later signals are ignored until it has ended. The first signal is then
-    handled as usual.
+    In the main thread, Ctrl-C or SIGTERM cancels the coroutine, and later signals are ignored until it has ended. The
+    first signal is then handled as usual.
     """
     try:
         asyncio.get_running_loop()

@@ -102,9 +102,11 @@ def attend(
     parts = [of_groups[0] if len(of_groups) == 1 else Part(*map(torch.cat, zip(*of_groups, strict=True)))]
     # all rows of a question attend to its prompt together: [question, key head, slot · query, d_head]
     slots, places = cache.slots[n_key_heads], cache.places[n_key_heads]
-    together = queries.flatten(0, 1)[slots].flatten(2, 3)
+    # index_select copies whole rows, and is several times faster than indexing
+    together = queries.flatten(0, 1).index_select(0, slots).view(len(layer.prompts[0]), n_key_heads, -1, d_head)
     part = attend_to(together, layer.prompts[0], layer.prompts[1], cache.prompt_bias)
-    parts.append(Part(*(one.reshape(slots.numel(), queries.shape[2], -1)[places] for one in part)))
+    of_slots = (one.reshape(len(slots), queries.shape[2], -1) for one in part)
+    parts.append(Part(*(one.index_select(0, places).view(*queries.shape[:3], -1) for one in of_slots)))
     if layer.prefix is not None:
         together = queries.transpose(0, 1).flatten(1, 2)[None]  # [1, key head, row · query, d_head]
         part = attend_to(together, layer.prefix[0], layer.prefix[1])

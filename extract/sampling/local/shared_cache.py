@@ -76,7 +76,7 @@ class SharedLayer(DynamicLayer):
 
     def set_prompts(self, kept: Tensor, new: Pair, added: Tensor) -> None:
         """Keep the prompts with the indices `kept`, and append the prompts of `new` with the indices `added`."""
-        pairs = ((a[kept], b[added]) for a, b in zip(self.prompts, new, strict=True))
+        pairs = ((a.index_select(0, kept), b.index_select(0, added)) for a, b in zip(self.prompts, new, strict=True))
         keys, values = (_stacked(a, b, dim=2) for a, b in pairs)
         self.prompts = keys, values
 
@@ -121,9 +121,9 @@ class SharedCache(DynamicCache):
     Attention is computed for one group at a time, so that short rows need little padding.
 
     Attributes:
-        slots: For each number of key heads, the indices [question, head, slot] of each question's rows and their heads
-            in flattened [row, head]. Free slots contain arbitrary rows.
-        places: For each number of key heads, the index [row, head] of each row and head in flattened `slots`.
+        slots: For each number of key heads, the rows and heads of each question [question · head · slot], as indices
+            into flattened [row, head]. Free slots contain arbitrary rows.
+        places: For each number of key heads, the index of each row and head [row · head] in `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
     """
 
@@ -246,8 +246,9 @@ class SharedCache(DynamicCache):
         self.slots, self.places = dict[int, Tensor](), dict[int, Tensor]()
         for n_heads in {layer.prompts[0].shape[1] for layer in self.layers}:
             heads, device = torch.arange(n_heads), self._mask.device
-            self.slots[n_heads] = (slots[:, None] * n_heads + heads[:, None]).to(device)
-            self.places[n_heads] = ((questions[:, None] * n_heads + heads) * n_slots + own_slots[:, None]).to(device)
+            self.slots[n_heads] = (slots[:, None] * n_heads + heads[:, None]).flatten().to(device)
+            places = (questions[:, None] * n_heads + heads) * n_slots + own_slots[:, None]
+            self.places[n_heads] = places.flatten().to(device)
 
 
 def _slots(counts: Sequence[int]) -> list[int]:
@@ -258,13 +259,11 @@ def _slots(counts: Sequence[int]) -> list[int]:
 
 
 def _rearranged(buffer: Tensor, group: Group, slots: Tensor, changed: Tensor) -> Tensor:
-    used = buffer[:, :, : group.width]
-    if len(buffer) != group.n_slots:
-        buffer = buffer.new_empty(group.n_slots, *buffer.shape[1:])
-        buffer[: len(slots), :, : group.width] = used[slots]
-    elif len(changed):
-        used[changed] = used[slots[changed]]
-    return buffer
+    if len(buffer) == group.n_slots:
+        return buffer.index_copy_(0, changed, buffer.index_select(0, slots[changed]))
+    new = buffer.new_empty(group.n_slots, *buffer.shape[1:])
+    torch.index_select(buffer, 0, slots, out=new[: len(slots)])
+    return new
 
 
 def _with_free(n_used: int) -> int:

@@ -134,8 +134,9 @@ def routing_record(
         - `curve`: Points at several fractions.
         - `oracle`: Points of an oracle, which routes the questions with the largest gain in accuracy first.
         - `gains`: Results of `random_gain` at `FRACTIONS`.
-        - `thresholds`: One dict per risk. `certified` is the point at the certified threshold, or None. `threshold` is
-          that threshold; None if it is infinite (all questions are routed) or if no threshold is certified.
+        - `thresholds`: One dict per risk. `threshold` is the certified threshold. `certified` is the point at this
+          threshold. Both are None if no threshold is certified. If the threshold is infinite (all questions are
+          routed), only `threshold` is None.
     """
     n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
 

@@ -119,7 +119,7 @@ def passk_record(
 
 
 class _Measured(NamedTuple):
-    """Counts and groups [question] of one store, the values of k, and options for the bootstrap."""
+    """The counts and the groups [question] of one store, the values of k, and the options of the bootstrap."""
 
     right: Counts
     known: Counts

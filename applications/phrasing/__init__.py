@@ -1,1 +1,1 @@
-"""Comparison of questions about the same facts in different forms."""
+"""Comparison of several phrasings of the same questions."""

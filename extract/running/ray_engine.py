@@ -84,7 +84,7 @@ class RayWorker(Worker):
         if n_units == 0:
             raise InputError(
                 "Expected the Ray cluster to have at least one CPU, but it has none. Wait until other machines have "
-                "joined it, or start it with CPUs."
+                "joined the cluster, or restart it with at least one CPU."
             )
         if self._given is not None and self._given > n_units:
             raise InputError(

@@ -1,4 +1,4 @@
-"""The chosen candidate of a probe."""
+"""The candidate that was chosen for a probe."""
 
 from dataclasses import dataclass
 

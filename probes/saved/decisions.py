@@ -188,7 +188,7 @@ def _listed(questions: Any) -> list[Any]:
 
 
 def _one_each(answers: Answers, n: int) -> Answers:
-    """Return the answers if there is one for each of `n` questions. Otherwise, raise InputError."""
+    """Return the answers if each of `n` questions has exactly one. Otherwise, raise InputError."""
     if len(answers) != n:
         raise InputError(
             f"Expected one answer per question, but got {len(answers)} answers to {n} questions. Omit "

@@ -99,8 +99,8 @@ def score(
         )
     if errors:
         raise InputError(
-            f"Expected all {n_asked} questions to be valid, but {len(errors)} could not be scored. Their output lines "
-            f"have an `error`. The first error is: {errors[0]}"
+            f"Expected all {n_asked} questions to be valid, but {len(errors)} could not be scored. Each of their "
+            f"output lines has an `error` field. The first error is: {errors[0]}"
         )
 
 

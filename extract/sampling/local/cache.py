@@ -155,7 +155,7 @@ class AnswerCache(DynamicCache):
         return self._plain == set(range(len(self.layers)))
 
     def repeated(self, questions: Tensor) -> Self:
-        """Return a cache for drawing answers. Row i is a copy of the prompt `questions[i]`."""
+        """Return a cache for drawing answers. Its row i is a copy of the row of prompt `questions[i]`."""
         other = copy(self)
         other.layers = [copy(layer) for layer in self.layers]
         other.keep(questions)

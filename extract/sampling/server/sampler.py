@@ -139,8 +139,8 @@ def n_missing(store: Store, samples: SampleRange) -> int:
 def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: bool) -> None:
     """Warn if at least 30 questions have several answers, but no question has two different answers.
 
-    `answers` contains the texts of each question's answers. If `has_varied` is false, because no different answers were
-    seen in the preflight either, an `InputError` is raised instead of the warning.
+    `answers` contains the texts of each question's answers. `has_varied` states whether the answers in the preflight
+    differed. If they did not, an `InputError` is raised instead of the warning.
     """
     distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
     if len(distinct) < _LEAST_REPEATED or max(distinct) > 1:

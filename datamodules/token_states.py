@@ -122,7 +122,7 @@ class TokenStates:
 
 
 def unreadable(probe: str, signal: str, options: str) -> InputError:
-    """Return the error for a probe that cannot read a signal. `options` is the value to pass as --data.signal."""
+    """Return the error for a probe that cannot read a signal. `options` is the value of --data.signal to suggest."""
     return InputError(
         f"Expected a signal that {probe} can read, but got {signal!r}. Pass --data.signal={options}, or choose a "
         "different probe with --model."

@@ -91,9 +91,8 @@ def check_features(first: FeatureDataModule, other: FeatureDataModule, option: s
         )
     if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
         raise InputError(
-            f"Expected the stores in `{option}` to have the same layers and positions, but {pair} differ in "
-            f"their features ({len(other.feature_names)} and {len(first.feature_names)} features). Run `extract read` "
-            "on both stores with the same --layers."
+            f"Expected the stores in `{option}` to have the same layers and positions, but {pair} have different "
+            "features. Run `extract read` on both stores with the same --layers."
         )
 
 

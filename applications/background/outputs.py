@@ -24,7 +24,7 @@ _FORMAT = (
 
 @dataclass(frozen=True)
 class Source:
-    """Store or file with the outputs of a tested system, or with those of a reference at one temperature.
+    """Outputs of a tested system, or of a reference at one temperature, in a store or a file.
 
     Attributes:
         name: Name in messages and tables.

@@ -38,7 +38,7 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
     if names != [method]:
         raise InputError(
             f"Expected `confidences` to be a single source named {method!r}, the method of the probe in {folder!r}, "
-            f"but got {', '.join(map(str, names))}. Pass the out-of-fold predictions of this method."
+            f"but got {', '.join(map(str, names)) or 'none'}. Pass the out-of-fold predictions of this method."
         )
 
 

@@ -46,5 +46,5 @@ def passk(
         plots = passk_pictures(record)
         files = {"passk.md": passk_page(record, list(plots)), "passk.json": record, "passk.parquet": table}
         write_files(folder, files, plots)
-    print(f"{passk_summary(record)}\nPass@k: {final / 'passk.md'}")
+    print(f"{passk_summary(record)}\nPass@K: {final / 'passk.md'}")
     return final

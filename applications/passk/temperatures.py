@@ -1,4 +1,4 @@
-"""Pass rates (mean Pass@K) of a fixed number of answers, either split over temperatures or all at one temperature."""
+"""Pass rates (mean Pass@K) of a fixed number of answers, drawn either at several temperatures or all at one."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -93,7 +93,7 @@ def from_decisions(
 
     Args:
         parse: Function that returns the parsed answer or None, given a question and an answer without its reasoning.
-        start: Function that returns a context manager, which yields a function that grades a list of cases.
+        start: Function that returns a context manager. The manager yields the `Decide` function, which grades cases.
         name, rule, kinds: See `Grader`.
     """
 

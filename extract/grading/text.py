@@ -61,7 +61,10 @@ def token_f1(answer: str, reference: str) -> float:
 
 
 def _by_words(name: str, is_right: Callable[[str, str], bool], rule: str, read: Callable[[str], str] = str) -> Grader:
-    """Build a grader that compares the words of an answer, or of the part that `read` selects, with each reference."""
+    """Build a grader that compares an answer with each reference, word by word.
+
+    If `read` is given, only the part of the answer that it returns is compared.
+    """
 
     def grade(question: Question, text: str) -> Grade:
         answer = _squad_words(read(text))

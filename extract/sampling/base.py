@@ -56,8 +56,8 @@ class Sampler(Protocol):
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
         """Return the policy as far as it is known before `prepare` is called.
 
-        The result is compared with the policy of an existing store. `decoding` has a single temperature. `model` is the
-        `ModelIdentity` of the existing store as a dict. Values that are not known yet are copied from `model`.
+        The result is compared with the policy of an existing store. `decoding` must have a single temperature. `model`
+        is the `ModelIdentity` of the existing store as a dict. Values that are not known yet are copied from `model`.
         """
         return self.policy(decoding)
 
@@ -71,7 +71,7 @@ class Sampler(Protocol):
         """
 
     def policy(self, decoding: Decoding) -> Policy:
-        """Return the policy to record in a store's identity. `decoding` has a single temperature."""
+        """Return the policy to record in a store's identity. `decoding` must have a single temperature."""
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
         """Add the missing samples to the stores, so that each question has `k` samples.
@@ -155,7 +155,7 @@ def check_identity(
 ) -> None:
     """Raise an `InputError` if the identity of an existing store does not match this run.
 
-    `decoding` has a single temperature, and its prompt includes the worked examples.
+    `decoding` must have a single temperature, and its prompt includes the worked examples.
     """
     held, declaration = store.identity, SAMPLERS[name]
     sampler: Sampler = declaration.load()(options, decoding, Worker())

@@ -70,7 +70,7 @@ def range_of(path: Path, n_blocks: int) -> SampleRange:
     shard = shard_of(path, n_blocks)
     if isinstance(shard, Block):
         raise Damaged(
-            path, f"its name has no range of samples (expected a name such as {shard.stem}.000-010{path.suffix})"
+            path, f"its name contains no range of samples (expected a name such as {shard.stem}.000-010{path.suffix})"
         )
     return shard
 

@@ -27,7 +27,10 @@ class Store:
         path: The directory.
         identity: Identity of the store, as plain JSON types.
         sha256: SHA-256 of the identity.
-        samples, grades, signals, asked: Answers, grades, signals and results of model-based baselines.
+        samples: Answers.
+        grades: Grades of the answers.
+        signals: Signals of the questions and answers.
+        asked: Results of model-based baselines.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:

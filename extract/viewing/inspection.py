@@ -32,7 +32,7 @@ def describe(store: Store, grader: str | None = None, n_answers: int = 10) -> st
     summary, policy = summarize(store, name, n_answers), store.identity["policy"]
     n, several = int(summary.n_samples.sum()), summary.n_texts > 1
     balance = Counter(sorted(summary.n_samples.tolist())).most_common()
-    numbers = ", ".join(f"{k} for each of {n_questions:,} questions" for k, n_questions in balance[:4])
+    numbers = ", ".join(f"{k} for each of {_plural(n_questions, 'question')}" for k, n_questions in balance[:4])
     endings = {
         "stop": "ended on their own",
         "length": f"cut at {policy['decoding']['max_new_tokens'] or 'an unknown number of'} tokens",

@@ -123,7 +123,7 @@ class ConfidenceProbe(ModelHubMixin):
         return self.with_novelty(flat(features), self.calibrated(self.head.to(values.device)(features)), backoff)
 
     def calibrated(self, score: Tensor, fraction: float = 1.0) -> Tensor:
-        """Compute confidences [row] from the head's scores [row], without novelties or back-off.
+        """Compute confidences [row] from the head's scores [row]. Novelty and back-off are not applied.
 
         `fraction` is the fraction of the answer that the scores cover. Only prefix calibrators use it.
         """

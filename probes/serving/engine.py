@@ -89,8 +89,8 @@ class Engine:
         Raises:
             QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
-            InputError: If there are no prompts, if a prompt is empty, is too long or contains unknown tokens, or if
-                `answers` does not match the probe or the prompts.
+            InputError: If there are no prompts, if any prompt is empty, too long or has unknown tokens, or if `answers`
+                does not match the probe or the prompts.
         """
         from extract.models.loading import check_prompts
 

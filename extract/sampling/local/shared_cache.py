@@ -81,7 +81,7 @@ class SharedLayer(DynamicLayer):
         self.prompts = keys, values
 
     def merge(self, sources: Sequence[Sequence[int]], groups: Sequence[Group]) -> None:
-        """Make new buffers for `groups`, from those of the current groups with the indices `sources`."""
+        """Make new buffers. Those of `groups[i]` combine the buffers of the current groups `sources[i]` (indices)."""
         keys, values = (
             [self._merged_buffer(of_group, group, part) for of_group, group in zip(sources, groups, strict=True)]
             for part in (0, 1)

@@ -128,7 +128,10 @@ class Run:
                 self._rejected[question.id] = public(error, question)
                 if n >= MOST_REJECTED:
                     self._stop(
-                        InputError(f"Expected most questions to be accepted, but the server rejected {n} in a row.")
+                        InputError(
+                            f"Expected most questions to be accepted, but the server rejected {n} in a row. Correct "
+                            "the cause named in its message, and run the command again."
+                        )
                     )
                 return True
             except (BudgetSpent, InputError, OSError) as error:

@@ -171,21 +171,23 @@ def test_invalid_stored_thresholds_are_refused(stored: Any, tmp_path: Path) -> N
     ("changes", "column", "message"),
     [
         ({}, "ridge", "to be a single source named 'linear', the method of .*, but got ridge"),
+        ({}, None, "to be a single source named 'linear', the method of .*, but got none"),
         ({"prompt": {"template": "Other {question}", "system": None, "chat": True}}, "linear", "differs in template"),
         ({"model": None}, "linear", "Expected a probe for the model of .* differs in"),
         ({"target": "response", "position": "last_answer"}, "linear", "Expected `probe` to read questions"),
     ],
-    ids=["another method", "another prompt", "another model", "a probe that reads answers"],
+    ids=["another method", "no confidences", "another prompt", "another model", "a probe that reads answers"],
 )
 def test_a_probe_that_does_not_belong_to_the_confidences_is_refused(
-    folder: Path, tmp_path: Path, changes: dict[str, Any], column: str, message: str
+    folder: Path, tmp_path: Path, changes: dict[str, Any], column: str | None, message: str
 ) -> None:
     store = Store.open(folder / "cheap")
     if "model" in changes:
         changes = {"model": store.model | {"fingerprint": "f" * 64}}
     probe = write_probe(tmp_path, store, **changes)
+    sources = [table(tmp_path, name=column)] if column else []
     with pytest.raises(InputError, match=message):
-        decide(str(store.path), [table(tmp_path, name=column)], probe=str(probe), out=str(tmp_path / "out"))
+        decide(str(store.path), sources, probe=str(probe), out=str(tmp_path / "out"))
 
 
 def test_a_probe_that_was_trained_on_the_questions_is_refused(folder: Path, tmp_path: Path) -> None:

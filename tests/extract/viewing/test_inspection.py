@@ -203,7 +203,7 @@ def test_unbalanced_and_unfinished_samples_are_reported(store: Store) -> None:
     log = store.path / "samples/00001.000-003.jsonl"
     log.write_text(f'{json.dumps({"format": "made"})}\n{json.dumps([{}, {}])}\n{json.dumps([{}])}\n[{{"tor')
     page = describe(Store.open(store.path))
-    assert "samples    9: 3 for each of 3 questions, 0 for each of 1 questions" in page
+    assert "samples    9: 3 for each of 3 questions, 0 for each of 1 question\n" in page
     assert "unfinished 1 sample range with 3 answers" in page
 
 

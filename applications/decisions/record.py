@@ -75,9 +75,9 @@ def decide_record(
 ) -> dict[str, Any]:
     """Compute the content of decide.json.
 
-    For each requested risk, `requests` holds the quantities that are the same for all confidences. For each confidence,
-    `confidences` holds the risk–coverage `curve` and the results of `threshold_record`. `routing` is None until the
-    command sets it.
+    `confidences` maps each source of confidences to its risk–coverage `curve` and the results of `threshold_record`.
+    `requests` contains, for each requested risk, results that do not depend on the confidences. `routing` is None until
+    the command sets it.
     """
     losses, options = decided.losses, {"n_resamples": n_resamples, "seed": seed}
     n, table = len(losses), decided.table

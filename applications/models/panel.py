@@ -100,8 +100,8 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
     known = np.stack([table.known[of_store] for table, of_store in zip(tables, rows, strict=True)]).min(0) > 0
     if known.sum() < 2:
         raise InputError(
-            f"Expected at least two questions with a known grade by {grader!r} in every store, but got {known.sum()}. "
-            "Grade the answers with a different grader."
+            f"Expected at least two questions to have known grades from {grader!r} in every store, but got "
+            f"{known.sum()}. Grade the answers with a different grader."
         )
     names = [store.path.resolve().name for store in stores]
     if len(set(names)) < len(names):

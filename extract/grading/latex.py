@@ -100,7 +100,7 @@ def stated_answer(text: str) -> str | None:
 
     In order of preference, the answer is the content of the last \boxed{}, the text after the last "answer is", the
     last formula, or the last line. If this part is prose with a single number, the answer is that number. If it is
-    prose without numbers, the answer is all of its words. Denied ("not 20") and incomplete ("10 or 20", "20 times x")
+    prose without numbers, the answer is all of its words. Negated ("not 20") and incomplete ("10 or 20", "20 times x")
     answers are ignored.
 
     >>> stated_answer(r"So $x = 2$ and the answer is \boxed{\dfrac 12 }."), stated_answer("The answer is 7 apples.")

@@ -85,8 +85,8 @@ def _tokenizer_of(store: Store, model: str | None) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=expected["revision"])
     except (OSError, ValueError) as error:
         raise InputError(
-            f"Expected `model` to be a Hub id or a folder with the tokenizer of {expected['id']!r}, but {place!r} "
-            f"can't be loaded. Pass a different --model. The error is: {one_line(error)}"
+            f"Expected `model` to be a Hub id or a folder that contains the tokenizer of {expected['id']!r}, but no "
+            f"tokenizer could be loaded from {place!r}. Pass a different --model. The error is: {one_line(error)}"
         ) from error
     if tokenizer_hash(tokenizer) != expected["tokenizer"]:
         raise InputError(

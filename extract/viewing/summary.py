@@ -24,7 +24,7 @@ MARKS = {True: "right", False: "wrong", None: "unknown"}
 
 @dataclass
 class GradeCounts:
-    """Counts of one grader's grades, [question] int64 each.
+    """Numbers of right, wrong and unknown grades from one grader. Each attribute is [question] int64.
 
     Texts in which the grader found no answer (`no_answer`) are also counted in `right` or `wrong`.
     """

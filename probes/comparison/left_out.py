@@ -22,7 +22,7 @@ class LeftOut(NamedTuple):
 
     Attributes:
         raw: Confidences without back-off, [question] float64.
-        found: Novelties, and confidences with back-off.
+        found: Result of the novelty detector: novelties, and confidences after back-off.
         right, known: Numbers of right answers and of graded answers, [question].
         training_mean: Mean accuracy of the probe's training questions, [question] float64.
         own: Index of the set that contains the question, [question] int64.

@@ -119,7 +119,7 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
     r"""Compute 1 − ASEU, the median cosine similarity over all pairs of answer embeddings drawn for a question.
 
     The draws are normally distributed with the predicted standard deviation. Their mean is the predicted mean μ,
-    rescaled to the norm √(‖μ‖² + Σ τ²).
+    rescaled to the norm √(‖μ‖² + `shared`).
 
     Args:
         predicted: Distribution of the answer embeddings, [..., component].

@@ -1,6 +1,6 @@
 """Newton's method for logistic regression with an L2 penalty, for several features and penalties at once.
 
-The method optimises a vector of coordinates, of which the weights and the bias are linear functions. The coordinates
+The weights and the bias are linear functions of a vector of coordinates, which the method optimises. The coordinates
 are either the weights and the bias themselves (`_Primal`) or, if there are fewer rows than weights, coefficients of the
 rows (`_Dual`).
 
@@ -194,9 +194,8 @@ def _centred(point: Tensor) -> Tensor:
 def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
     """Return a penalty [feature, 1, 1] and the inverse of `scale` · `products` + penalty, the Hessian at zero weights.
 
-    The inverse is used as the preconditioner for all L2 penalties, so its own penalty is the geometric mean of the
-    smallest and the largest of them. If that mean is so small that it would be lost to rounding in the steps' dtype, a
-    larger penalty is used.
+    The inverse is the preconditioner for all L2 penalties in `l2`. The returned penalty is the geometric mean of the
+    smallest and the largest of them, or a larger penalty if that mean would be lost to rounding in the steps' dtype.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
     dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32

@@ -51,7 +51,7 @@ def _chunk(n_rows: int) -> int:
 def by_question(metric: WeightedMetric, question: Tensor, copies: Tensor | float = 1.0) -> WeightedMetric:
     """Convert a metric over rows into a metric over questions.
 
-    `question` [row] int64 is the question of each row. `copies` [row] is the number of identical rows that each row
+    `question` [row] int64 maps rows to questions. `copies` [row] is the number of identical rows that each row
     stands for.
     """
     step = _chunk(len(question))
@@ -94,7 +94,8 @@ def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
         a = \tfrac16 \sum U_i^3 \Big/ \Big(\sum U_i^2\Big)^{3/2}
 
     where Φ is the standard normal distribution function, z₀ is the normal quantile of the fraction of resampled values
-    below `value` (ties count as ½), U_i is the influence of question i, and a measures the skewness of the influences.
+    below `value` (ties count as ½), and U_i is the influence of question i. The acceleration a measures the skewness of
+    the influences.
     For N questions, t is √(N/(N − 1)) times the 97.5 % quantile of Student's t distribution with N − 1 degrees of
     freedom. The factor √(N/(N − 1)) is needed because the standard deviation of the resampled values is too small.
     """

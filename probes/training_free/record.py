@@ -80,7 +80,7 @@ def length_stratum(n_tokens: Tensor) -> Tensor:
 
 
 class _Tested:
-    """Metrics and tests of the reported scores on the test answers."""
+    """Metrics and significance tests of the reported scores, computed on the answers of the test split."""
 
     def __init__(self, grid: Grid, n_resamples: int, seed: int) -> None:
         self._grid, self._n_resamples, self._seed = grid, n_resamples, seed

@@ -95,7 +95,7 @@ def _is_slow(layer: nn.Module, slow: set[torch.dtype]) -> bool:
 
 
 class _FastForward:
-    """Forward pass of a linear layer. If `packs` is true, the weight is packed after the first calls."""
+    """Forward pass of a linear layer. If `packs` is true, the weight is packed in call number `_PACKING_CALL`."""
 
     def __init__(self, layer: nn.Linear, packs: bool) -> None:
         self._layer, self._packs, self._n_calls = layer, packs, 0

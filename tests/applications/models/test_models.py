@@ -331,5 +331,5 @@ def test_stores_that_are_not_a_list_are_refused(stores: Any) -> None:
 
 def test_a_single_graded_question_is_refused(make: Make) -> None:
     stores = [str(make(name, t, questions=QUESTIONS[:1])) for name, t in (("a", 0.5), ("b", 1.0))]
-    with pytest.raises(InputError, match="at least two questions with a known grade by 'made' in every store"):
+    with pytest.raises(InputError, match="at least two questions to have known grades from 'made' in every store"):
         read_panel(stores, shared=False, grader=None)

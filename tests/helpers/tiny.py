@@ -64,6 +64,7 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
         "phi3": "Phi3",
         "gemma2": "Gemma2",
         "gemma3": "Gemma3",
+        "doge": "Doge",
     }
     config_class = getattr(transformers, {"gemma3": "Gemma3TextConfig"}.get(family, f"{names[family]}Config"))
     torch.manual_seed(seed)

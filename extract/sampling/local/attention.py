@@ -48,8 +48,9 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
 
     In `bias` [..., query, token] float32, −inf hides a token. Each query must see at least one token.
     """
-    if queries.device.type == "cpu" and queries.shape[-2] >= _FUSED_QUERIES:
-        mask = None if bias is None else bias.to(queries.dtype).expand(*bias.shape[:2], queries.shape[-2], -1)
+    n_queries, d_head = queries.shape[-2:]
+    if queries.device.type == "cpu" and n_queries >= _FUSED_QUERIES and d_head == values.shape[-1]:
+        mask = None if bias is None else bias.to(queries.dtype).expand(*bias.shape[:2], n_queries, -1)
         values, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             queries, keys, values, attn_mask=mask, scale=1.0
         )
@@ -89,7 +90,7 @@ def attend(
     cache = _active.get()
     if not isinstance(cache, SharedCache):
         if cache is not None:
-            cache.note_call(module.layer_idx, key, value, kwargs)
+            cache.note_call(module.layer_idx, key, value, attention_mask, kwargs)
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     layer, (n_rows, n_heads, _, d_head), n_key_heads = cache.layers[module.layer_idx], query.shape, key.shape[1]
     # [row, key head, queries of that head, d_head]
@@ -97,14 +98,14 @@ def attend(
     of_groups = []
     for group, (keys, values) in zip(cache.groups, layer.answers, strict=True):
         used, bias = (slice(len(group.padding)), slice(None), slice(group.width)), group.bias
-        bias = None if bias is None else bias[..., : group.width]
+        bias = None if bias is None else bias[..., : group.width].to(query.device)
         of_groups.append(attend_to(queries[group.rows], keys[used], values[used], bias))
     parts = [of_groups[0] if len(of_groups) == 1 else Part(*map(torch.cat, zip(*of_groups, strict=True)))]
     # all rows of a question attend to its prompt together: [question, key head, slot · query, d_head]
-    slots, places = cache.slots[n_key_heads], cache.places[n_key_heads]
+    slots, places = (index[n_key_heads].to(query.device) for index in (cache.slots, cache.places))
     # index_select copies whole rows, and is several times faster than indexing
     together = queries.flatten(0, 1).index_select(0, slots).view(len(layer.prompts[0]), n_key_heads, -1, d_head)
-    part = attend_to(together, layer.prompts[0], layer.prompts[1], cache.prompt_bias)
+    part = attend_to(together, layer.prompts[0], layer.prompts[1], cache.prompt_bias.to(query.device))
     of_slots = (one.reshape(len(slots), queries.shape[2], -1) for one in part)
     parts.append(Part(*(one.index_select(0, places).view(*queries.shape[:3], -1) for one in of_slots)))
     if layer.prefix is not None:

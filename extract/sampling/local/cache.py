@@ -59,7 +59,7 @@ class AnswerLayer(DynamicLayer):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select rows by their indices [row], and make room for answers."""
-        keys, values = (one[indices] for one in self._with_prefix())
+        keys, values = (one[indices.to(one.device)] for one in self._with_prefix())
         self.prefix = self.handed_out = None
         self._make_room(
             keys, values, keys.shape[2] + _FREE_TOKENS if self._buffers is None else self._buffers[0].shape[2]
@@ -124,13 +124,14 @@ class AnswerCache(DynamicCache):
         self.mask, self.n_prefix = mask, 0 if prefix is None else prefix.get_seq_length()
         self._called, self._plain = set[int](), set[int]()
 
-    def note_call(self, layer: int, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
+    def note_call(self, layer: int, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
         """Record whether a layer computes plain attention to its own keys and values. Some models do not do this."""
         handed = getattr(self.layers[layer], "handed_out", None) if layer < len(self.layers) else None
         if kwargs.get("position_bias") is None:
             self._called.add(layer)
         same = handed is not None and key is handed[0] and value is handed[1]
-        if same and all(kwargs.get(name) is None for name in _SPECIAL):
+        adds_bias = mask is not None and mask.dtype != torch.bool
+        if same and not adds_bias and all(kwargs.get(name) is None for name in _SPECIAL):
             self._plain.add(layer)
 
     @property

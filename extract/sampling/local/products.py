@@ -91,6 +91,8 @@ def fast_products(model: Any) -> Iterator[None]:
 def _is_slow(layer: nn.Module, slow: set[torch.dtype]) -> bool:
     if type(layer) is not nn.Linear or "forward" in vars(layer):  # a hook, for example of accelerate
         return False
+    if type(layer.weight) is not nn.Parameter:  # for example quantized
+        return False
     return layer.weight.dtype in slow and layer.weight.device.type == "cpu"
 
 
@@ -98,15 +100,17 @@ class _FastForward:
     """Forward pass of a linear layer. If `packs` is true, the weight is packed in call number `_PACKING_CALL`."""
 
     def __init__(self, layer: nn.Linear, packs: bool) -> None:
-        self._layer, self._packs, self._n_calls = layer, packs, 0
+        self._layer, self._packs = layer, packs
+        self._n_calls = Counter[int]()  # by thread, so that rounding does not depend on the speed of other threads
         self._packed: Tensor | None = None
 
     def __call__(self, input: Tensor) -> Tensor:  # the parameter is named as in nn.Linear.forward
         weight, bias = self._layer.weight, self._layer.bias
-        self._n_calls += 1
-        if self._packs and self._n_calls == _PACKING_CALL:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.float())
-        if self._packed is not None:
+        thread = threading.get_ident()
+        self._n_calls[thread] += 1
+        if self._packs and self._n_calls[thread] >= _PACKING_CALL:
+            if self._packed is None:
+                self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.float())
             precise = None if bias is None else bias.float()
             return linear_float32(input.float(), self._packed, precise).to(weight.dtype)
         return (linear_float32 if weight.dtype == torch.float32 else linear_bfloat16)(input, weight, bias)

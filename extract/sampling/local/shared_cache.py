@@ -49,7 +49,7 @@ class Group:
 
 
 class SharedLayer(DynamicLayer):
-    """Keys and values of one layer.
+    """Keys and values of one layer. They may be on a different device than the model's inputs.
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
@@ -76,6 +76,8 @@ class SharedLayer(DynamicLayer):
 
     def set_prompts(self, kept: Tensor, new: Pair, added: Tensor) -> None:
         """Keep the prompts with the indices `kept`, and append the prompts of `new` with the indices `added`."""
+        device = self.prompts[0].device
+        kept, added = kept.to(device), added.to(device)
         pairs = ((a.index_select(0, kept), b.index_select(0, added)) for a, b in zip(self.prompts, new, strict=True))
         keys, values = (_stacked(a, b, dim=2) for a, b in pairs)
         self.prompts = keys, values
@@ -109,6 +111,8 @@ class SharedLayer(DynamicLayer):
 
         If `group` has a different number of slots than its buffers, the rows are copied to new buffers.
         """
+        device = self.prompts[0].device
+        slots, changed = slots.to(device), changed.to(device)
         keys, values = (_rearranged(buffer, group, slots, changed) for buffer in self.answers[index])
         self.answers[index] = keys, values
 

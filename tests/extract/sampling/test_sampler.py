@@ -10,7 +10,7 @@ import torch
 
 from extract.errors import InputError
 from extract.policy import Decoding
-from extract.sampling.local.attention import attend_to, merge
+from extract.sampling.local.attention import _FUSED_QUERIES, attend_to, merge
 from extract.sampling.local.batching import common_prefix
 from extract.sampling.local.shared_cache import SharedCache
 from extract.sampling.local.token_sampler import TokenSampler
@@ -23,7 +23,7 @@ PROMPTS = ["Say", "Say a longer thing", "What?", "A", "Something of another leng
 
 
 EXAMPLES = "Examples that every prompt begins with, as a set of few-shot prompts has. "
-FAMILIES = ["llama", "gpt2", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3"]
+FAMILIES = ["llama", "gpt2", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "doge"]
 
 
 def encoded(tokenizer: Any, before: str = "") -> list[list[int]]:
@@ -62,10 +62,10 @@ def test_prompts_are_shared_with_standard_attention(
     join = SharedCache.join
     monkeypatch.setattr(SharedCache, "join", lambda *arguments: (joined.append(True), join(*arguments)))
     TokenSampler(tiny_model(family), tokenizer, Decoding()).sample(["a"], encoded(tokenizer)[:1], range(2))
-    assert bool(joined) == (family not in ("mistral", "gemma2", "gemma3"))  # sliding windows, soft-capping
+    assert bool(joined) == (family not in ("mistral", "gemma2", "gemma3", "doge"))  # windows, soft-capping, biases
 
 
-@pytest.mark.parametrize("n_queries", [4, 20])  # matrix products, and the fused kernel
+@pytest.mark.parametrize("n_queries", [4, _FUSED_QUERIES])  # matrix products, and the fused kernel
 def test_attention_to_parts_is_merged_to_attention_to_all(n_queries: int) -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = (torch.randn(2, 3, n, 8, generator=generator) for n in (n_queries, 30, 30))

@@ -60,7 +60,8 @@ def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
         if not active.any():
             return problem.weights(point)
         step = _newton_step(problem, confidence * (1 - confidence) / len(target), gradient, active).to(rows.dtype)
-        change, slope = problem.logits(step), problem.inner(gradient, step)
+        change = problem.logits(step)
+        slope = problem.slope(gradient, step, change)
         length = active.to(rows.dtype)
         while True:  # halve the step until the loss decreases sufficiently
             moved = point + length[..., None] * step, logits + length[..., None] * change
@@ -117,6 +118,10 @@ class _Primal:
     def inner(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the inner products [feature, penalty] of two vectors."""
         return (a * b).sum(-1)
+
+    def slope(self, gradient: Tensor, step: Tensor, change: Tensor) -> Tensor:
+        """Return the inner products [feature, penalty] of a gradient and a step that changes the logits by `change`."""
+        return self.inner(gradient, step)
 
     def hessian(self, vector: Tensor, image: Tensor, curvature: Tensor) -> Tensor:
         """Multiply the Hessian by a vector.
@@ -178,6 +183,9 @@ class _Dual:
 
     def inner(self, a: Tensor, b: Tensor) -> Tensor:
         return (a * self.logits(b)).sum(-1)
+
+    def slope(self, gradient: Tensor, step: Tensor, change: Tensor) -> Tensor:
+        return (gradient * change).sum(-1)
 
     def hessian(self, vector: Tensor, image: Tensor, curvature: Tensor) -> Tensor:
         return torch.addcmul(curvature * image, self.step_l2, vector)

@@ -431,7 +431,7 @@ def test_answers_that_cannot_be_shown_give_one_line_with_the_next_step(
             "Expected answer 1 to 'q1' to have an entropy for every token",
         ),
         ({"model": None}, "Pass --model PATH"),
-        ({"model": str(tmp_path)}, "can't be loaded"),
+        ({"model": str(tmp_path)}, "no tokenizer could be loaded"),
     ):
         with pytest.raises(InputError, match=said) as error:
             show(str(told_store), **{"out": out, "model": model, **options})  # type: ignore[arg-type]

@@ -76,8 +76,7 @@ def fast_products(model: Any) -> Iterator[None]:
             for layer in _layers[id(model)]:
                 fits = layer.weight.numel() <= n_left
                 n_left -= layer.weight.numel() if fits else 0
-                # replaces the method on this object only
-                layer.forward = _FastForward(layer, fits)  # type: ignore[method-assign]
+                vars(layer)["forward"] = _FastForward(layer, fits)  # replaces the method on this object only
     try:
         yield
     finally:

@@ -29,7 +29,7 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 
 
 def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[str, object] = _NONE) -> Worker:
-    """Create the worker of a command: this process, or the driver of a Ray job.
+    """Return the worker that runs a command in this process, or, with Ray, one that distributes the blocks to actors.
 
     `per_process` contains the values of options that must be None with the Ray engine, because its actors do not see
     each other's answers.

@@ -65,7 +65,10 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
     for store, part in reopened:
         reopen_range(store, part)
     if any(store.grades.names() for store, _ in reopened):
-        say("sample: adding answers to ranges that have been graded. Run `python -m extract grade` again afterwards")
+        say(
+            "sample: adding answers to blocks that have already been graded. Run `python -m extract grade` again "
+            "afterwards"
+        )
 
 
 def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping: Stopping, worker: Worker) -> None:

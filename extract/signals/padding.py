@@ -75,7 +75,7 @@ def over_rows(
     compute: Callable[[Padded], dict[str, Tensor]],
     weights: Ragged | None = None,
 ) -> dict[str, Tensor]:
-    """Apply a function of padded rows to batches of rows with similar lengths.
+    """Pad rows of similar length to batches, and apply a function to each batch.
 
     Args:
         values: Values of the tokens, [sum of lengths, …].

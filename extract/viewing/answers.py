@@ -106,7 +106,8 @@ def read_answers(
     if any(question_of[id_].private for id_, _ in chosen):
         raise InputError(
             f"Expected questions that may be published, but the authors of {question_of[chosen[0][0]].dataset!r} ask "
-            "users not to publish the questions or answers that quote them. Choose a store with different questions."
+            "users not to publish the questions, or answers that quote the questions. Choose a store with different "
+            "questions."
         )
     tokenizer, answers = load(), []
     for key in chosen:

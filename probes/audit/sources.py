@@ -23,7 +23,7 @@ class Source(NamedTuple):
     """A source of information about the accuracy.
 
     Attributes:
-        label, description: Texts for display.
+        label, description: Text for display.
         leak: Whether the source is a potential leak, that is, a source that should not predict the accuracy.
     """
 

@@ -53,7 +53,7 @@ class AnswerStates:
 
 @contextmanager
 def captured_answers(model: Any, layer: int, n_prompt: int) -> Iterator[AnswerStates]:
-    """Collect a layer's hidden states at all tokens after the prompt during generation."""
+    """During generation, collect a layer's hidden states at all tokens after the prompt."""
     from extract.signals.hidden import HiddenCapture
     from extract.signals.model_parts import decoder_of
 

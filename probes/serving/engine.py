@@ -206,9 +206,9 @@ class Engine:
             self._end_all(EngineClosed("The engine was closed."))
 
     def _next_requests(self) -> list[Job] | None:
-        """Wait for requests, and pass requests for scores to the scorer.
+        """Wait for requests, and pass those for scores to the scorer.
 
-        Returns the answers whose generation can start, or None if the engine is closed.
+        Returns the answers to generate next, or None if the engine is closed.
         """
         with self._changed:
             self._running = [job for job in self._running if not job.has_ended]

@@ -96,7 +96,7 @@ def _is_slow(layer: nn.Module, slow: set[torch.dtype]) -> bool:
 
 
 class _FastForward:
-    """Forward pass of a linear layer. If `packs` is true, the weight is packed in call number `_PACKING_CALL`."""
+    """Forward pass of a linear layer. If `packs` is true, call number `_PACKING_CALL` packs the weight."""
 
     def __init__(self, layer: nn.Linear, packs: bool) -> None:
         self._layer, self._packs = layer, packs

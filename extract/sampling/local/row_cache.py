@@ -140,7 +140,7 @@ class RowCache(DynamicCache):
         return order
 
     def _make_room(self, n_rows: int, longest: int, read: DynamicCache) -> None:
-        """Make room for `n_rows` rows of up to `longest` tokens and one further token."""
+        """Make room for `n_rows` rows, each with up to `longest` tokens and one more."""
         for layer, source in zip(self.layers, read.layers, strict=True):
             if not layer.buffers:
                 layer.buffers = [states.new_zeros(0, states.shape[1], 0, states.shape[3]) for states in _states(source)]

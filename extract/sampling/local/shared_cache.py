@@ -121,13 +121,14 @@ class SharedCache(DynamicCache):
     """Cache of the common prefix, one copy of each prompt, and rows of answer tokens.
 
     Answers to the same question can share a row as long as their tokens are equal. New rows are empty. Rows are added,
-    copied and removed only between forward passes. Rows with similar numbers of tokens form a group, longest first.
-    Attention is computed for one group at a time, so that short rows need little padding.
+    copied and removed only between forward passes. Rows with similar numbers of tokens form a group, and
+    the groups are sorted from long to short. Attention is computed for one group at a time, so that short rows need
+    little padding.
 
     Attributes:
-        slots: For each number of key heads, the rows and heads of each question [question · head · slot], as indices
-            into flattened [row, head]. Free slots contain arbitrary rows.
-        places: For each number of key heads, the index of each row and head [row · head] in `slots`.
+        slots: Dict from a number of key heads, which can differ between layers, to the rows and heads of each question
+            [question · head · slot], as indices into flattened [row, head]. Free slots contain arbitrary rows.
+        places: Dict from a number of key heads to the index of each row and head [row · head] in `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
     """
 
@@ -256,7 +257,10 @@ class SharedCache(DynamicCache):
 
 
 def _slots(counts: Sequence[int]) -> list[int]:
-    """Return the old slot of each new slot. Slot i is copied `counts[i]` times, and stays in place if possible."""
+    """For each new slot, return the old slot to copy.
+
+    Slot i is copied `counts[i]` times, and stays in place if possible.
+    """
     n_rows = sum(counts)
     moved = [slot for slot, count in enumerate(counts) for _ in range(count - (slot < n_rows))]
     return [slot if slot < len(counts) and counts[slot] else moved.pop() for slot in range(n_rows)]

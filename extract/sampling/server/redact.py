@@ -1,4 +1,4 @@
-"""Remove the API key and private questions from texts that the server sends."""
+"""Remove the API key and private questions from text that the server sends."""
 
 import re
 

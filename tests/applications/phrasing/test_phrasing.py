@@ -168,7 +168,7 @@ def test_three_forms_give_three_tests_on_the_facts_that_both_forms_have(make: Ma
         (ask(("exact",)), "in at least two forms, but the forms are: exact"),
         (
             [replace(q, meta=q.meta | {"pair": q.id}) for q in ask()],
-            "any two of the forms exact, paraphrased have at most one fact in common",
+            "no two of the forms exact, paraphrased have more than one fact in common",
         ),
     ],
 )

@@ -42,7 +42,7 @@ class Systems:
 
     @property
     def n(self) -> int:
-        """Smallest number of outputs per prompt, over all systems and prompts."""
+        """Smallest number of outputs of any system for any prompt."""
         grids = (outputs for grid in self.references.values() for outputs in grid.values())
         return min(one.n for outputs in (self.tested, *grids) for one in outputs)
 

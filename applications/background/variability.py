@@ -110,7 +110,8 @@ class Metric:
 
     Attributes:
         label: Name in tables and plots.
-        compute: Function of the outputs for a prompt, the token limit, and the argument `n` of `max_exact_match`.
+        compute: Function with three arguments: the outputs for one prompt, the token limit, and the `n` of
+            `max_exact_match`.
         rises: Whether the metric increases with temperature.
         authors: Name in Messina and Scotta's table, or None.
     """

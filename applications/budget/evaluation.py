@@ -88,9 +88,9 @@ def _curves(
 
 
 def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Locate the values `at` between the points of `x` [row, point].
+    """For each value of `at` [row, value], find the neighbouring points of `x` [row, point].
 
-    For each value, returns the index of the point above it, and its relative position between the point below (0) and
+    Returns the index of the point above each value, and the value's relative position between the point below (0) and
     the point above (1).
     """
     upper = torch.searchsorted(x, at).clamp(1, x.shape[1] - 1)

@@ -83,7 +83,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
 
 
 def target_likelihoods(asked: pa.Table) -> Values:
-    """Return the mean log-probability per token in nats of each question's right continuation, [question]."""
+    """Return the mean log-probability per token of the right continuation of each question, [question], in nats."""
     columns = (asked[name].to_pylist() for name in ("logprobs", "n_tokens", "target"))
     return np.array(
         [

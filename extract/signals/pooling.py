@@ -66,7 +66,7 @@ def _share(n: Tensor, percent: int) -> Tensor:
 
 
 class Pooling(NamedTuple):
-    """Unweighted and weighted versions of a pooling. Each reduces the tokens of a row to one number, [..., row]."""
+    """Unweighted and weighted versions of a pooling. Each reduces the tokens of every row to a number, [..., row]."""
 
     plain: Callable[[Padded], Tensor]
     weighted: Callable[[Padded], Tensor]

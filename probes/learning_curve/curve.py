@@ -133,8 +133,8 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected at least one pair of `n` and `k` for which all fits on {self.store!r} succeed, but at "
-                f"least one fit failed for each pair. {next(iter(self.masked.values()))}"
+                f"Expected all fits on {self.store!r} to succeed for at least one pair of `n` and `k`, but every "
+                f"pair has a failed fit. {next(iter(self.masked.values()))}"
             )
         return self
 

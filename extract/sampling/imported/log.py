@@ -153,5 +153,6 @@ def readable(path: Path, form: str) -> Iterator[None]:
         # zipfile, zlib, struct, pyarrow and look-ups in unknown records raise many exception types
         raise InputError(
             f"Expected {str(path)!r} to be {form}, but it can't be read "
-            f"({type(error).__name__}: {one_line(error, 200)}). It may be truncated or have an unknown version."
+            f"({type(error).__name__}: {one_line(error, 200)}). The file may be truncated, or its version may not be "
+            "supported."
         ) from None

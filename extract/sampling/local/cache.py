@@ -181,5 +181,5 @@ class AnswerCache(DynamicCache):
 
 
 def smallest_window(model: Any) -> float:
-    """Return the smallest sliding window of a model's layers in tokens, or infinity if all have full attention."""
+    """Return the tokens in a model's smallest sliding window, or infinity if all layers have full attention."""
     return min(getattr(layer, "sliding_window", math.inf) for layer in DynamicCache(config=model.config).layers)

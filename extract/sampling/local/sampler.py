@@ -116,7 +116,7 @@ def _identity(drawer: Lazy[_Drawer]) -> ModelIdentity:
 
 
 class _Drawer:
-    """Loaded model that draws the answers to blocks of questions."""
+    """Loaded model that samples answers to one block of questions at a time."""
 
     def __init__(self, options: SamplingOptions, decoding: Decoding) -> None:
         from extract.models.loading import load_model, model_identity

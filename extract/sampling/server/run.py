@@ -129,8 +129,8 @@ class Run:
                 if n >= MOST_REJECTED:
                     self._stop(
                         InputError(
-                            f"Expected most questions to be accepted, but the server rejected {n} in a row. Correct "
-                            "the cause named in its message, and run the command again."
+                            f"Expected most questions to be accepted, but the server rejected {n} in a row. Fix the "
+                            "problem described in its message, and run the command again."
                         )
                     )
                 return True

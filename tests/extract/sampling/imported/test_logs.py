@@ -322,7 +322,7 @@ def no_text(rows: list[dict[str, Any]], results: dict[str, Any]) -> None:
         ),
         (
             lambda rows, results: rows[0].update(arguments=[["prompt", {}]]),
-            "may be truncated or have an unknown version",
+            "may be truncated, or its version may not be supported",
         ),
     ],
 )

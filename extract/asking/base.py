@@ -135,10 +135,10 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
         shards = [shard for scope in baseline.scopes for shard in store.shards(scope)]
         file = partial(baseline.values.file, baseline.name)
         missing[baseline.name] = missing_shards(store, shards, worker, file, baseline.check_file)
-    for baseline in baselines:
-        if missing[baseline.name] or baseline.always_compared:
-            for scope in baseline.scopes:
-                baseline.values.check_settings(baseline.name, scope, baseline.settings(scope))
+    compared = [baseline for baseline in baselines if missing[baseline.name] or baseline.always_compared]
+    for baseline, settings in zip(compared, worker.once(partial(_settings, compared)), strict=True):
+        for scope, of_scope in settings.items():
+            baseline.values.check_settings(baseline.name, scope, of_scope)
     for baseline in baselines:
         shards = missing[baseline.name]
         if not shards:
@@ -147,6 +147,11 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
         n_rows = store.questions.n_rows
         n_unusable = sum(fill(f"ask {baseline.name}", "asked", shards, n_rows, partial(_asking, baseline), worker))
         say(f"ask: computed {sum(map(n_rows, shards))} values of {baseline.name}, {n_unusable} of them unusable")
+
+
+def _settings(baselines: Sequence[AskedBaseline]) -> list[dict[Scope, dict[str, Any]]]:
+    """Return the settings of each baseline by scope. Some baselines load a model for this."""
+    return [{scope: baseline.settings(scope) for scope in baseline.scopes} for baseline in baselines]
 
 
 @contextmanager

@@ -254,10 +254,16 @@ class _Actor:
 
 def _call(function: Callable[[], Any], folder: str) -> Any:
     """Call a function in the driver's working directory. An `InputError` or `OSError` is returned instead of raised."""
+    place = f"(in an actor on {socket.gethostname()})"
+    if not os.path.isdir(folder):
+        return InputError(
+            f"Expected the current folder {folder!r} to exist on all machines, but one does not have it {place}. Run "
+            "the command in a folder that all machines have."
+        )
     try:
         os.chdir(folder)
         return function()
     except InputError as error:  # as a plain InputError, because subclasses take other arguments
-        return InputError(f"{error} (in an actor on {socket.gethostname()})")
+        return InputError(f"{error} {place}")
     except OSError as error:
-        return error
+        return OSError(error.errno, f"{error.strerror} {place}", error.filename) if error.strerror else error

@@ -33,6 +33,7 @@ class Run:
         ranges: Unfinished ranges, in the order of the requests.
         wanted: Samples to request, by question id. By default, all samples of the ranges.
         rows: Rows of the answers that have arrived in this run.
+        rejected: Server messages by id of the rejected question.
     """
 
     store: Store
@@ -43,10 +44,10 @@ class Run:
     progress: Progress
     wanted: Mapping[str, range] | None = None
     rows: list[Row] = field(default_factory=list)
+    rejected: dict[str, str] = field(default_factory=dict)
     _client: Client = field(init=False)
     _open: dict[SampleRange, OpenRange] = field(default_factory=dict)
     _completed: set[SampleRange] = field(default_factory=set)  # may lack answers to rejected questions
-    _rejected: dict[str, str] = field(default_factory=dict)  # server messages by id of the rejected question
     _n_rejected_in_a_row: int = 0
     _unanswered: str = ""  # why the last request was given up
     _stopped: Exception | None = None  # why no further requests are sent
@@ -114,7 +115,7 @@ class Run:
 
     async def _ask(self, opened: OpenRange, question: Question, samples: list[int]) -> bool:
         """Request answers and log them. Returns True if all answers arrived, or if the question was rejected."""
-        while samples and question.id not in self._rejected:
+        while samples and question.id not in self.rejected:
             try:
                 request = request_for(question, samples, self.decoding, self.server)
                 reply = self.preflight.replies.pop((question.id, samples[0]), None) or await self._client.ask(request)
@@ -124,15 +125,10 @@ class Run:
                 self._unanswered = public(error, question)
                 return False
             except RejectedRequest as error:
-                n = self._n_rejected_in_a_row = self._n_rejected_in_a_row + (question.id not in self._rejected)
-                self._rejected[question.id] = public(error, question)
+                n = self._n_rejected_in_a_row = self._n_rejected_in_a_row + (question.id not in self.rejected)
+                self.rejected[question.id] = public(error, question)
                 if n >= MOST_REJECTED:
-                    self._stop(
-                        InputError(
-                            f"Expected most questions to be accepted, but the server rejected {n} in a row. Fix the "
-                            "problem described in its message, and run the command again."
-                        )
-                    )
+                    self._stop(too_many_rejected(n))
                 return True
             except (BudgetSpent, InputError, OSError) as error:
                 self._stop(error if isinstance(error, OSError) else type(error)(public(error, question)))
@@ -169,24 +165,40 @@ class Run:
         store, n = self.store, self.server.n
         unfinished = [samples for samples in self.ranges if not is_finished(store.samples.file(samples))]
         opened = (OpenRange(store, samples, n, self.wanted) for samples in unfinished)
-        unfinished = [one.samples for one in opened if not one.close(self._rejected)]
+        unfinished = [one.samples for one in opened if not one.close(self.rejected)]
         if unfinished:
             reason = self._unanswered or f"lines are missing from {str(store.samples.log_file(unfinished[0]))!r}"
             raise InputError(
                 f"Expected a reply to every request, but some answers are missing: {reason}. Run the same command "
                 f"again to request them. {state}"
             )
-        if self._rejected:
-            say(f"sample: {state} The missing answers are recorded as rejected and graded as unknown.")
 
     def _state(self, n_missing: int, n_workers: int) -> str:
         line = f"{len(self.rows):,} of {n_missing:,} answers arrived in this run and are kept"
         unfinished = [samples.start for samples in self.ranges if samples not in self._completed]
         if unfinished and self.wanted is None:
-            others, own = "other " if self._rejected else "", " of this worker" if n_workers > 1 else ""
+            others, own = "other " if self.rejected else "", " of this worker" if n_workers > 1 else ""
             line += f". All {others}questions{own} have at least {min(unfinished)} answers"
-        if n := len(self._rejected):
-            names = ", ".join(map(repr, list(self._rejected)[:10])) + (", …" if n > 10 else "")
-            noun, words = "question" if n == 1 else "questions", next(iter(self._rejected.values())).rstrip(".")
-            line += f". The server rejected {n:,} {noun} ({names}). Its first message was: {words}"
-        return f"{line}."
+        return f"{line}. {describe_rejected(self.rejected)}" if self.rejected else f"{line}."
+
+
+def describe_rejected(rejected: Mapping[str, str]) -> str:
+    """Describe the rejected questions, given the server's message by question id."""
+    n, names = len(rejected), ", ".join(map(repr, list(rejected)[:10])) + (", …" if len(rejected) > 10 else "")
+    noun, words = "question" if n == 1 else "questions", next(iter(rejected.values())).rstrip(".")
+    return f"The server rejected {n:,} {noun} ({names}). Its first message was: {words}."
+
+
+def say_rejected(rejected: Mapping[str, str]) -> None:
+    """Report the rejected questions of complete ranges, if there are any."""
+    if rejected:
+        words = "The missing answers are recorded as rejected and graded as unknown."
+        say(f"sample: {describe_rejected(rejected)} {words}")
+
+
+def too_many_rejected(n: int, remedy: str = "") -> InputError:
+    """Return the error for `n` rejected questions in a row."""
+    return InputError(
+        f"Expected most questions to be accepted, but the server rejected {n} in a row. Fix the problem described in "
+        f"its message{remedy}, and run the command again."
+    )

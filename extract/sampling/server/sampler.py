@@ -17,7 +17,7 @@ from extract.sampling.server.endpoint import allow_open_files
 from extract.sampling.server.policy import Server
 from extract.sampling.server.preflight import TRIES, Preflight, run_preflight
 from extract.sampling.server.queue import Ask, first_asks, ranges_to_ask
-from extract.sampling.server.run import Run
+from extract.sampling.server.run import MOST_REJECTED, Run, describe_rejected, say_rejected, too_many_rejected
 from extract.store.answer_log import Row, read_log
 from extract.store.files import is_whole
 from extract.store.fill import missing_shards
@@ -71,6 +71,7 @@ class ServerSampler(Sampler):
             run = Run(store, [part], self.decoding.at(temperature), self.server, preflight, progress, wanted)
             run_async(run.ask_all())
             run.conclude(len(question_ids) * len(samples), self.worker.count)
+            say_rejected(run.rejected)
             rows[temperature] = run.rows
             if temperature and temperature not in self._checked:
                 answers = self._answers[temperature]
@@ -95,8 +96,14 @@ class ServerSampler(Sampler):
         missing = {s: n for s in ranges if (n := n_missing(store, s))}
         bar = partial(Progress, f"sample{worker.label}", sum(missing.values()), "answers")
         start = partial(_asking, store, decoding, server, preflight, worker.count)
-        for _ in worker.run(start, ranges, lambda s: missing.get(s, 0), bar):
-            pass
+        rejected, n_in_a_row = dict[str, str](), 0
+        for of_ranges, n_accepted in worker.run(start, ranges, lambda s: missing.get(s, 0), bar):
+            rejected |= of_ranges
+            n_in_a_row = 0 if n_accepted else n_in_a_row + len(of_ranges)
+            if n_in_a_row >= MOST_REJECTED:  # over several blocks. Each actor only counts those in its block
+                remedy = f", delete the files in {str(store.path / 'samples')!r} that contain these questions"
+                raise InputError(f"{too_many_rejected(n_in_a_row, remedy)} {describe_rejected(rejected)}")
+        say_rejected(rejected)
         if temperature:
             answers = defaultdict(list)
             for samples in (samples for samples in store.samples.ranges() if samples.block == ranges[0].block):
@@ -116,16 +123,20 @@ class ServerSampler(Sampler):
 @contextmanager
 def _asking(
     store: Store, decoding: Decoding, server: Server, preflight: Preflight, n_workers: int
-) -> Iterator[Callable[[Sequence[SampleRange], Progress], None]]:
-    """Yield a function that requests the missing answers in unfinished ranges."""
+) -> Iterator[Callable[[Sequence[SampleRange], Progress], tuple[dict[str, str], int]]]:
+    """Yield a function that requests the missing answers in unfinished ranges.
 
-    def ask(ranges: Sequence[SampleRange], progress: Progress) -> None:
+    It returns the server's message by id of the rejected question, and the number of answers that have arrived.
+    """
+
+    def ask(ranges: Sequence[SampleRange], progress: Progress) -> tuple[dict[str, str], int]:
         ranges = [samples for samples in ranges if not is_whole(store.samples.file(samples), store.path)]
         allow_open_files(server.max_concurrency * len(server.urls) + min(2 * server.max_concurrency, len(ranges)))
         n_answers = sum(n_missing(store, samples) for samples in ranges)
         run = Run(store, ranges, decoding, server, preflight, progress)
         run_async(run.ask_all())
         run.conclude(n_answers, n_workers)
+        return run.rejected, len(run.rows)
 
     yield ask
 

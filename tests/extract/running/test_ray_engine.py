@@ -127,6 +127,35 @@ def test_requests_to_a_server_can_be_pickled_and_are_sent_once(commands: Command
     assert content(stores[1].path) == content(stores[0].path)
 
 
+def test_rejected_questions_of_all_blocks_are_counted_and_reported_once(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decoding = Decoding(temperature=1.0, max_new_tokens=8)
+    recipe = StoreRecipe(questions=str(commands.folder / "questions.jsonl"), model=MODEL, sampler="server", k=2)
+    with stub(rejects="Say 4") as server:
+        recipe = replace(recipe, policy=decoding, block_size=1, server=Server(url=[server.url]))
+        sample_family(str(tmp_path / "all"), recipe, TwicePickled())
+        assert capsys.readouterr().err.count("recorded as rejected") == 1
+        monkeypatch.setattr("extract.sampling.server.sampler.MOST_REJECTED", 2)
+        with pytest.raises(
+            InputError, match=r"rejected 2 in a row\. .*, delete the files in .* The prompt is too long"
+        ):
+            sample_family(str(tmp_path / "stopped"), recipe, TwicePickled())
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_missing_folder_and_a_failed_write_are_named_with_the_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker, file = RayWorker(1), tmp_path / "file"
+    file.touch()
+    with pytest.raises(NotADirectoryError, match=rf"Not a directory \(in an actor on {socket.gethostname()}\)"):
+        worker.once(partial(os.mkdir, file / "folder"))
+    monkeypatch.setattr("os.getcwd", lambda: str(tmp_path / "gone"))
+    with pytest.raises(InputError, match="the current folder '.*gone' to exist on all machines"):
+        worker.once(dict)
+
+
 @pytest.mark.parametrize("name", GRADERS)
 def test_graders_can_be_pickled(name: str) -> None:
     grader = through_pickle(load_grader(name, Judge(model="a model")))
@@ -160,7 +189,7 @@ def test_an_actor_that_cannot_write_ends_the_job_with_one_line_and_the_next_run_
     said = capfd.readouterr().err
     assert "Traceback" not in said
     assert len([line for line in said.splitlines() if line.startswith("error: ")]) == 1
-    assert "Not a directory. Finished work is kept." in said
+    assert f"Not a directory (in an actor on {socket.gethostname()}). Finished work is kept." in said
     (store / "signals").unlink()
     assert finish(*commands.line("read", store)[2:], *ONE_ACTOR) == 0
     assert finish(*commands.line("read", local)[2:]) == 0

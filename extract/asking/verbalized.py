@@ -35,7 +35,7 @@ _BARE = re.compile(rf"{_NAMED}{_NUMBER}\.?", re.IGNORECASE)
 
 
 def parse_confidence(text: str, ended: bool = True) -> float | None:
-    r"""Return the probability stated in a reply, or None if there is none.
+    r"""Parse the probability in a reply. Returns None if the reply contains no probability.
 
     Text up to ``</think>`` is ignored. The result is the last probability in a box, such as ``\boxed{0.85}``,
     ``\boxed{85\%}`` or ``\boxed{P = 0.85}``. If no box contains a probability, the last line must have the form

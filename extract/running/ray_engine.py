@@ -29,7 +29,7 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 
 
 def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[str, object] = _NONE) -> Worker:
-    """Return the worker that runs a command in this process, or, with Ray, one that distributes the blocks to actors.
+    """Create a `Worker`, which processes blocks in this process, or a `RayWorker`, which assigns them to Ray actors.
 
     `per_process` contains the values of options that must be None with the Ray engine, because its actors do not see
     each other's answers.

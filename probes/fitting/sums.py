@@ -46,8 +46,8 @@ class Statistics(NamedTuple):
         offset: Mean of z, which is not exactly 0, [d] float64.
         target: Mean of y.
         cross: Covariance of y and z, with divisor n, [d] float64.
-        covariance: Covariance of z, with divisor n, [d, d] float64. It is defined only if `Sums.xx` is
-            a matrix.
+        covariance: Covariance of z, with divisor n, [d, d] float64. It is defined only if `Sums.xx` is a
+            matrix.
     """
 
     mean: Tensor

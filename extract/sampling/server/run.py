@@ -33,7 +33,7 @@ class Run:
         ranges: Unfinished ranges, in the order of the requests.
         wanted: Samples to request, by question id. By default, all samples of the ranges.
         rows: Rows of the answers that have arrived in this run.
-        rejected: Server messages by id of the rejected question.
+        rejected: Dict from the id of each rejected question to the server's message.
     """
 
     store: Store
@@ -183,7 +183,7 @@ class Run:
 
 
 def describe_rejected(rejected: Mapping[str, str]) -> str:
-    """Describe the rejected questions, given the server's message by question id."""
+    """Describe the rejected questions. `rejected` is a dict from question id to the server's message."""
     n, names = len(rejected), ", ".join(map(repr, list(rejected)[:10])) + (", …" if len(rejected) > 10 else "")
     noun, words = "question" if n == 1 else "questions", next(iter(rejected.values())).rstrip(".")
     return f"The server rejected {n:,} {noun} ({names}). Its first message was: {words}."

@@ -35,11 +35,8 @@ def load(random: bool) -> Any:
     }
     cuda = torch.cuda.is_available()
     torch.manual_seed(0)
-    return (
-        Qwen3ForCausalLM(Qwen3Config(**sizes))
-        .to("cuda" if cuda else "cpu", torch.bfloat16 if cuda else torch.float32)
-        .eval()
-    )
+    with torch.device("cuda" if cuda else "cpu"):
+        return Qwen3ForCausalLM(Qwen3Config(**sizes)).to(torch.bfloat16 if cuda else torch.float32).eval()
 
 
 @torch.inference_mode()

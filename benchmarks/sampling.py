@@ -49,8 +49,11 @@ def embedded(n: int) -> tuple[Any, Any, Prompts, Prompts]:
     return model, tokenizer, prompts[0], prompts[1]
 
 
-def random_llama(n: int) -> tuple[Any, Any, Prompts, Prompts]:
-    """Return a random model in the shape of Llama-3.2-1B, and prompts of random tokens."""
+def random_llama(n: int, dtype: torch.dtype | None = None) -> tuple[Any, Any, Prompts, Prompts]:
+    """Return a random model in the shape of Llama-3.2-1B, and prompts of random tokens.
+
+    The default dtype is bfloat16 on a GPU, and float32 on a CPU.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -68,7 +71,8 @@ def random_llama(n: int) -> tuple[Any, Any, Prompts, Prompts]:
         pad_token_id=None,
     )
     cuda = torch.cuda.is_available()
-    model = LlamaForCausalLM(config).to("cuda" if cuda else "cpu", torch.bfloat16 if cuda else torch.float32).eval()
+    with torch.device("cuda" if cuda else "cpu"):
+        model = LlamaForCausalLM(config).to(dtype or (torch.bfloat16 if cuda else torch.float32)).eval()
     tokens = torch.randint(0, 128_256, (n + 1, 400)).tolist()
     plain = [tokens[i][: 30 + i % 20] for i in range(n)]
     return model, NoTokenizer(), plain, [tokens[n][:340] + prompt for prompt in plain]

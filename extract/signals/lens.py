@@ -1,13 +1,14 @@
 """Logit lens: token distributions of all layers, computed with the model's final norm and head."""
 
 from collections import defaultdict
-from collections.abc import Collection
-from functools import partial
+from collections.abc import Callable, Collection
+from functools import cache, partial
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.linalg import vecdot
+from torch.utils._triton import has_triton
 
 from extract.signals.base import Lens, TokenSpans
 from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_norm, n_layers, not_norm_alone
@@ -17,7 +18,7 @@ N_COMPARED = 10
 #: Number of logits in memory at a time.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}
 #: Number of logits to reduce at a time if no layers are compared.
-REDUCED_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
+REDUCED_AT_ONCE = {"cpu": 2**20, "cuda": 2**27}
 #: Lower bound of shifted logits. Excluded tokens (−∞) get a finite logit and keep probability 0.
 _IMPOSSIBLE = -1e4
 #: Lower bound of exponents. Lower exponents can produce subnormal numbers, which are ten times slower to process.
@@ -185,4 +186,25 @@ def layer_entropy(head: ModelHead, norm: nn.Module, states: Tensor) -> Tensor:
     """Compute a layer's entropies in nats, [token], from its residual stream [token, d_model]."""
     few = head.chunk_size(REDUCED_AT_ONCE)
     chunks = states.split(head.chunk_size(LOGITS_AT_ONCE))
-    return torch.cat([entropy(softmax(logits)) for chunk in chunks for logits in head(norm(chunk)).split(few)])
+    return torch.cat([logit_entropy(logits) for chunk in chunks for logits in head(norm(chunk)).split(few)])
+
+
+def logit_entropy(logits: Tensor) -> Tensor:
+    """Compute the entropy of token distributions in nats, [token], from logits [token, vocab]. They are overwritten.
+
+    On a CUDA device, the computation is compiled if Triton is installed. It then reads the logits only twice.
+    """
+    return _compiled()(logits) if logits.is_cuda and has_triton() else entropy(softmax(logits))
+
+
+def fusible_entropy(logits: Tensor) -> Tensor:
+    """Compute the same entropies as `logit_entropy` without in-place operations, so that a compiler can fuse them."""
+    shifted = (logits.float() - logits.amax(-1, keepdim=True).float()).clamp(min=_IMPOSSIBLE)
+    weight = shifted.exp()
+    total = weight.sum(-1)
+    return (total.log() - (weight * shifted).sum(-1) / total).clamp(min=0)
+
+
+@cache
+def _compiled() -> Callable[[Tensor], Tensor]:
+    return torch.compile(fusible_entropy, dynamic=True)

@@ -11,7 +11,9 @@ from extract.policy import Decoding
 from extract.sampling.local.cache import AnswerCache
 from extract.sampling.local.draws import draw
 from extract.sampling.local.reading import forward
+from extract.sampling.local.replay import Replay
 from extract.sampling.local.shared_cache import SharedCache
+from extract.sampling.local.slot_cache import SlotCache, fits_slots
 
 #: Fraction of rows without answers at which they are removed. Removing rows copies a part of the cache.
 _UNUSED_SHARE = 0.1
@@ -57,16 +59,26 @@ class Answers(NamedTuple):
 class AnswerBatch:
     """Draws several answers at the same time, one token per step.
 
-    The model reads rows of tokens. In a `SharedCache`, answers to the same question share a row until they differ.
+    The model reads rows of tokens. In a `SharedCache`, answers to the same question share a row until they differ. On a
+    GPU, a `SlotCache` is faster, in which each answer has its own row.
 
     `shared_attention` must be active for the model. If `temperature` is None, each answer has its own temperature.
-    `end` contains the ids of the end tokens.
+    `end` contains the ids of the end tokens. `max_rows` is the maximum number of answers.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, decoding: Decoding, temperature: float | None, end: Tensor) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        decoding: Decoding,
+        temperature: float | None,
+        end: Tensor,
+        max_rows: int,
+    ) -> None:
         self._model, self._tokenizer, self._decoding, self._end = model, tokenizer, decoding, end
-        self._temperature = temperature
-        self._cache: AnswerCache | SharedCache | None = None
+        self._temperature, self._max_rows = temperature, max_rows
+        self._cache: AnswerCache | SharedCache | SlotCache | None = None
+        self._replay: Replay
         self._answers: Answers
         self._rows: Tensor  # [answer] row of each answer
         self._members: Tensor  # [row] index of one of the answers in each row
@@ -78,13 +90,27 @@ class AnswerBatch:
     @property
     def can_join(self) -> bool:
         """Whether further answers can join. Without a shared cache, they can join only an empty batch."""
-        return self._cache is None or isinstance(self._cache, SharedCache)
+        return self._cache is None or isinstance(self._cache, SharedCache | SlotCache)
 
     def join(self, answers: Answers, read: AnswerCache, logits: Tensor, questions: Tensor) -> None:
         """Add answers that have no tokens yet. `read` is the cache after a pass over the prompts.
 
         `questions` [answer] contains the index of each answer's prompt in `read` and in `logits` [question, vocab].
         """
+        if (
+            self._cache is None
+            and read.can_share
+            and fits_slots(self._model, read, self._max_rows, self._decoding.max_new_tokens)
+        ):
+            self._cache = cache = SlotCache(read, self._max_rows)
+            self._replay = Replay(lambda ids, at: forward(self._model, ids, None, at, cache), cache)
+            self._answers, self._rows = answers.select(questions[:0]), questions[:0]
+            self._logits = logits.new_zeros(self._max_rows, logits.shape[1])
+        if isinstance(self._cache, SlotCache):
+            rows = torch.tensor(self._cache.join(read, questions.tolist()), device=questions.device)
+            self._answers, self._rows = self._answers.joined(answers), torch.cat([self._rows, rows])
+            self._logits[rows] = logits[questions]
+            return
         of_rows, rows = questions, torch.arange(len(questions), device=questions.device)
         if read.can_share:
             of_rows, rows = questions.unique(return_inverse=True)
@@ -124,7 +150,14 @@ class AnswerBatch:
         removed = answers.select(torch.tensor(gone, dtype=torch.int64, device=ended.device))
         if gone:
             self._answers = answers.select(torch.tensor(kept, dtype=torch.int64, device=ended.device))
-        self._branch([(rows[i], tokens[i]) for i in kept])
+        if isinstance(self._cache, SlotCache):
+            self._cache.free([rows[i] for i in gone])
+            members = [0] * self._max_rows
+            for i, answer in enumerate(kept):
+                members[rows[answer]] = i
+            self._set_rows([rows[answer] for answer in kept], members)
+        else:
+            self._branch([(rows[i], tokens[i]) for i in kept])
         return removed
 
     def _branch(self, keys: Sequence[tuple[int, int]]) -> None:
@@ -146,7 +179,12 @@ class AnswerBatch:
                 members[i] = answers[0]
                 for answer in answers:
                     rows[answer] = i
-        self._rows, self._members = (torch.tensor(each, device=self._rows.device) for each in (rows, members))
+        self._set_rows(rows, members)
+
+    def _set_rows(self, rows: Sequence[int], members: Sequence[int]) -> None:
+        """Set the row of each answer, and the index of one of the answers in each row."""
+        device = self._answers.ids.device
+        self._rows, self._members = (torch.tensor(each, dtype=torch.int64, device=device) for each in (rows, members))
 
     def read(self) -> None:
         """Run a forward pass over the last token of each row."""
@@ -154,7 +192,10 @@ class AnswerBatch:
         mask, lengths = self._cache.before_pass(), self._answers.lengths[self._members]
         last = self._answers.tokens[self._members].gather(1, lengths[:, None] - 1)
         positions = (self._answers.starts[self._members] + lengths - 1)[:, None]
-        self._logits = forward(self._model, last, mask, positions, self._cache)
+        if isinstance(self._cache, SlotCache):
+            self._logits = self._replay(last, positions)
+        else:
+            self._logits = forward(self._model, last, mask, positions, self._cache)
 
     def _said_stop(self) -> Tensor:
         """Whether each answer contains a stop string, [answer] bool."""

@@ -18,7 +18,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from extract.sampling.local.cache import AnswerCache
-from extract.sampling.local.shared_cache import SharedCache
+from extract.sampling.local.shared_cache import SharedCache, SharedLayer
+from extract.sampling.local.slot_cache import SlotCache
 
 #: Name of `attend` in transformers' attention registry.
 NAME = "shared_prompt"
@@ -26,7 +27,7 @@ NAME = "shared_prompt"
 #: Minimum number of queries for torch's fused kernel on CPUs. With fewer queries, matrix products are faster.
 _FUSED_QUERIES = 32
 
-_active: ContextVar[AnswerCache | SharedCache | None] = ContextVar("answer_cache", default=None)
+_active: ContextVar[AnswerCache | SharedCache | SlotCache | None] = ContextVar("answer_cache", default=None)
 _lock = threading.Lock()
 _users: Counter[int] = Counter()  # number of samplers that use a model, by the model's id()
 
@@ -82,37 +83,46 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers. Without a shared cache (see `using`), it calls SDPA.
+    """Attention function for transformers. Without a `SharedCache` or a `SlotCache` (see `using`), it calls SDPA.
 
-    `query` is [row, head, token, d_head]. `key` and `value` are [row, key head, token, d_head], and contain only answer
-    tokens if the cache is shared. The output is [row, token, head, d_head].
+    `query` is [row, head, token, d_head]. `key` and `value` are [row, key head, token, d_head], and contain only the
+    newest token if such a cache is used. The output is [row, token, head, d_head].
     """
     cache = _active.get()
-    if not isinstance(cache, SharedCache):
+    if not isinstance(cache, SharedCache | SlotCache):
         if cache is not None:
             cache.note_call(module.layer_idx, key, value, attention_mask, kwargs)
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     layer, (n_rows, n_heads, _, d_head), n_key_heads = cache.layers[module.layer_idx], query.shape, key.shape[1]
     # [row, key head, queries of that head, d_head]
     queries = (query * (scaling or d_head**-0.5)).reshape(n_rows, n_key_heads, n_heads // n_key_heads, d_head)
-    of_groups = []
-    for group, (keys, values) in zip(cache.groups, layer.answers, strict=True):
-        used, bias = (slice(len(group.padding)), slice(None), slice(group.width)), group.bias
-        bias = None if bias is None else bias[..., : group.width].to(query.device)
-        of_groups.append(attend_to(queries[group.rows], keys[used], values[used], bias))
-    parts = [of_groups[0] if len(of_groups) == 1 else Part(*map(torch.cat, zip(*of_groups, strict=True)))]
-    # all rows of a question attend to its prompt together: [question, key head, slot · query, d_head]
-    slots, places = (index[n_key_heads].to(query.device) for index in (cache.slots, cache.places))
-    # index_select copies whole rows, and is several times faster than indexing
-    together = queries.flatten(0, 1).index_select(0, slots).view(len(layer.prompts[0]), n_key_heads, -1, d_head)
-    part = attend_to(together, layer.prompts[0], layer.prompts[1], cache.prompt_bias.to(query.device))
-    of_slots = (one.reshape(len(slots), queries.shape[2], -1) for one in part)
-    parts.append(Part(*(one.index_select(0, places).view(*queries.shape[:3], -1) for one in of_slots)))
+    if isinstance(cache, SlotCache):
+        parts = [attend_to(queries, *layer.buffers, cache.bias)]
+    else:
+        parts = _attend_to_shared(queries, cache, layer)
     if layer.prefix is not None:
         together = queries.transpose(0, 1).flatten(1, 2)[None]  # [1, key head, row · query, d_head]
         part = attend_to(together, layer.prefix[0], layer.prefix[1])
         parts.append(Part(*(one[0].unflatten(1, (n_rows, -1)).transpose(0, 1) for one in part)))
     return merge(parts).flatten(1, 2).to(query.dtype)[:, None], None
+
+
+def _attend_to_shared(queries: Tensor, cache: SharedCache, layer: SharedLayer) -> list[Part]:
+    """Attend to the answers, and to the rest of the prompts, in a `SharedCache`."""
+    n_key_heads, of_groups = queries.shape[1], []
+    for group, (keys, values) in zip(cache.groups, layer.answers, strict=True):
+        used, bias = (slice(len(group.padding)), slice(None), slice(group.width)), group.bias
+        bias = None if bias is None else bias[..., : group.width].to(queries.device)
+        of_groups.append(attend_to(queries[group.rows], keys[used], values[used], bias))
+    parts = [of_groups[0] if len(of_groups) == 1 else Part(*map(torch.cat, zip(*of_groups, strict=True)))]
+    # all rows of a question attend to its prompt together: [question, key head, slot · query, d_head]
+    slots, places = (index[n_key_heads].to(queries.device) for index in (cache.slots, cache.places))
+    # index_select copies whole rows, and is several times faster than indexing
+    together = queries.flatten(0, 1).index_select(0, slots)
+    together = together.view(len(layer.prompts[0]), n_key_heads, -1, queries.shape[-1])
+    part = attend_to(together, layer.prompts[0], layer.prompts[1], cache.prompt_bias.to(queries.device))
+    of_slots = (one.reshape(len(slots), queries.shape[2], -1) for one in part)
+    return [*parts, Part(*(one.index_select(0, places).view(*queries.shape[:3], -1) for one in of_slots))]
 
 
 AttentionInterface.register(NAME, attend)
@@ -137,7 +147,7 @@ def shared_attention(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def using(cache: AnswerCache | SharedCache) -> Iterator[None]:
+def using(cache: AnswerCache | SharedCache | SlotCache) -> Iterator[None]:
     """Make `attend` use `cache` inside the with block. Passes in other threads still use SDPA."""
     token = _active.set(cache)
     try:

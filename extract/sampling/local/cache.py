@@ -16,6 +16,8 @@ from extract.errors import InputError
 _SPECIAL = ("softcap", "s_aux", "position_bias", "sliding_window")
 #: Initial capacity for answers, in tokens. It is doubled whenever it is exhausted.
 _FREE_TOKENS = 32
+#: Minimum length of a common prefix in tokens. Separate attention to a shorter one would be slower.
+SHORTEST_PREFIX = 64
 
 
 class AnswerLayer(DynamicLayer):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _CHUNK = 128  # tokens per chunk in `inverse_cdf`
-_ROWS = 32  # rows of logits per chunk in `draw`, a few MB
+_LOGITS = {"cpu": 3 * 2**19, "cuda": 2**27}  # maximum number of logits per chunk in `draw`, by device type
 _LEAST_TEMPERATURE = 1e-6  # at lower temperatures, logits would overflow
 
 
@@ -69,16 +69,19 @@ def draw(
         Tokens, and their log-probabilities under the raw distribution (before temperature, top-p and top-k).
     """
     rows = torch.arange(len(logits), device=logits.device) if rows is None else rows
-    order = rows.argsort(stable=True)
-    starts = torch.arange(0, len(logits), _ROWS, device=rows.device)
-    of_chunks = order.tensor_split(torch.searchsorted(rows[order], starts[1:]).cpu())
+    n_rows = min(len(logits), max(1, _LOGITS.get(logits.device.type, _LOGITS["cpu"]) // logits.shape[1]))
     # allocated only once, because allocating memory for each chunk would be slow
-    buffers = logits.new_empty(2, min(len(logits), _ROWS), logits.shape[1], dtype=torch.float32)
+    buffers = logits.new_empty(2, n_rows, logits.shape[1], dtype=torch.float32)
+    if n_rows == len(logits):
+        return _draw_chunk(logits, rows, uniforms, temperature, top_p, top_k, buffers)
+    order = rows.argsort(stable=True)
+    starts = torch.arange(0, len(logits), n_rows, device=rows.device)
+    of_chunks = order.tensor_split(torch.searchsorted(rows[order], starts[1:]).cpu())
     tokens, logprobs = torch.empty_like(rows), torch.empty_like(uniforms, dtype=torch.float32)
-    for i, (chunk, answers) in enumerate(zip(logits.split(_ROWS), of_chunks, strict=True)):
+    for i, (chunk, answers) in enumerate(zip(logits.split(n_rows), of_chunks, strict=True)):
         of_answers = temperature[answers] if isinstance(temperature, Tensor) else temperature
         drawn = _draw_chunk(
-            chunk, rows[answers] - i * _ROWS, uniforms[answers], of_answers, top_p, top_k, buffers[:, : len(chunk)]
+            chunk, rows[answers] - i * n_rows, uniforms[answers], of_answers, top_p, top_k, buffers[:, : len(chunk)]
         )
         tokens[answers], logprobs[answers] = drawn
     return Drawn(tokens, logprobs)

@@ -10,10 +10,11 @@ from extract.sampling.local.attention import using
 from extract.sampling.local.batching import left_padded
 from extract.sampling.local.cache import AnswerCache, smallest_window
 from extract.sampling.local.shared_cache import SharedCache
+from extract.sampling.local.slot_cache import SlotCache
 
 
 def forward(
-    model: Any, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: AnswerCache | SharedCache
+    model: Any, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: AnswerCache | SharedCache | SlotCache
 ) -> Tensor:
     """Run a model on token ids [row, token], and return the logits [row, vocab] after the last token."""
     with using(cache):

@@ -124,7 +124,8 @@ class TokenSampler:
         Each answer is yielded when it ends. The answer to question i for `rows[j]` has the id i · len(rows) + j.
         """
         temperature = rows[0].temperature if len({row.temperature for row in rows}) == 1 else None
-        batch = AnswerBatch(self.model, self.tokenizer, self.decoding, temperature, self._end)
+        n_rows = min(self.max_rows, len(prompts) * len(rows))
+        batch = AnswerBatch(self.model, self.tokenizer, self.decoding, temperature, self._end, n_rows)
         prefix = common_prefix(block or prompts)
         if block is None or len(block) * len(rows) > self.max_rows:
             self._reader.forget_block()

@@ -87,7 +87,7 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8, torch.tensor([0.0, 0.5, 1.5]).repeat(80)])
 def test_several_answers_are_drawn_from_one_row(temperature: float | torch.Tensor) -> None:
     torch.manual_seed(0)
-    logits, rows, u = torch.randn(90, 300) * 3, torch.randint(90, (240,)), uniforms(240)
+    logits, rows, u = torch.randn(90, 20_000) * 3, torch.randint(90, (240,)), uniforms(240)  # two chunks
     alone = draw(logits[rows], u, temperature, top_p=0.95, top_k=100)
     together = draw(logits, u, temperature, 0.95, 100, rows)
     assert torch.equal(together.tokens, alone.tokens)

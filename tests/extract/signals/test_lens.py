@@ -17,7 +17,7 @@ from transformers import OPTConfig, OPTForCausalLM
 from extract.errors import InputError
 from extract.models.loading import load_model
 from extract.signals.base import Answer
-from extract.signals.lens import entropy, jensen_shannon, kl, most_likely, softmax
+from extract.signals.lens import entropy, fusible_entropy, jensen_shannon, kl, logit_entropy, most_likely, softmax
 from extract.signals.lens_signals import CONFIDENCES, SIMILARITIES
 from extract.signals.reading import read_answers, read_questions
 from extract.signals.registry import SIGNALS, Signal
@@ -326,6 +326,25 @@ def test_entropy_is_0_for_one_token_and_log_v_if_uniform_and_ignores_excluded_to
     assert float(entropy(softmax(alike))) == pytest.approx(np.log(151_936), abs=2e-5)
     assert float(entropy(softmax(ruled_out.clone()))) == pytest.approx(np.log(2))
     assert float(kl(softmax(ruled_out.clone()), softmax(ruled_out.clone()))) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("device", "compute"),
+    [
+        ("cpu", fusible_entropy),
+        ("cpu", logit_entropy),
+        pytest.param(
+            "cuda",
+            logit_entropy,
+            marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ),
+    ],
+)
+def test_each_way_to_compute_entropies_equals_a_float64_computation(device: str, compute: Any) -> None:
+    logits = (torch.randn(20, 3000, generator=torch.Generator().manual_seed(0)) * 5).bfloat16()
+    logits[0, 5:] = -torch.inf
+    expected = torch.special.entr(logits.double().softmax(-1)).sum(-1)
+    torch.testing.assert_close(compute(logits.to(device)).cpu().double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_entropies_of_large_vocabularies_are_accurate_to_a_thousandth_of_a_nat() -> None:

@@ -45,6 +45,7 @@ NAMES = (
     "sets",
     "sweep",
     "closed_form",
+    "solvers",
     "streamed",
     "trainer",
     "entropy_profile",
@@ -89,8 +90,6 @@ def page(results: list[dict[str, Any]]) -> str:
             "| command | figure | bar | holds | device | date |",
             "|---|---|---|---|---|---|",
             *rows,
-            "",
-            "Bars for GPUs have not been run on one yet.",
             "",
         ]
     )

@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from inspect import signature
+from inspect import isabstract, signature
 from pydoc import locate
 from typing import Any, NoReturn, get_type_hints
 
@@ -99,7 +99,7 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
                 return f"Expected `{renamed}`, but got `{option}`, its name in earlier versions. Use `{renamed}`."
         return f"Expected an option of this command, but got `{option}`.{nearest(option, known)} See --help for a list."
     if subclass := re.search(r"Parser key \"([\w.]+)\".*?<class '(\w+\.[\w.]+)'>.*import path string: (\S+)", line):
-        names = [leaf.__name__ for leaf in _leaves(locate(subclass[2]))]
+        names = [one.__name__ for one in _concrete(locate(subclass[2]))]
         key, name = prefix + subclass[1], subclass[3]
         return f"Expected `{key}` to be one of {', '.join(names)}, but got {name!r}.{nearest(name, names)}"
     line = re.sub(r"^Parser key \"([\w.]+)\"", rf"`{prefix}\1`", line)
@@ -107,9 +107,10 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
     return f"{line}. Write a list as '[a,b]'." if re.search(r"Expected an? \S*(list|Sequence)", line) else line
 
 
-def _leaves(base: Any) -> list[type]:
-    """Return all subclasses of `base` that have no subclasses."""
-    return list(dict.fromkeys(leaf for below in base.__subclasses__() for leaf in (_leaves(below) or [below])))
+def _concrete(base: Any) -> list[type]:
+    """Return all subclasses of `base` that are not abstract."""
+    below = [one for child in base.__subclasses__() for one in (child, *_concrete(child))]
+    return [one for one in dict.fromkeys(below) if not isabstract(one)]
 
 
 def run(commands: dict[str, Callable[..., Any]], program: str, arguments: list[str] | None = None) -> int:

@@ -80,15 +80,15 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
       (`emit`). For `emit`, R has no row for the last token of the answer.
     """
     places, width = batch.attention.places, batch.spans.widest
-    sums, place = rows_summed(*_rollout_arguments(batch)), places.query[:, None, None]
-    n_tokens = torch.stack([places.n_tokens - 1, places.n_tokens], 1)[..., None, None]
+    sums = rows_summed(*_rollout_arguments(batch)).cpu()
+    place = places.query.cpu()[:, None, None]
+    n_tokens = torch.stack([places.n_tokens - 1, places.n_tokens], 1)[..., None, None].cpu()
     found = {}
     for a, align in enumerate(ALIGNMENTS):
         total, last = sums[..., a, a : a + width].unbind(3)  # [row, field, mix, token]
         T, j = n_tokens[:, a, None], place[..., a : a + width]
         by_aggregation = {"mean": total / T, "rf_mean": total / (T - j).clamp_min(1), "last": last}
-        for aggregation, on_device in by_aggregation.items():
-            values = on_device.cpu()
+        for aggregation, values in by_aggregation.items():
             for f, field in enumerate(FIELDS):
                 for m, mix in enumerate(MIXES):
                     found[f"{batch.n_layers}/{mix}_{field}_{aggregation}_{align}"] = values[:, f, m]

@@ -97,7 +97,8 @@ def attend(
     # [row, key head, queries of that head, d_head]
     queries = (query * (scaling or d_head**-0.5)).reshape(n_rows, n_key_heads, n_heads // n_key_heads, d_head)
     if isinstance(cache, SlotCache):
-        parts = [attend_to(queries, *layer.buffers, cache.bias)]
+        keys, values = layer.buffers
+        parts = [attend_to(queries, keys, values, cache.bias)]
     else:
         parts = _attend_to_shared(queries, cache, layer)
     if layer.prefix is not None:

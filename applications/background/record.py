@@ -1,4 +1,4 @@
-"""Build the record, the Markdown page and the tables of an estimated background temperature."""
+"""Build the record, the Markdown page and the tables for an estimated background temperature."""
 
 import csv
 import io

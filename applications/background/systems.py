@@ -27,7 +27,7 @@ class Systems:
     Attributes:
         prompts: Prompts, or the ids of their questions if a system is a store.
         tested: Outputs of the tested system, [prompt].
-        references: For each reference, its outputs [prompt] by temperature, in ascending order.
+        references: For each reference, a dict from temperature (ascending) to outputs [prompt].
         unit: Unit of the outputs.
         limit: Maximum number of tokens per output.
         n_unshared: Number of prompts that are left out because some systems have no outputs for them.

@@ -120,7 +120,10 @@ def _figures(domains: Domains, cluster: NDArray[np.int64], n_clusters: int) -> l
 
 
 def _accuracy_for(confidence: str, table: QuestionTable) -> Values:
-    """Return the accuracy [question] on the answers that the confidence does not use; NaN without known grades."""
+    """Return the accuracy [question] on the answers from which the confidence was not computed.
+
+    It is NaN if none of these answers has a known grade.
+    """
     if not is_half(confidence):
         return table.accuracy
     with np.errstate(invalid="ignore"):

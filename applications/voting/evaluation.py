@@ -45,7 +45,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of all votes and rules, and the accuracy of the majority vote for several numbers of answers.
+    """Results of all votes and rules, and the accuracy of the majority vote for different numbers of answers.
 
     Attributes:
         methods: The evaluated votes and rules, by name.

@@ -94,7 +94,7 @@ class Comparison:
         self._methods = {name: PROBES[name] for name in (PROBES if probes is None else probes)}
         if not self._methods:
             raise InputError(
-                "Expected `probes` to contain at least one probe, but got none. Omit the option to use all probes."
+                "Expected `probes` to contain at least one probe, but got none. To use all probes, omit the option."
             )
         check_resampling(seed)
         self.store, self.grader, self.n_folds, self.seed = store, grader, n_folds, seed

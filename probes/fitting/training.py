@@ -173,7 +173,7 @@ class ClosedForm(Directions, AtOnce):
         """
 
     def solve_streamed(self, column: Column, target: Tensor, fold: Tensor) -> Fits:
-        """Fit all candidates that read one feature, in chunks of rows.
+        """Fit all candidates that use a given feature, one chunk of rows at a time.
 
         `target` [row] is float64, and `fold` [row] is int64.
 

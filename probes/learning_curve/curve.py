@@ -63,7 +63,7 @@ def round_numbers(most: int) -> list[int]:
 
 
 def random_ranks(answers: AnswerTable, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return each answer's rank (from 0) in a random order of its question's answers, with ungraded answers last."""
+    """Shuffle the answers to each question, with ungraded answers last, and return the rank of each answer, from 0."""
     order = np.lexsort((rng.random(len(answers.question)), 1 - answers.known, answers.question))
     question, places = answers.question[order], np.arange(len(order))
     ranks = np.empty_like(places)

@@ -119,7 +119,7 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that sums the maxima or minima of `n_heads` numbers over the tokens. See `multimax_pool`."""
+    """Head that computes `n_heads` numbers per token and adds up their maxima or minima. See `multimax_pool`."""
 
     kind = "multimax"
     sizes: ClassVar[Mapping[str, int]] = {"n_heads": 2**10}

@@ -194,7 +194,7 @@ def _check_reply(request: Request, reply: Reply, url: str) -> None:
     longest = max((reply.completion_tokens or 0) // n, *(len(choice.logprobs or ()) for choice in reply.choices))
     if longest > request.max_tokens and not {"max_tokens", "max_completion_tokens"} & request.extra.keys():
         raise InputError(
-            f"Expected {url} to end answers after {request.max_tokens} tokens, but one answer has {longest}. If the "
+            f"Expected {url} to limit answers to {request.max_tokens} tokens, but one answer has {longest}. If the "
             "server expects `max_completion_tokens` instead of `max_tokens`, set `server.extra_body` to "
             f"'{{max_tokens: null, max_completion_tokens: {request.max_tokens}}}'."
         )

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.linalg import vecdot
-from torch.utils._triton import has_triton
 
 from extract.signals.base import Lens, TokenSpans
 from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_norm, n_layers, not_norm_alone
@@ -190,11 +189,11 @@ def layer_entropy(head: ModelHead, norm: nn.Module, states: Tensor) -> Tensor:
 
 
 def logit_entropy(logits: Tensor) -> Tensor:
-    """Compute the entropy of token distributions in nats, [token], from logits [token, vocab]. They are overwritten.
+    """Compute the entropy of token distributions in nats, [token], from logits [token, vocab].
 
-    On a CUDA device, the computation is compiled if Triton is installed. It then reads the logits only twice.
+    On a CUDA device, the computation is compiled if possible. Otherwise, float32 logits are overwritten.
     """
-    return _compiled()(logits) if logits.is_cuda and has_triton() else entropy(softmax(logits))
+    return _compiled()(logits) if logits.is_cuda and _can_compile() else entropy(softmax(logits))
 
 
 def fusible_entropy(logits: Tensor) -> Tensor:
@@ -208,3 +207,13 @@ def fusible_entropy(logits: Tensor) -> Tensor:
 @cache
 def _compiled() -> Callable[[Tensor], Tensor]:
     return torch.compile(fusible_entropy, dynamic=True)
+
+
+@cache
+def _can_compile() -> bool:
+    """Whether torch can compile for CUDA devices. It needs Triton and a C compiler."""
+    try:
+        _compiled()(torch.zeros(2, 2, device="cuda"))
+    except RuntimeError:
+        return False
+    return True

@@ -63,7 +63,8 @@ class AnswerBatch:
     GPU, a `SlotCache` is faster, in which each answer has its own row.
 
     `shared_attention` must be active for the model. If `temperature` is None, each answer has its own temperature.
-    `end` contains the ids of the end tokens. `max_rows` is the maximum number of answers.
+    `end` contains the ids of the end tokens. `max_rows` is the maximum number of answers, and `most_tokens` that of
+    tokens in a prompt with its answer.
     """
 
     def __init__(
@@ -74,9 +75,10 @@ class AnswerBatch:
         temperature: float | None,
         end: Tensor,
         max_rows: int,
+        most_tokens: int,
     ) -> None:
         self._model, self._tokenizer, self._decoding, self._end = model, tokenizer, decoding, end
-        self._temperature, self._max_rows = temperature, max_rows
+        self._temperature, self._max_rows, self._most_tokens = temperature, max_rows, most_tokens
         self._cache: AnswerCache | SharedCache | SlotCache | None = None
         self._replay: Replay
         self._answers: Answers
@@ -97,13 +99,10 @@ class AnswerBatch:
 
         `questions` [answer] contains the index of each answer's prompt in `read` and in `logits` [question, vocab].
         """
-        if (
-            self._cache is None
-            and read.can_share
-            and fits_slots(self._model, read, self._max_rows, self._decoding.max_new_tokens)
-        ):
-            self._cache = cache = SlotCache(read, self._max_rows)
-            self._replay = Replay(lambda ids, at: forward(self._model, ids, None, at, cache), cache)
+        sizes = self._max_rows, self._most_tokens
+        if self._cache is None and read.can_share and fits_slots(self._model, read, *sizes):
+            self._cache = SlotCache(read, *sizes)
+            self._replay = Replay(self._model, self._cache)
             self._answers, self._rows = answers.select(questions[:0]), questions[:0]
             self._logits = logits.new_zeros(self._max_rows, logits.shape[1])
         if isinstance(self._cache, SlotCache):

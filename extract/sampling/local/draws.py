@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _CHUNK = 128  # tokens per chunk in `inverse_cdf`
-_LOGITS = {"cpu": 3 * 2**19, "cuda": 2**27}  # maximum number of logits per chunk in `draw`, by device type
+_LOGITS = {"cpu": 3 * 2**19, "cuda": 2**26}  # maximum number of logits per chunk in `draw`, by device type
 _LEAST_TEMPERATURE = 1e-6  # at lower temperatures, logits would overflow
 
 

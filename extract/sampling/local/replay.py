@@ -1,35 +1,39 @@
 """Replay forward passes as CUDA graphs. Launching their operations one by one would take longer than computing them."""
 
-from collections.abc import Callable
+import warnings
+from functools import cache
+from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
+from extract.sampling.local.reading import forward
 from extract.sampling.local.slot_cache import SlotCache
+
+#: Models whose passes can't be captured.
+uncapturable = WeakSet[Any]()
 
 
 class Replay:
-    """Forward pass with a `SlotCache`. On a CUDA device, it is captured and then replayed, which is much faster.
+    """Forward pass of a model with a `SlotCache`. On a CUDA device, it is captured and then replayed.
 
     Passes that can't be captured, for example because they copy a value to the CPU, are run as usual.
-
-    Args:
-        run: Function of token ids and positions, each [slot, 1] int64, that returns logits [slot, vocab].
-        cache: Cache that `run` uses.
     """
 
-    def __init__(self, run: Callable[[Tensor, Tensor], Tensor], cache: SlotCache) -> None:
-        self._run, self._cache = run, cache
-        self._can_capture = cache.bias.is_cuda
+    def __init__(self, model: Any, cache: SlotCache) -> None:
+        self._model, self._cache = model, cache
         self._graph: torch.cuda.CUDAGraph | None = None
         self._bias: Tensor | None = None  # that of the captured pass
         self._inputs: tuple[Tensor, Tensor]
         self._logits: Tensor
 
     def __call__(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return the logits [slot, vocab]. The next call overwrites them."""
-        if self._can_capture and self._bias is not self._cache.bias:
-            self._capture(ids, positions)
+        """Return the logits [slot, vocab] for token ids and positions [slot, 1]. The next call overwrites them."""
+        if self._bias is not self._cache.bias:
+            is_first, self._bias, self._graph = self._bias is None, self._cache.bias, None
+            if ids.is_cuda and self._model not in uncapturable:
+                self._capture(ids, positions, is_first)
         if self._graph is None:
             return self._run(ids, positions)
         for static, new in zip(self._inputs, (ids, positions), strict=True):
@@ -37,24 +41,49 @@ class Replay:
         self._graph.replay()
         return self._logits
 
-    def _capture(self, ids: Tensor, positions: Tensor) -> None:
-        """Capture a pass. It is run once before, because the first calls of some operations can't be captured.
+    def _run(self, ids: Tensor, positions: Tensor) -> Tensor:
+        return forward(self._model, ids, None, positions, self._cache)
 
-        Both passes write the same keys and values to the cache, so the additional one does not change the result.
+    def _capture(self, ids: Tensor, positions: Tensor, is_first: bool) -> None:
+        """Capture a pass. Before the first capture, check that a pass does not make the CPU wait for the GPU.
+
+        Each pass writes the same keys and values to the cache, so additional passes do not change the result.
         """
-        self._graph, self._bias, self._inputs = None, self._cache.bias, (ids.clone(), positions.clone())
-        stream = torch.cuda.Stream(ids.device)
+        self._inputs, stream = (ids.clone(), positions.clone()), _stream(ids.device)
         stream.wait_stream(torch.cuda.current_stream(ids.device))
-        with torch.cuda.stream(stream):
-            self._run(*self._inputs)
+        with torch.cuda.device(ids.device), torch.cuda.stream(stream):
+            self._run(*self._inputs)  # the first calls of some operations can't be captured
+            if is_first and self._waits():
+                uncapturable.add(self._model)
+            else:
+                self._record(stream)
         torch.cuda.current_stream(ids.device).wait_stream(stream)
+
+    def _record(self, stream: torch.cuda.Stream) -> None:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._logits = self._run(*self._inputs)
             self._graph = graph
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            self._can_capture = False
-            torch.cuda.synchronize(ids.device)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # an operation that is not allowed in a graph
+            uncapturable.add(self._model)
+
+    def _waits(self) -> bool:
+        """Whether a pass makes the CPU wait for the GPU, as far as torch detects this."""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                self._run(*self._inputs)
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        return any("called a synchronizing CUDA operation" in str(warning.message) for warning in caught)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream for capturing. With a new one for each graph, cuBLAS would allocate a new workspace each time."""
+    return torch.cuda.Stream(device)

@@ -1,5 +1,6 @@
 """Key/value cache with a fixed number of slots, so that a GPU can replay each forward pass as a CUDA graph."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +28,7 @@ class SlotLayer(DynamicLayer):
     def __init__(self, read: AnswerLayer, has_prefix: bool, n_slots: int, end: Tensor) -> None:
         super().__init__()
         self.prefix = read.prefix if has_prefix else None
-        shapes = ((n_slots, part.shape[1], 0, part.shape[3]) for part in (read.keys, read.values))
-        keys, values = (read.keys.new_zeros(shape) for shape in shapes)
+        keys, values = (part.new_zeros(n_slots, part.shape[1], 0, part.shape[3]) for part in (read.keys, read.values))
         self.buffers, self._end = (keys, values), end
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ class SlotLayer(DynamicLayer):
         return key_states, value_states
 
     def get_seq_length(self) -> int:
-        """Number of columns before the last one."""
+        """Number of columns before the last one. It is the same for all passes that use the same buffers."""
         return self.buffers[0].shape[2] - 1
 
     def resize(self, n_columns: int) -> None:
@@ -51,20 +51,23 @@ class SlotCache(DynamicCache):
     """Cache in which each answer has a slot with a copy of its prompt after the common prefix.
 
     Shapes and addresses only change if a longer buffer is needed, so a forward pass can be captured and replayed.
-    All slots take part in each pass. The results of free slots are arbitrary.
+    All slots take part in each pass. The results of free slots, which end at column 0, are arbitrary.
 
     Attributes:
         bias: [slot, 1, 1, column] float32, −inf for padding and for columns after the newest token, and 0 elsewhere.
+            A new tensor if the buffers are replaced.
     """
 
     layers: list[Any]
 
-    def __init__(self, read: AnswerCache, n_slots: int) -> None:
+    def __init__(self, read: AnswerCache, n_slots: int, most_tokens: int) -> None:
         super().__init__()
         device = read.mask.device
-        self._n_prefix = read.n_prefix if read.n_prefix >= SHORTEST_PREFIX else 0
+        self._n_prefix = _n_shared(read)
+        self._n_before = read.n_prefix - self._n_prefix  # columns before the padding, with a prefix that is not shared
+        self._most_columns = most_tokens - self._n_prefix
         self._free = list(range(n_slots))
-        self._padding, self._ends = [0] * n_slots, [0] * n_slots  # an end of 0 means that the slot is free
+        self._padding, self._ends = [0] * n_slots, [0] * n_slots
         self._places = torch.zeros(2, n_slots, dtype=torch.int64, device=device)  # padding and end of each slot
         self.layers = [SlotLayer(layer, self._n_prefix > 0, n_slots, self._places[1]) for layer in read.layers]
         self.bias = torch.zeros(n_slots, 1, 1, 0, device=device)
@@ -95,22 +98,24 @@ class SlotCache(DynamicCache):
         self._places.copy_(torch.tensor([self._padding, self._ends]))
         padding, end = self._places[:, :, None, None, None]
         column = torch.arange(self.bias.shape[-1], device=self.bias.device)
-        self.bias.zero_().masked_fill_((column < padding) | (column > end), -torch.inf)
+        is_padding = (column >= self._n_before) & (column < self._n_before + padding)
+        self.bias.zero_().masked_fill_(is_padding | (column > end), -torch.inf)
         self._ends = [end + (end > 0) for end in self._ends]
 
     def _make_room(self, n_columns: int) -> None:
         if n_columns <= self.bias.shape[-1]:
             return
-        n_columns = -int(-n_columns * (1 + _FREE_SHARE) // _COLUMNS) * _COLUMNS
+        n_columns = max(n_columns, min(self._most_columns, math.ceil(n_columns * (1 + _FREE_SHARE))))
+        n_columns = math.ceil(n_columns / _COLUMNS) * _COLUMNS
         for layer in self.layers:
             layer.resize(n_columns)
         self.bias = self.bias.new_zeros(len(self.bias), 1, 1, n_columns)
 
 
-def fits_slots(model: Any, read: AnswerCache, n_slots: int, n_further: int) -> bool:
+def fits_slots(model: Any, read: AnswerCache, n_slots: int, most_tokens: int) -> bool:
     """Whether to use a `SlotCache`: the whole model is on one CUDA device that has enough free memory.
 
-    `n_further` is the maximum number of tokens in an answer.
+    `most_tokens` is the maximum number of tokens in a prompt with its answer.
     """
     devices = {parameter.device for parameter in model.parameters()}
     if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
@@ -120,4 +125,9 @@ def fits_slots(model: Any, read: AnswerCache, n_slots: int, n_further: int) -> b
     of_token = sum(part.shape[1] * part.shape[3] * part.element_size() for part in parts)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     n_free = torch.cuda.mem_get_info(device)[0] + unused
-    return n_slots * (read.mask.shape[1] + n_further) * of_token <= _MEMORY_SHARE * n_free
+    return n_slots * (most_tokens - _n_shared(read)) * of_token <= _MEMORY_SHARE * n_free
+
+
+def _n_shared(read: AnswerCache) -> int:
+    """Return the number of tokens in the common prefix if it is stored only once, or 0."""
+    return read.n_prefix if read.n_prefix >= SHORTEST_PREFIX else 0

@@ -125,7 +125,8 @@ class TokenSampler:
         """
         temperature = rows[0].temperature if len({row.temperature for row in rows}) == 1 else None
         n_rows = min(self.max_rows, len(prompts) * len(rows))
-        batch = AnswerBatch(self.model, self.tokenizer, self.decoding, temperature, self._end, n_rows)
+        most_tokens = max(map(len, block or prompts), default=0) + self.decoding.max_new_tokens
+        batch = AnswerBatch(self.model, self.tokenizer, self.decoding, temperature, self._end, n_rows, most_tokens)
         prefix = common_prefix(block or prompts)
         if block is None or len(block) * len(rows) > self.max_rows:
             self._reader.forget_block()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ from torch import Tensor
 
 from extract.policy import Decoding
 from extract.sampling.local.cache import SHORTEST_PREFIX, AnswerCache
-from extract.sampling.local.replay import Replay
+from extract.sampling.local.replay import Replay, uncapturable
 from extract.sampling.local.slot_cache import SlotCache, fits_slots
 from extract.sampling.local.token_sampler import Sample, TokenSampler
 from tests.helpers.tiny import tiny_model
@@ -19,61 +23,106 @@ pytestmark = pytest.mark.slow
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
-PREFIX = "Examples that every prompt begins with, as a set of few-shot prompts has. "
+LONG = "Examples that every prompt begins with, as a set of few-shot prompts has. "
+SHORT = "The start of a chat prompt: "
 WORDS = ["Say", "Say a longer thing", "What?", "A", "Something of another length altogether", "Why not"]
 
 
-def drawn(
-    use_slots: bool, model: Any, tokenizer: Any, before: str, max_new_tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> list[Sample]:
-    monkeypatch.setattr("extract.sampling.local.answer_batch.fits_slots", lambda *_: use_slots)
+@pytest.fixture
+def use_slots(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Return a function that sets whether samplers use slots."""
+    name = "extract.sampling.local.answer_batch.fits_slots"
+    return lambda used: monkeypatch.setattr(name, lambda *_: used)
+
+
+def drawn(sampler: TokenSampler, before: str, tokenizer: Any) -> list[Sample]:
+    """Draw answers in two calls for the same block of prompts."""
     prompts = [tokenizer(before + word)["input_ids"] for word in WORDS]
-    sampler = TokenSampler(model, tokenizer, Decoding(max_new_tokens=max_new_tokens), max_rows=7)
-    by_temperature = sampler.sample_grid(WORDS, prompts, range(4), [0.0, 1.5])
-    return [answer for answers in by_temperature.values() for answer in answers]
+    answers = list[Sample]()
+    for samples in (range(1), range(1, 4)):
+        grid = sampler.sample_grid(WORDS, prompts, samples, [0.0, 1.5], block=prompts)
+        answers += [answer for of_temperature in grid.values() for answer in of_temperature]
+    return answers
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("before", ["", PREFIX], ids=["alone", "after a shared prefix"])
+@pytest.mark.parametrize("before", ["", SHORT, LONG], ids=["alone", "after a short prefix", "after a long prefix"])
 @pytest.mark.parametrize(("family", "max_new_tokens"), [("llama", 40), ("llama", 150), ("gpt2", 40), ("phi3", 40)])
 def test_answers_do_not_depend_on_the_kind_of_cache(
-    device: str, before: str, family: str, max_new_tokens: int, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    before: str,
+    family: str,
+    max_new_tokens: int,
+    tokenizer: Any,
+    use_slots: Callable[[bool], None],
 ) -> None:
-    assert len(PREFIX) > SHORTEST_PREFIX
-    model = tiny_model(family, seed=2).to(device)
-    answers, others = (
-        drawn(use_slots, model, tokenizer, before, max_new_tokens, monkeypatch) for use_slots in (True, False)
-    )
-    lengths = [len(answer.token_ids) for answer in answers]
-    assert len(set(lengths)) > 1  # answers end and join at different times
-    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in others]
-    for answer, other in zip(answers, others, strict=True):
+    assert len(SHORT) < SHORTEST_PREFIX < len(LONG)
+    model, answers = tiny_model(family, seed=2).to(device), list[list[Sample]]()
+    decoding = Decoding(max_new_tokens=max_new_tokens, stop=("Q",))
+    for used in (True, False):
+        use_slots(used)
+        answers.append(drawn(TokenSampler(model, tokenizer, decoding, max_rows=7), before, tokenizer))
+    assert len({len(answer.token_ids) for answer in answers[0]}) > 1  # answers end and join at different times
+    for answer, other in zip(*answers, strict=True):
+        assert (answer.token_ids, answer.text) == (other.token_ids, other.text)
         assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_the_memory_is_freed_at_the_end_of_a_call(
+    model: Any, tokenizer: Any, use_slots: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches, join = [], SlotCache.join
+
+    def noting(self: SlotCache, *arguments: Any) -> list[int]:
+        caches.append(weakref.ref(self))
+        return join(self, *arguments)
+
+    monkeypatch.setattr(SlotCache, "join", noting)
+    use_slots(True)
+    sampler = TokenSampler(model, tokenizer, Decoding(max_new_tokens=4))
+    gc.disable()  # the garbage collector does not know how much GPU memory is in use
+    try:
+        sampler.sample(["a"], [[5, 6, 7]], range(3))
+        assert caches
+        assert all(cache() is None for cache in caches)
+    finally:
+        gc.enable()
 
 
 def test_models_that_are_not_on_one_cuda_device_get_no_slots(model: Any) -> None:
     read = AnswerCache(model, torch.ones(1, 3, dtype=torch.int64))
-    assert not fits_slots(model, read, 4, 16)
+    assert not fits_slots(model, read, n_slots=1, most_tokens=4)
+
+
+@needs_cuda
+def test_slots_must_fit_into_the_free_memory() -> None:
+    model = tiny_model().to("cuda")
+    read = AnswerCache(model, torch.ones(1, 3, dtype=torch.int64, device="cuda"))
+    for layer in read.layers:
+        layer.update(*(torch.ones(1, 2, 3, 8, device="cuda") for _ in range(2)))
+    assert fits_slots(model, read, n_slots=10, most_tokens=100)
+    assert not fits_slots(model, read, n_slots=10**6, most_tokens=10**6)
 
 
 class Counted:
-    """Forward pass that returns the number of tokens in each slot, and counts its calls."""
+    """Model whose logits are sums of the token id, the position and the number of tokens. It counts its passes."""
 
-    def __init__(self, cache: SlotCache, reads_value: bool) -> None:
-        self.cache, self.reads_value, self.n_calls = cache, reads_value, 0
+    def __init__(self, reads_value: bool) -> None:
+        self.reads_value, self.n_calls = reads_value, 0
 
-    def __call__(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def __call__(self, input_ids: Tensor, position_ids: Tensor, past_key_values: SlotCache, **_: Any) -> Any:
         self.n_calls += 1
         if self.reads_value:
-            ids.sum().item()  # makes the CPU wait, so it can't be captured
-        return (self.cache.bias[:, 0, 0] == 0).sum(-1, keepdim=True) + ids + positions
+            input_ids.sum().item()  # makes the CPU wait, so the pass can't be captured
+        n_tokens = (past_key_values.bias[:, 0, 0] == 0).sum(-1, keepdim=True)
+        return SimpleNamespace(logits=(n_tokens + input_ids + position_ids)[:, None])
 
 
 def filled_cache(model: Any, device: str) -> SlotCache:
     read = AnswerCache(model, torch.tensor([[0, 1, 1], [1, 1, 1]], device=device))
     for layer in read.layers:
         layer.update(*(torch.ones(2, 2, 3, 8, device=device) for _ in range(2)))
-    cache = SlotCache(read, n_slots=3)
+    cache = SlotCache(read, n_slots=3, most_tokens=100)
     assert cache.join(read, [0, 1]) == [2, 1]
     return cache
 
@@ -82,23 +131,23 @@ def filled_cache(model: Any, device: str) -> SlotCache:
     ("device", "reads_value", "n_calls"),
     [
         ("cpu", False, 4),
-        pytest.param("cuda", False, 2, marks=needs_cuda),  # a warm-up and the captured pass
-        pytest.param("cuda", True, 6, marks=needs_cuda),
+        pytest.param("cuda", False, 3, marks=needs_cuda),  # a warm-up, a check, and the captured pass
+        pytest.param("cuda", True, 6, marks=needs_cuda),  # a warm-up, a check, and 4 passes
     ],
 )
 def test_a_pass_is_replayed_with_new_inputs_if_it_can_be_captured(
     device: str, reads_value: bool, n_calls: int, model: Any
 ) -> None:
-    cache = filled_cache(model, device)
-    run = Counted(cache, reads_value)
-    replay = Replay(run, cache)
+    cache, counted = filled_cache(model, device), Counted(reads_value)
+    replay = Replay(counted, cache)
     for step in range(4):
         cache.before_pass()
         ids = torch.tensor([[10], [20], [30]], device=device) + step
         logits = replay(ids, torch.zeros_like(ids))
         n_tokens = torch.tensor([[1], [4 + step], [3 + step]], device=device)
         assert torch.equal(logits, ids + n_tokens)
-    assert run.n_calls == n_calls
+    assert counted.n_calls == n_calls
+    assert (counted in uncapturable) == reads_value
 
 
 def test_a_freed_slot_is_used_again_without_its_old_tokens(model: Any) -> None:

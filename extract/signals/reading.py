@@ -28,7 +28,7 @@ def read_questions(
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
     shared: SharedPrompt | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Read signals at the last prompt token of each question, all in the same forward passes.
+    """Read all given signals at the last prompt token of each question in the same forward passes.
 
     A long prefix that all prompts share is processed only once.
 
@@ -110,7 +110,7 @@ def read_answers(
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
     shared: SharedPrompt | None = None,
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Read signals of answers, all in the same forward passes.
+    """Read all given signals of answers in the same forward passes.
 
     Identical answers to the same prompt are processed once. If the model's key/value cache can be shared, each prompt
     is processed once for all its answers, and the common prefix of all prompts is processed only once.

@@ -80,7 +80,7 @@ def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None)
 
 
 def _draw(axis: Any, places: range, values: Tensor, colour: str, bars: bool) -> None:
-    """Draw the values of the tokens at `places` as bars or a curve. The y-axis is scaled to all tokens' values."""
+    """Draw the values of the tokens at `places` as bars or a curve. The y-axis covers the values of all tokens."""
     values = values.nan_to_num(0.0)  # NaN if all weights are 0
     own = values[places.start : places.stop].tolist()
     if bars:

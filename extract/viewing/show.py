@@ -35,7 +35,7 @@ def show(
         out: Output file: .html for a page of answers, or .png, .pdf or .svg for a plot of one answer.
         grader: Grader whose grades are shown. By default, the store's only grader.
         influence: Token weights to show as influence. By default, `norm_element_mean_token` if it was read.
-        model: Hub id or folder of the store's model. Required if that model was loaded from a folder. Only the
+        model: Hub id or folder of the store's model. Required if the store's model was loaded from a folder. Only the
             tokenizer is loaded.
 
     Returns:

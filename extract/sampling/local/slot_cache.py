@@ -87,7 +87,7 @@ class SlotCache(DynamicCache):
         return slots
 
     def free(self, slots: Sequence[int]) -> None:
-        """Free slots for other answers."""
+        """Release slots, so that other answers can use them."""
         self._free += slots
         for slot in slots:
             self._padding[slot] = self._ends[slot] = 0

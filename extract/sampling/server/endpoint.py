@@ -239,7 +239,7 @@ def _certificates(http: ModuleType) -> Any:
 
 
 def allow_open_files(n: int) -> None:
-    """Raise the soft limit on open files to allow `n` connections and logs."""
+    """Raise the soft limit on open files, so that `n` connections and the log files can be open at once."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

@@ -186,6 +186,7 @@ def test_every_command_in_the_text_exists(command: str, monkeypatch: pytest.Monk
     assert any(is_accepted(f"{command} {more}") for more in ("", *REQUIRED)), command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

@@ -67,6 +67,7 @@ def test_a_missing_vllm_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
+@pytest.mark.slow
 def test_the_log_of_vllm_is_shown_if_it_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / ".venv-vllm/bin/python"
     python.parent.mkdir(parents=True)

@@ -126,6 +126,7 @@ def test_there_are_no_import_cycles() -> None:
     assert {cycle for cycle in members if len(cycle) > 1} <= FACADES | CYCLES
 
 
+@pytest.mark.slow
 def test_imports_follow_the_layers() -> None:
     assert set(upward_imports()) <= UPWARD | UPWARD_YET
 
@@ -138,6 +139,7 @@ def test_modules_that_only_read_stores_import_no_model_code_at_module_level(modu
     assert [name for name in names if within(name, *MODEL_CODE) and not within(name, *WITHOUT_MODEL)] == []
 
 
+@pytest.mark.slow
 def test_import_chains_are_short() -> None:
     graph = {module: imports(module, deferred=False) for module in MODULES}
     longest: dict[str, list[str]] = {}

@@ -191,6 +191,7 @@ def test_online_success_and_cost_are_means_over_all_orders_of_the_answers() -> N
     assert mean_cost(right, known) == pytest.approx(cost, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_mean_cost_is_defined_if_the_numbers_of_graded_answers_differ(store: Store) -> None:
     assert mean_cost(np.array([1, 0, 2]), np.array([2, 5, 2])) == pytest.approx((1.5 + 5 + 1) / 3, abs=1e-12)
     table = load_table(store)
@@ -302,6 +303,7 @@ def test_true_accuracies_are_better_than_the_uniform_allocation_and_save_answers
         assert found["success"]["1"]["value"] == pytest.approx(uniform + found["difference"]["1"]["value"])
 
 
+@pytest.mark.slow
 def test_the_oracle_and_baselines_of_half_of_the_answers_are_evaluated_on_the_other_half(
     methods: dict[str, Any],
 ) -> None:
@@ -323,6 +325,7 @@ def test_the_oracle_does_not_use_the_grades_on_which_it_is_evaluated(store: Stor
     assert (oracle(other) != oracle(table)).any()
 
 
+@pytest.mark.slow
 def test_every_fold_spends_its_own_budget(store: Store, results: Path, confidences: Path) -> None:
     allocations = pq.read_table(results / "allocations.parquet").to_pandas()
     values = np.append([np.nan] * 3, planted_accuracy(200)[3:])

@@ -156,6 +156,7 @@ def test_intervals_contain_the_true_difference(n: int, least: float, most: float
     assert least <= np.mean([one["low"] <= 0 <= one["high"] for one in found]) <= most
 
 
+@pytest.mark.slow
 def test_mcnemar_rejects_a_true_null_in_at_most_5_percent_of_draws() -> None:
     rng = np.random.default_rng(0)
     found = [mcnemar(draw_differences(60, 1, None, rng)) for _ in range(1000)]

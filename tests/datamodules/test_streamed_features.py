@@ -59,6 +59,7 @@ def test_streamed_features_equal_those_in_memory(store: Path, options: dict[str,
     torch.testing.assert_close(total, memory.features[rows][:, :2].sum((1, 2)))
 
 
+@pytest.mark.slow
 def test_chunks_are_in_the_order_of_the_store_and_need_at_most_the_chunk_size(store: Path) -> None:
     features = loaded(store)[1].batch("train").features[torch.randperm(150)]
     assert isinstance(features, StreamedFeatures)
@@ -69,6 +70,7 @@ def test_chunks_are_in_the_order_of_the_store_and_need_at_most_the_chunk_size(st
     assert len(parts) > 150 // 32  # smaller than blocks
 
 
+@pytest.mark.slow
 def test_a_pass_over_a_layer_reads_only_this_layer_and_skips_gaps(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, original = [], Signals.read_rows
 
@@ -113,6 +115,7 @@ def test_batches_are_the_same_as_in_memory(store: Path, monkeypatch: pytest.Monk
     assert not torch.equal(passes[0][0][0].row, passes[0][1][0].row)  # another order in the second pass
 
 
+@pytest.mark.slow
 def test_a_buffer_contains_rows_from_the_whole_store(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "BUFFER_BYTES", 96 * 50)
     data = loaded(store)[1]
@@ -152,6 +155,7 @@ def test_there_is_at_least_one_worker(store: Path) -> None:
         FeatureDataModule(str(store), in_memory=False, num_workers=0)
 
 
+@pytest.mark.slow
 def test_a_file_that_changes_while_it_is_in_use_is_named(tmp_path: Path) -> None:
     states = np.random.default_rng(0).normal(size=(60, 2, 4)).astype(np.float32)
     make_store(tmp_path / "store", states, np.full(60, 0.5), block_size=16)

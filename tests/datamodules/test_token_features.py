@@ -46,6 +46,7 @@ def tokens_of(store: Path, signal: str, key: str) -> list[np.ndarray]:
     return [row.double().numpy() for row in Store.open(store).signals.read_ragged(signal, key).rows()]
 
 
+@pytest.mark.slow
 def test_a_token_signal_gives_one_feature_with_every_pooling_of_every_key(made_store: Path) -> None:
     data = data_of(made_store, signal="entropy_profile")
     assert data.feature_names == ["entropy_profile"]
@@ -65,6 +66,7 @@ def test_a_token_signal_gives_one_feature_with_every_pooling_of_every_key(made_s
         np.testing.assert_allclose(batch.features[:, 0, 3 * layer - 3 : 3 * layer], plain, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_positions_and_layers_choose_keys(made_store: Path) -> None:
     data = data_of(made_store, signal="tokens", positions=["nll", "margin"], pooling=["q50"])
     assert data.pooled == TokenFeatures(("tokens/3/margin", "tokens/3/nll"), ("q50",))

@@ -67,6 +67,7 @@ def split(store: str, **options: object) -> FeatureDataModule:
     return data
 
 
+@pytest.mark.slow
 def test_broader_rows_leave_out_the_test_questions_and_their_rewordings(stores: list[str], tmp_path: Path) -> None:
     again, rewordings = str(tmp_path / "again"), str(tmp_path / "rewordings")
     make_store(tmp_path / "again", *planted(n=50, seed=7), name="first")

@@ -165,6 +165,7 @@ def gsm8k_folder(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_worked_examples_come_from_the_train_split_and_are_never_asked(tmp_path: Path) -> None:
     recipe = StoreRecipe(
         questions=f"gsm8k={gsm8k_folder(tmp_path)}", policy=Decoding(prompt=PromptTemplate("qa", shots=8))

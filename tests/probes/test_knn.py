@@ -144,6 +144,7 @@ def test_every_candidate_equals_scikit_learn_on_the_standardised_training_split(
             )
 
 
+@pytest.mark.slow
 def test_validation_chooses_layer_and_number_of_neighbours(data: FeatureDataModule) -> None:
     module = fitted(data, n_neighbors=[1, 5, 25])
     assert module.choice is not None
@@ -171,6 +172,7 @@ def test_entropy_profiles_predict_correctness_and_the_saved_probe_agrees(store: 
     torch.testing.assert_close(probe.head(train.features[:, 0]), train.target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calibrator", ["platt", "isotonic"])
 def test_the_probe_is_calibrated_like_every_other_probe(store: Path, calibrator: str) -> None:
     data = FeatureDataModule(str(store), target="response", signal="entropy_profile")
@@ -182,6 +184,7 @@ def test_the_probe_is_calibrated_like_every_other_probe(store: Path, calibrator:
     assert float(confidence.mean()) == pytest.approx(float(batch.target.mean()), abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_restores_the_training_rows(data: FeatureDataModule, tmp_path: Path) -> None:
     module = KNN(n_neighbors=[5, 25])
     descend(module, data, epochs=1, every=1)

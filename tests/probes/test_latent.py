@@ -250,6 +250,7 @@ def test_the_probe_finds_the_planted_layer_without_grades_and_reports_no_collaps
     assert figures["auroc"]["low"] > 0.5
 
 
+@pytest.mark.slow
 def test_the_best_weights_of_every_candidate_are_kept(data: FeatureDataModule, fitted: Latent) -> None:
     batch = data.batch("val")
     with torch.no_grad():
@@ -273,6 +274,7 @@ def test_grades_are_not_used_in_training(store: Path, fitted: Latent) -> None:
     assert torch.equal(again.log_shared, fitted.log_shared)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The latent spread has collapsed")  # five epochs are few
 def test_candidates_train_as_if_alone(data: FeatureDataModule) -> None:
     both = trained(data, epochs=5, l2=[0.0, 10.0])
@@ -293,6 +295,7 @@ def test_a_saved_probe_gives_the_confidences_of_the_fitted_one(
     torch.testing.assert_close(loaded.confidences(features[:, 2]).confidence, fitted.predict(features))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The latent spread has collapsed")  # five epochs are few
 def test_a_checkpoint_gives_the_scores_of_its_epoch(data: FeatureDataModule, tmp_path: Path) -> None:
     module = trained(data, epochs=5, folder=tmp_path)
@@ -332,6 +335,7 @@ def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
         Latent(**options)
 
 
+@pytest.mark.slow
 def test_more_components_than_embeddings_have_are_refused(data: FeatureDataModule) -> None:
     with pytest.raises(InputError, match="`components` to be at most 8"):
         trained(data, components=9)

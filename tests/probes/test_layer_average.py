@@ -43,6 +43,7 @@ def module(data: FeatureDataModule) -> LayerAverage:
     return fitted(data)
 
 
+@pytest.mark.slow
 def test_scores_are_the_mean_of_scikit_learns_ridges_of_the_upper_half(
     data: FeatureDataModule, module: LayerAverage
 ) -> None:
@@ -58,6 +59,7 @@ def test_scores_are_the_mean_of_scikit_learns_ridges_of_the_upper_half(
         np.testing.assert_allclose(found.detach(), np.mean(predicted, 0), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_only_the_average_can_be_chosen(data: FeatureDataModule, module: LayerAverage) -> None:
     """Check this where a single layer is better, because only the last layer is planted."""
     assert module.choice is not None

@@ -172,6 +172,7 @@ def test_the_mean_over_the_tokens_does_not_show_the_planted_token(data: FeatureD
     assert auroc_of(mean, data) < 0.6
 
 
+@pytest.mark.slow
 def test_all_splits_share_the_states(data: FeatureDataModule) -> None:
     batches = [data.batch(split) for split in ("train", "val", "test")]
     assert len({batch.features.values.data_ptr() for batch in batches}) == 1
@@ -195,6 +196,7 @@ def test_answers_without_tokens_or_with_nan_are_not_used(tmp_path: Path) -> None
     assert TokenStates.of([Ragged.of(rows)]).finite().tolist() == [True, False, False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [

@@ -175,6 +175,7 @@ def test_all_files_are_written(tested: Path, grid: Path, tmp_path: Path) -> None
     assert float(row["Tbg estimate"]) == pytest.approx(np.mean([float(v) for k, v in row.items() if k.endswith("_Tn")]))
 
 
+@pytest.mark.slow
 def test_json_csv_and_store_give_the_same_values(
     system: SoftmaxSystem, grid: Path, tested: Path, tmp_path: Path
 ) -> None:

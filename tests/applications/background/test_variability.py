@@ -98,6 +98,7 @@ def test_memf_of_many_outputs_is_the_expectation_for_the_smaller_number() -> Non
     assert expected > 0.6 + 0.02, "few outputs overstate the share of the most frequent one"
 
 
+@pytest.mark.slow
 def test_the_collision_rate_and_distances_are_unbiased_for_few_outputs() -> None:
     rng, p = np.random.default_rng(0), np.array([0.5, 0.3, 0.2])
     drawn = [Counted.of([[i] for i in rng.choice(3, 3, p=p)]) for _ in range(4000)]

@@ -81,6 +81,7 @@ def test_the_command_writes_a_page_a_record_a_table_and_pictures(folder: Path, t
     assert {path.name for path in (tmp_path / "out/plots").iterdir()} == {"risk_coverage.png", "routing.png"}
 
 
+@pytest.mark.slow
 def test_an_unattained_risk_is_compared_with_the_lowest_measured_risk(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +111,7 @@ def test_routing_by_the_confidence_is_better_than_routing_at_random(folder: Path
     assert unattained["certified"] is None
 
 
+@pytest.mark.slow
 def test_questions_without_a_confidence_are_left_out_and_counted(folder: Path, tmp_path: Path) -> None:
     values = np.where(np.arange(N) < 7, np.nan, CONFIDENCE)
     out = decide(str(folder / "cheap"), [table(tmp_path, values)], out=str(tmp_path / "out"), **QUICK)

@@ -115,6 +115,7 @@ def test_the_figures_are_the_means_of_the_table(store: Path, tmp_path: Path) -> 
     assert record["all"]["accuracy"]["value"] == pytest.approx(accuracy.mean())
 
 
+@pytest.mark.slow
 def test_questions_without_a_confidence_are_left_out_of_its_gap(store: Path, tmp_path: Path) -> None:
     values = np.where(np.arange(N) < 55, np.nan, 0.5)
     out = domains(str(store), confidences(tmp_path, mine=values), clusters=3, out=str(tmp_path / "out"))
@@ -149,6 +150,7 @@ def test_confidences_from_half_of_the_answers_are_compared_with_the_other_half(s
     assert "on the held-out half" in (out / "domains.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_texts_of_private_questions_are_hidden(store: Path, tmp_path: Path) -> None:
     out = domains(str(store), clusters=2, out=str(tmp_path / "out"))
     assert all("secret" not in (out / name).read_text() for name in ("domains.md", "domains.json"))

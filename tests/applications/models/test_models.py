@@ -187,6 +187,7 @@ def test_the_command_writes_a_page_a_record_a_table_and_a_picture(make: Make, tm
     assert (tmp_path / "out/plots/models.png").is_file()
 
 
+@pytest.mark.slow
 def test_one_answer_per_question_is_tested_with_mcnemar(make: Make, tmp_path: Path) -> None:
     stores = [str(make(name, t, k=1)) for name, t in (("a", 0.5), ("b", 1.0))]
     record, page = result(models(stores, n_resamples=100, out=str(tmp_path / "out")))
@@ -223,6 +224,7 @@ def test_clusters_widen_the_intervals_of_correlated_questions(make: Make, tmp_pa
     assert "With only 10 clusters" in page
 
 
+@pytest.mark.slow
 def test_clusters_of_very_different_sizes_are_warned_about(make: Make, tmp_path: Path) -> None:
     books = [*range(20), *[20] * 20]
     questions = [replace(question, meta={"book": book}) for question, book in zip(QUESTIONS, books, strict=True)]

@@ -123,6 +123,7 @@ def test_weights_are_repeated_questions() -> None:
     np.testing.assert_allclose(fit(*repeated, zero_inflated=True), fit(right, known, weights, True), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_moments_exclude_sampling_noise() -> None:
     right, known, weights = simulate(BetaBinomial(0.4, 1.2), 200_000, 3)
     np.testing.assert_allclose(moments(right, known, weights), (0.4, 1.2), rtol=0.03)
@@ -163,6 +164,7 @@ def test_a_profile_is_the_maximum_over_the_other_parameters() -> None:
     assert found == pytest.approx(2 * (total(best, counts) - others), abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 64, 1024])
 def test_the_interval_of_pass_at_k_is_its_range_over_likely_parameters(k: int) -> None:
     counts = simulate(BetaBinomial(0.4, 1.2), 100, 10)

@@ -161,6 +161,7 @@ def test_the_band_is_that_of_independent_questions() -> None:
     np.testing.assert_allclose(band["high"], 1)
 
 
+@pytest.mark.slow
 def test_the_band_contains_95_of_100_runs_if_the_confidences_are_the_true_accuracies() -> None:
     rng = np.random.default_rng(0)
     p = rng.beta(0.5, 1, 400)

@@ -132,6 +132,7 @@ def test_predictions_from_a_prior_are_expectations() -> None:
     assert found[:, 2:].tolist() == [[0, 1]] * 3
 
 
+@pytest.mark.slow
 def test_the_true_accuracies_predict_better_than_the_baselines(written: tuple[Path, np.ndarray]) -> None:
     folder, _ = written
     store = json.loads((folder / "passk.json").read_text())["stores"][0]
@@ -153,6 +154,7 @@ def test_the_true_accuracies_predict_better_than_the_baselines(written: tuple[Pa
         assert all(found["low"] <= found["value"] + 0.02 for found in extrapolation[model]["pass_at_k"])
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_summary_and_a_table(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +223,7 @@ def test_a_store_without_known_grades_gives_a_one_line_error(make: Make) -> None
         record_of(make([[None, None], [None, None]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("right", "reason"), [(W, "no answer is right"), (R, "all answers are right")])
 def test_without_right_or_wrong_answers_nothing_is_extrapolated(
     make: Make, tmp_path: Path, right: bool, reason: str

@@ -98,6 +98,7 @@ def test_likelihoods_are_those_of_the_right_continuation_per_token() -> None:
     np.testing.assert_array_equal(target_likelihoods(table), [-3.0, -0.5, np.nan])
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_a_record_a_table_and_a_picture(make: Make, tmp_path: Path) -> None:
     store = make(ask(), {"exact": 0.9, "paraphrased": 0.3})
     options = ["--store", str(store.path), "--n_resamples", "200", "--out", str(tmp_path / "out")]

@@ -141,6 +141,7 @@ def test_every_question_is_evaluated_with_settings_of_the_other_half(store: Path
     assert found["prior_f"].priors[0] != changed["prior_f"].priors[0]
 
 
+@pytest.mark.slow
 def test_a_good_confidence_saves_answers(store: Path) -> None:
     poll = read_poll(str(store))
     half = np.arange(N) % 2

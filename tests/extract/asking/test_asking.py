@@ -122,6 +122,7 @@ def test_the_prompt_shows_ten_steps_and_the_form_of_the_reply() -> None:
     assert r"\boxed{" in TEMPLATE
 
 
+@pytest.mark.slow
 def test_a_question_is_asked_until_a_reply_can_be_parsed_and_every_attempt_is_counted(
     asking: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_question_is_asked_until_a_reply_can_be_parsed_and_every_attempt_is_co
     assert [(attempts, len(ids)) for attempts, ids in asked if "q5" in ids] == [(range(1), 16), (range(1, 3), 15)]
 
 
+@pytest.mark.slow
 def test_unparsed_replies_are_null_and_counted(
     asking: Callable[..., Store], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +160,7 @@ def test_unparsed_replies_are_null_and_counted(
     assert "computed 20 values of verbalized, 20 of them unusable" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_a_temperature_there_is_one_attempt(tmp_path: Path, yes_no_folder: Path) -> None:
     questions = write_questions(tmp_path / "questions.jsonl", 2)
     policy = Decoding(temperature=0, max_new_tokens=2)
@@ -200,6 +203,7 @@ def test_batches_and_a_shared_prefix_do_not_change_values(yes_no_folder: Path, m
         assert (value, mass) == pytest.approx(tuple(map(float, expected)), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_p_true_asks_about_the_question_in_the_chat_template(
     asking: Callable[..., Store], yes_no_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +318,7 @@ def test_two_workers_write_the_same_bytes_as_one(
     assert asked_files(tmp_path / "other") == asked_files(store)
 
 
+@pytest.mark.slow
 def test_asking_again_with_other_settings_is_refused_with_both_values(asking: Callable[..., Store]) -> None:
     asking("verbalized")
     with pytest.raises(InputError, match="decoding.max_new_tokens: found 5, expected 7"):
@@ -361,6 +366,7 @@ def test_a_store_without_answers_is_refused(store: Path, yes_no_folder: Path) ->
         ask(str(store), ["p_true_answer"], model=str(yes_no_folder))
 
 
+@pytest.mark.slow
 def test_the_command_line_asks_questions(store: Path, yes_no_folder: Path) -> None:
     arguments = ["ask", "--store", str(store), "--baselines", "[p_true]", "--model", str(yes_no_folder)]
     assert run(COMMANDS, "python -m extract", arguments) == 0

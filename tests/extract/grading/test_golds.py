@@ -65,6 +65,7 @@ def check(grader: str, cases: list[tuple[Question, Written]], misses: set[str]) 
         assert grade.right is (one.right and one.how not in misses), (question, one)
 
 
+@pytest.mark.slow
 @there
 @pytest.mark.parametrize(
     "source", ["gsm8k=gsm8k_test.jsonl", "svamp=svamp.json", "math-500=math500.jsonl", "mmlu=mmlu_miscellaneous.csv"]

@@ -274,6 +274,7 @@ def test_the_strict_grader_accepts_only_hashes_with_a_bare_number(text: str, exp
     assert right("number-strict", "18", text) is expected
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["", "-"]), st.text("#0123456789.\n$", max_size=30))
 @example("", "0.$1")
 @example("-", "0.$1")

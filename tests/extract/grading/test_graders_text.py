@@ -142,6 +142,7 @@ def test_no_text_makes_a_grader_fail(text: str) -> None:
             assert answer is None or answer != ""
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.integers(-9999, 9999), st.sampled_from(["{}", "  {} ", "\n{}\n", "It is {}.", "IT IS {}", "**{}**"]))
 def test_grades_change_with_the_value_and_not_with_case_and_spacing(number: int, form: str) -> None:

@@ -23,6 +23,7 @@ end_process(lambda: exit_status(work))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_during_cleanup_is_ignored_for_a_second_and_then_ends_the_process(
     number: signal.Signals, status: int

@@ -84,6 +84,7 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
     torch.testing.assert_close(drawn.logprobs, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8, torch.tensor([0.0, 0.5, 1.5]).repeat(80)])
 def test_several_answers_are_drawn_from_one_row(temperature: float | torch.Tensor) -> None:
     torch.manual_seed(0)

@@ -168,6 +168,7 @@ def test_two_stage_voting_never_exits_before_n_min(drawn: list[list[int]], cold:
         assert len(held) == len(drawn) + 1
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 1), min_size=6, max_size=6), st.integers(1, 3))
 def test_one_dissenting_temperature_prevents_an_exit_if_all_must_agree(noise: list[int], hot: int) -> None:
     agreeing = {0.1 * t: [0] * 6 for t in range(1, 4)}
@@ -205,6 +206,7 @@ def test_decisions_do_not_depend_on_the_answers_drawn_at_once(
             assert one == whole
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
 def test_the_leader_is_the_most_frequent_answer_and_the_earliest_of_several(classes: list[int]) -> None:
     found = answers_of([classes]).leader[0]

@@ -220,6 +220,7 @@ def test_only_requested_values_are_kept() -> None:
         assert taken.dots == []
 
 
+@pytest.mark.slow
 def test_heads_are_not_kept_and_only_few_exist_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model, answer = tiny_model(), Answer(tuple(range(2, 130)), tuple(range(130, 258)))
     monkeypatch.setattr(attention_scores, "CACHED_SCORES", 1 << 12)

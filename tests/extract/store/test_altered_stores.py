@@ -218,6 +218,7 @@ COMMAND_CASES: dict[str, Alteration] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMAND_CASES)
 def test_commands_give_one_line_and_status_2(store: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     COMMAND_CASES[name](store)

@@ -61,6 +61,7 @@ def test_tokens_of_all_answers_are_read_in_the_order_of_the_samples(store: Store
     assert torch.equal(store.signals.read_ragged("tokens", "1/entropy").values, read.values + 1)
 
 
+@pytest.mark.slow
 def test_offsets_are_not_keys_and_the_layout_names_ragged_tensors(store: Store) -> None:
     assert store.signals.keys("tokens", "sample") == ["1/entropy", "2/entropy"]
     assert [entry.ragged for entry in store.signals.layout("tokens", "sample").values()] == [True, True]

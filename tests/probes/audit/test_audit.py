@@ -149,6 +149,7 @@ def test_intervals_of_uninformative_features_contain_one_half_although_folds_dep
 # Sources
 
 
+@pytest.mark.slow
 def test_every_source_has_its_features(questions: list[Question]) -> None:
     features, masked = question_sources(questions)
     assert masked == {}
@@ -177,6 +178,7 @@ def test_a_change_of_one_property_changes_only_the_features_of_its_source(
     assert moved == {source} | {"text": {"length"}, "options": {"key"}}.get(source, set())
 
 
+@pytest.mark.slow
 def test_questions_without_options_do_not_have_their_features(questions: list[Question]) -> None:
     short = [replace(one, kind="short", choices=(), references=("x",)) for one in questions[:50]]
     features, masked = question_sources([*short, *questions[50:]])
@@ -240,6 +242,7 @@ def test_an_audit_finds_the_planted_leak_and_no_other(record: dict[str, Any]) ->
     assert "No leak was found" in none
 
 
+@pytest.mark.slow
 def test_the_text_and_the_group_are_never_leaks(tmp_path: Path) -> None:
     accuracy = np.where(np.arange(120) % 4 == 0, 0.9, 0.1)
     store = store_of(tmp_path / "store", accuracy)
@@ -255,6 +258,7 @@ def test_the_text_and_the_group_are_never_leaks(tmp_path: Path) -> None:
     assert "The best predictor is the group" in audit_verdict(record)
 
 
+@pytest.mark.slow
 def test_options_of_too_few_questions_are_left_out_with_the_reason(questions: list[Question], tmp_path: Path) -> None:
     short = [replace(one, kind="short", choices=(), references=("x",)) for one in questions[:60]]
     store = store_of(tmp_path / "store", np.linspace(0, 1, 75), [*short, *questions[60:75]])

@@ -47,6 +47,7 @@ def expect(data: FeatureDataModule, name: str, of_half: Callable[[list[int]], fl
     assert len(set(expected)) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", MEASURES)
 def test_graph_measures_use_the_texts_or_the_embeddings_of_half_of_the_answers(
     data: FeatureDataModule, measure: str

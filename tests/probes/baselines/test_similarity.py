@@ -24,6 +24,7 @@ def longest(a: list[str], b: list[str]) -> int:
     return max(longest(a[:-1], b), longest(a, b[:-1]))
 
 
+@pytest.mark.slow
 @given(TEXTS)
 def test_rouge_is_the_f_measure_of_the_longest_common_subsequence(texts: list[str]) -> None:
     matrix = rouge_l(texts)

@@ -48,6 +48,7 @@ def fitted() -> tuple[Novelty, torch.Generator]:
     return novelty, generator
 
 
+@pytest.mark.slow
 def test_novel_questions_that_are_familiar_to_the_broader_probe_get_its_confidences(
     fitted: tuple[Novelty, torch.Generator],
 ) -> None:

@@ -58,6 +58,7 @@ def out_of_fold(module: ClosedForm) -> tuple[torch.Tensor, torch.Tensor]:
     return scores, batch.row
 
 
+@pytest.mark.slow
 def test_out_of_fold_scores_come_from_probes_fitted_on_the_other_folds(make_data: MakeData) -> None:
     data = make_data()
     module = fitted(Logistic(), data)
@@ -86,6 +87,7 @@ def test_the_final_probe_is_fitted_on_training_and_validation_questions(make_dat
     assert config["training"]["n_samples"] == int(rows.known.sum())
 
 
+@pytest.mark.slow
 def test_a_grade_changes_the_final_confidence_of_its_question_but_not_its_out_of_fold_score(
     make_data: MakeData,
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_grade_changes_the_final_confidence_of_its_question_but_not_its_out_of
     assert abs(float((after.predict(features) - before.predict(features))[place])) > 1e-3
 
 
+@pytest.mark.slow
 def test_an_inner_fold_has_all_answers_to_its_questions(make_data: MakeData) -> None:
     data = make_data(target="response")
     rows = data.batch("train", "val")
@@ -158,6 +161,7 @@ def test_with_a_planted_signal_a_probe_does_not_return_the_base_rate(
     assert float(report.module.predict(data.batch("test").features).std()) > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_scores_that_every_calibrator_ignores_give_the_base_rate_with_a_warning(make_data: MakeData, seed: int) -> None:
     data = make_data(seed=seed)

@@ -86,6 +86,7 @@ def standardised(values: Any) -> Any:
     return (values - values.mean(0)) / np.where(spread > 1e-6 * np.abs(values).max(0), spread, np.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feature", [0, 1, 2], ids=["spreads", "large means", "constant"])
 def test_statistics_equal_float64_moments(column: Callable[[int], Any], feature: int) -> None:
     one, target, fold, values = column(feature)
@@ -100,6 +101,7 @@ def test_statistics_equal_float64_moments(column: Callable[[int], Any], feature:
         assert abs(float(statistics.target) - y.mean()) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("feature", [0, 1])
 @pytest.mark.parametrize("method", ["ridge", "logistic"])
 def test_coefficients_equal_those_of_scikit_learn(column: Callable[[int], Any], feature: int, method: str) -> None:
@@ -121,6 +123,7 @@ def test_coefficients_equal_those_of_scikit_learn(column: Callable[[int], Any], 
             assert abs(float(fits.bias[number, place]) - float(np.squeeze(model.intercept_))) < 5e-5
 
 
+@pytest.mark.slow
 def test_out_of_fold_scores_come_from_the_fits_to_the_other_folds(
     column: Callable[[int], Any], make_data: Callable[..., FeatureDataModule]
 ) -> None:
@@ -177,6 +180,7 @@ def test_the_report_is_that_in_memory(make_data: Callable[..., FeatureDataModule
     assert streamed.figures().keys() == memory.figures().keys()
 
 
+@pytest.mark.slow
 def test_a_closed_form_fit_reads_each_feature_twice(
     make_data: Callable[..., FeatureDataModule], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +230,7 @@ def test_a_broader_probe_equals_that_in_memory(make_data: Callable[..., FeatureD
     torch.testing.assert_close(dict(found[1].state_dict()), dict(found[0].state_dict()), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_logistic_regression_with_fewer_rows_than_coordinates_converges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +245,7 @@ def test_logistic_regression_with_fewer_rows_than_coordinates_converges(
     torch.testing.assert_close(*found, atol=1e-6, rtol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_if_all_targets_of_a_fit_are_equal_its_weights_are_0(column: Callable[[int], Any]) -> None:
     one, _, fold, _ = column(0)
     target = (fold == 1).double()  # all 0 outside fold 1

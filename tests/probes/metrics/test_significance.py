@@ -80,6 +80,7 @@ def test_missing_p_values_are_not_counted_in_holms_correction() -> None:
     assert len(holm(torch.tensor([]))) == 0
 
 
+@pytest.mark.slow
 def test_the_bootstrap_p_value_counts_the_resampled_differences_on_either_side_of_zero() -> None:
     f, right, known, p = simulated()
     better, worse = (lambda w, one=one: F.debiased_brier(one, right, known, w) for one in (p, f))

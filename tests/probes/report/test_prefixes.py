@@ -53,6 +53,7 @@ def test_results_by_fraction_are_those_of_each_prefix(data: FeatureDataModule) -
     assert {axes.get_ylabel() for axes in prefix_curves(rows).axes} == {"AUROC", "Brier score"}
 
 
+@pytest.mark.slow
 def test_short_prefixes_are_not_novel(data: FeatureDataModule) -> None:
     module = fit(METHODS["multimax"].load(), data, epochs=1, seed=0)
     assert module.choice is not None
@@ -71,6 +72,7 @@ def test_lengths_are_quantiles_of_the_answers_outside_the_test_split(data: Featu
     assert (found[0], found[50], found[-1]) == (own.min(), np.quantile(own, 0.5, method="nearest"), own.max())
 
 
+@pytest.mark.slow
 def test_a_probe_without_evidence_returns_the_base_rate_for_every_prefix(data: FeatureDataModule) -> None:
     shuffled = FeatureDataModule(
         data.store_path, target="response", signal="hidden", positions=["mean_answer"], prefixes=True

@@ -117,6 +117,7 @@ print(found.push_to_hub("someone/copy"))
     assert re.match(r"InputError: .*the Hub reported: status 404: Invalid rev id: none\. ", missing)
 
 
+@pytest.mark.slow
 @UPLOADS
 def test_a_refusal_by_the_hub_is_one_line_with_the_reason(hub: Hub, saved: Path, error: Errors) -> None:
     hub.add("someone/private", {})
@@ -157,6 +158,7 @@ def test_a_refusal_by_the_hub_is_one_line_with_the_reason(hub: Hub, saved: Path,
     assert re.search(r"'no/such/id', but it was not uploaded: .*repo", right[8], re.IGNORECASE)
 
 
+@pytest.mark.slow
 @UPLOADS
 def test_an_interrupted_upload_leaves_no_part_of_a_probe_and_can_be_repeated(
     hub: Hub, saved: Path, error: Errors

@@ -142,6 +142,7 @@ def test_aurocs_and_their_derivatives_are_those_of_the_plain_metric_with_ties_an
         assert int(found.n_answers[row]) == int(there.sum())
 
 
+@pytest.mark.slow
 def test_the_standard_error_and_the_interval_are_close_to_those_of_the_bootstrap() -> None:
     rng, (question, _) = np.random.default_rng(1), rows_of(80, 4)
     scores, right = drawn(rng, 4, 80, 4, 0.4)
@@ -254,6 +255,7 @@ def test_missing_answers_are_left_out_of_permutations() -> None:
 # Scores
 
 
+@pytest.mark.slow
 def test_scores_are_the_pooled_signals_turned_so_that_higher_is_right(store: Store, grid: Grid) -> None:
     entropy, margin = store.signals.read_ragged("tokens", "3/entropy"), store.signals.read_ragged("tokens", "3/margin")
     weights = store.signals.read_ragged("rollout", "3/norm_none_mean_emit")
@@ -270,6 +272,7 @@ def test_scores_are_the_pooled_signals_turned_so_that_higher_is_right(store: Sto
         assert torch.allclose(grid.scores[grid.row_of[name]], values[rows], equal_nan=True), name
 
 
+@pytest.mark.slow
 def test_the_grid_has_every_signal_pooling_and_weighting_once(grid: Grid) -> None:
     assert len(set(grid.names)) == len(grid.names) == grid.scores.shape[0]
     # 5 keys in 12 ways; 3 of them with 2 weightings (1 − p_max was not read); a sum and two predictive entropies
@@ -294,6 +297,7 @@ def test_predictive_entropy_uses_other_answers_than_those_on_which_it_is_scored(
     assert not grid.names[grid.chosen].half
 
 
+@pytest.mark.slow
 def test_a_signal_with_the_wrong_sign_stays_below_one_half(tmp_path: Path) -> None:
     wrong: Made = {("tokens", "3/entropy"): lambda right, n, rng: planted(~right, n, rng)}
     store = fill(tmp_path / "store", wrong)
@@ -334,6 +338,7 @@ def test_a_verdict_claims_no_more_than_both_test_and_interval(record: dict[str, 
     assert "not significantly different from chance" in signals_verdict(unsure)
 
 
+@pytest.mark.slow
 def test_the_verdict_on_noise_claims_nothing(tmp_path: Path) -> None:
     made: Made = {("tokens", "3/entropy"): noise, ("entropy_profile", "1/entropy"): noise}
     store = fill(tmp_path / "store", made, seed=3)
@@ -365,6 +370,7 @@ def test_lengths_within_a_stratum_are_equal_or_similar() -> None:
         assert int(own[-1]) < 1.25 * int(own[0]) or len(own) == 1
 
 
+@pytest.mark.slow
 def test_grades_of_test_questions_do_not_change_the_choice(store: Store, grid: Grid) -> None:
     table = load_table(store)
     rows = grid.parts["test"].row.numpy()
@@ -504,6 +510,7 @@ def test_a_store_with_one_signal_has_a_page(tmp_path: Path, keys: list[tuple[str
     assert {row["family"] for row in record["rows"] if row["role"] == "best"} >= {keys[0][0]}
 
 
+@pytest.mark.slow
 def test_an_incomplete_signal_is_left_out_and_its_command_is_named(tmp_path: Path) -> None:
     store = fill(tmp_path / "store")
     store.signals.file("entropy_profile", store.samples.ranges()[0]).with_suffix(".json").unlink()

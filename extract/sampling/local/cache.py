@@ -137,6 +137,11 @@ class AnswerCache(DynamicCache):
             self._plain.add(layer)
 
     @property
+    def n_shared(self) -> int:
+        """Number of tokens in the common prefix if it is stored only once, or 0 if it is stored with each prompt."""
+        return self.n_prefix if self.n_prefix >= SHORTEST_PREFIX else 0
+
+    @property
     def may_be_prefix(self) -> bool:
         """Whether the cached tokens can be the prefix of padded prompts.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from extract.sampling.local.cache import SHORTEST_PREFIX, AnswerCache, AnswerLayer
+from extract.sampling.local.cache import AnswerCache, AnswerLayer
 
 Pair = tuple[Tensor, Tensor]
 #: Maximum width of the first group, exclusive. It doubles with each further group.
@@ -135,7 +135,7 @@ class SharedCache(DynamicCache):
     def __init__(self, read: AnswerCache) -> None:
         super().__init__()
         self.groups = list[Group]()
-        self._n_prefix = read.n_prefix if read.n_prefix >= SHORTEST_PREFIX else 0
+        self._n_prefix = read.n_shared
         self.layers = [SharedLayer(layer, self._n_prefix > 0, self.groups) for layer in read.layers]
         self._mask = read.mask[:0, self._n_prefix :]
         self._questions = list[int]()  # index of each row's prompt

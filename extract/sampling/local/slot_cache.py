@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from extract.sampling.local.cache import SHORTEST_PREFIX, AnswerCache, AnswerLayer
+from extract.sampling.local.cache import AnswerCache, AnswerLayer
 
 #: Free columns in new buffers, as a fraction of those in use. The number of columns is a multiple of `_COLUMNS`.
 _FREE_SHARE, _COLUMNS = 0.5, 64
@@ -63,7 +63,7 @@ class SlotCache(DynamicCache):
     def __init__(self, read: AnswerCache, n_slots: int, most_tokens: int) -> None:
         super().__init__()
         device = read.mask.device
-        self._n_prefix = _n_shared(read)
+        self._n_prefix = read.n_shared
         self._n_before = read.n_prefix - self._n_prefix  # columns before the padding, with a prefix that is not shared
         self._most_columns = most_tokens - self._n_prefix
         self._free = list(range(n_slots))
@@ -125,9 +125,4 @@ def fits_slots(model: Any, read: AnswerCache, n_slots: int, most_tokens: int) ->
     of_token = sum(part.shape[1] * part.shape[3] * part.element_size() for part in parts)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     n_free = torch.cuda.mem_get_info(device)[0] + unused
-    return n_slots * (most_tokens - _n_shared(read)) * of_token <= _MEMORY_SHARE * n_free
-
-
-def _n_shared(read: AnswerCache) -> int:
-    """Return the number of tokens in the common prefix if it is stored only once, or 0."""
-    return read.n_prefix if read.n_prefix >= SHORTEST_PREFIX else 0
+    return n_slots * (most_tokens - read.n_shared) * of_token <= _MEMORY_SHARE * n_free

@@ -17,11 +17,11 @@ from extract.sampling.local.cache import SHORTEST_PREFIX, AnswerCache
 from extract.sampling.local.replay import Replay, uncapturable
 from extract.sampling.local.slot_cache import SlotCache, fits_slots
 from extract.sampling.local.token_sampler import Sample, TokenSampler
+from tests.helpers.devices import needs_cuda
 from tests.helpers.tiny import tiny_model
 
 pytestmark = pytest.mark.slow
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 LONG = "Examples that every prompt begins with, as a set of few-shot prompts has. "
 SHORT = "The start of a chat prompt: "

@@ -22,6 +22,7 @@ from extract.signals.lens_signals import CONFIDENCES, SIMILARITIES
 from extract.signals.reading import read_answers, read_questions
 from extract.signals.registry import SIGNALS, Signal
 from extract.store.ragged import Ragged
+from tests.helpers.devices import needs_cuda
 from tests.helpers.tiny import tiny_model
 
 FAMILIES = ["llama", "gpt2", "qwen2", "qwen3", "mistral", "phi3", "gemma2", "gemma3"]
@@ -333,11 +334,7 @@ def test_entropy_is_0_for_one_token_and_log_v_if_uniform_and_ignores_excluded_to
     [
         ("cpu", fusible_entropy),
         ("cpu", logit_entropy),
-        pytest.param(
-            "cuda",
-            logit_entropy,
-            marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-        ),
+        pytest.param("cuda", logit_entropy, marks=needs_cuda),
     ],
 )
 def test_each_way_to_compute_entropies_equals_a_float64_computation(device: str, compute: Any) -> None:

@@ -56,7 +56,7 @@ class Decoding:
         return replace(self, temperature=temperature)
 
     def record(self) -> dict[str, Any]:
-        """Return the options as plain JSON types, as in a store's identity."""
+        """Return the options as a dict that can be saved as JSON, in the form used in the identity of a store."""
         return {**asdict(self), "stop": list(self.stop), "prompt": self.prompt.record()}
 
 

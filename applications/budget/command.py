@@ -30,8 +30,8 @@ def budget(
         store: Folder of the store. It must contain samples and grades.
         confidences: Sources of confidences: folders of saved probes, or FILE:COLUMN, for example
             runs/compare-facts/predictions.parquet:layer_average.
-        budgets: Mean numbers of answers per question. The default is 1, 2, 4, …, 64, up to the number of graded
-            answers.
+        budgets: Mean numbers of answers per question. The default is all powers of 2 up to 64 that do not
+            exceed the number of graded answers per question.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, allocations and plots. The default is runs/budget-STORE.
         seed: Seed for the folds and resampling.

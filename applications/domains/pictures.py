@@ -14,7 +14,11 @@ _N_WORDS = 3
 
 @styled
 def domains_picture(record: dict[str, Any]) -> Figure:
-    """Draw a forest plot of the clusters. Significant differences and gaps are blue (positive) or red (negative)."""
+    """Draw a forest plot of the clusters.
+
+    Significant differences from the other questions, and significant gaps between a confidence and the accuracy, are
+    blue (positive) or red (negative).
+    """
     clusters, names = record["clusters"], record["confidences"]
     order = sorted(range(len(clusters)), key=lambda one: -(clusters[one]["accuracy"]["value"] or 0))
     rows = [clusters[one] for one in order]

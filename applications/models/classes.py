@@ -51,7 +51,8 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
 
     A right answer is in the class of its question, and a wrong answer in the class that it names. The last column is
     for wrong answers that name no class, several classes or the class of their question. An answer names a class if it
-    contains the class name or an alias as whole words, or equals a one-letter name.
+    contains the class name or an alias as whole words. If a name is a single letter, the answer must consist of it
+    alone, apart from punctuation.
     """
     n_classes, answers = len(classes.names), table.answers
     aliases: list[set[str]] = [{name} for name in classes.names]
@@ -75,7 +76,7 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
 
 
 def _names(answer: str, names: set[str]) -> bool:
-    """Return whether an answer equals a one-letter name, or contains a longer name as whole words."""
+    """Return whether an answer consists of a one-letter name alone, or contains a longer name as whole words."""
     letters = {name for name in names if len(name) == 1 and name.isalpha()}
     return answer.strip(" .():") in letters or contains_answer(answer, names - letters)
 

@@ -85,8 +85,8 @@ def fit(
     """Fit ln α, ln β and π₀ by maximum likelihood, once from each initial model. Returns the most likely fit.
 
     Args:
-        right: Number of right answers, [question]. For speed, pass each distinct pair of counts once,
-            with its frequency as the weight.
+        right: Number of right answers, [question]. For speed, pass each distinct pair of `right` and
+            `known` once, with its frequency in `weights`.
         known: Number of graded answers, [question].
         weights: Weight of each question, [question]. By default, all weights are equal.
         zero_inflated: Whether to fit π₀. If False, π₀ is 0.

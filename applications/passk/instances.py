@@ -48,9 +48,9 @@ def error_records(
 
     Args:
         confidences: Confidences [question] by name.
-        counts: Dict with the numbers of right answers and of graded answers, each [question]. The key is False for all
-            answers, and True for the answers with odd indices. Methods that use the answers with even indices are
-            scored on those with odd indices.
+        counts: Dict with two entries. Each is a pair of counts, the right and the graded answers of each question. The
+            entry `False` counts all answers. The entry `True` counts only the answers with odd indices, on which
+            methods that use the answers with even indices are scored.
         k: Numbers of answers, in ascending order.
 
     Returns:

@@ -51,8 +51,8 @@ class Encoder(TextReader):
 class TextEmbedding(AskedBaseline):
     """Embeds each question alone, and together with the first line of each of its answers.
 
-    Only the first line is embedded, because the result at the end of a long solution would hardly affect its embedding.
-    The embedding of an empty answer is NaN.
+    Only the first line after the reasoning is embedded, because a short answer would hardly affect the embedding of a
+    long text. The embedding of an empty answer is NaN.
     """
 
     @property

@@ -96,7 +96,7 @@ def score(
         InputError: If a prompt or a continuation is empty or too long, or a logit is NaN.
     """
     if not all(item.prompt and all(item.continuations) for item in items):
-        raise InputError("Expected prompts and continuations with at least one token, but got an empty one. Remove it.")
+        raise InputError("Expected prompts and continuations of at least one token, but some are empty. Remove them.")
     check_prompts(model, [[*item.prompt, *continuation] for item in items for continuation in item.continuations])
     rows = [(i, item) for i, item in enumerate(items)]
     if any(item.branches for item in items) and not supports_trees(model):

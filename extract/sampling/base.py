@@ -155,7 +155,7 @@ def check_identity(
 ) -> None:
     """Raise an `InputError` if the identity of an existing store does not match this run.
 
-    `decoding` has a single temperature, and a prompt that includes the worked examples.
+    `decoding` must have a single temperature, and its prompt must include the worked examples.
     """
     held, declaration = store.identity, SAMPLERS[name]
     sampler: Sampler = declaration.load()(options, decoding, Worker())

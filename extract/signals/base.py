@@ -42,7 +42,10 @@ class TokenSpans:
         return max(self.n_tokens)
 
     def drawn_at(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return each answer token's row and the index at which it was drawn, [sum of n_tokens] int64 each."""
+        """Return the row of each answer token, and the index of the distribution from which it was drawn.
+
+        Both are [sum of n_tokens] int64.
+        """
         n = torch.tensor(self.n_tokens)
         row = torch.arange(len(n)).repeat_interleave(n)
         step = torch.arange(int(n.sum())) - (n.cumsum(0) - n).repeat_interleave(n)

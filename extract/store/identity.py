@@ -129,7 +129,7 @@ def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
-    """Return the identity's SHA-256 and the content of a record."""
+    """Read a record, and return the SHA-256 of the identity of its store, and its content."""
     form, key = _RECORDS[file.name]
     try:
         if not is_inside(file, file.parent):

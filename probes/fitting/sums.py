@@ -101,7 +101,7 @@ class Sums:
         self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
 
     def add(self, other: Self) -> None:
-        """Add the sums over other rows."""
+        """Add `other`, the sums over other rows."""
         self.n += other.n
         for name in ("y", "x", "xy", "xx"):
             getattr(self, name).add_(getattr(other, name))

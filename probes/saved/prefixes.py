@@ -43,7 +43,7 @@ class PrefixCalibrator(nn.ModuleDict):
         return torch.lerp(calibrators[above - 1](score), upper, (fraction - low) / (high - low))
 
     def expected_fraction(self, n_tokens: int) -> float:
-        r"""Estimate the fraction of an answer that its first t = `n_tokens` tokens cover, :math:`E[t/n \mid n \ge t]`.
+        r"""Estimate how much of an answer is complete after t = `n_tokens` tokens, as :math:`E[t/n \mid n \ge t]`.
 
         The expectation is over the lengths n of the training answers. The result is 1 if t exceeds all lengths.
         """

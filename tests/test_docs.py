@@ -360,12 +360,6 @@ def test_the_python_code_in_the_model_card_runs(workplace: Path, capsys: pytest.
     assert re.match(r"tensor\(\[[01]\.\d+\]\)", capsys.readouterr().out)
 
 
-def test_the_debug_config_runs_a_complete_experiment(small_store: Path, tmp_path: Path) -> None:
-    store = [f"--data.store={small_store}", "--data.recipe=null", "--data.grader=planted"]
-    folder = train.run([f"--config={ROOT / 'configs/debug.yaml'}", f"--runs={tmp_path}", *store])
-    assert yaml.safe_load((folder / "config.yaml").read_text())["data"]["val_fraction"] == 0.25
-
-
 @pytest.mark.parametrize("page", [*PAGES, "docs/comparison/README.md"])
 def test_every_link_leads_to_a_file(page: str) -> None:
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text_of(page))]

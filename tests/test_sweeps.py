@@ -113,11 +113,12 @@ def test_a_sweep_has_the_format_of_the_server_and_the_parser(path: Path) -> None
 def test_the_parser_accepts_all_values_that_a_sweep_can_draw(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep, rng = yaml.safe_load(path.read_text()), random.Random(0)
     parameters = sweep["parameters"]
-    for pick in (lambda one: extremes(one)[0], lambda one: extremes(one)[-1], lambda one: draw(one, rng)):
-        values = {key: pick(parameter) for key, parameter in parameters.items()}
-        for order in (sorted(values), sorted(values, reverse=True)):  # that of the options is the server's
-            config = parsed(agent_command(sweep, {key: values[key] for key in order}), sweep, capsys)
-            assert {key: option(config, key) for key in values} == values
+    picks = (lambda one: extremes(one)[0], lambda one: extremes(one)[-1], lambda one: draw(one, rng))
+    for pick, is_reversed in zip(picks, (False, True, False), strict=True):  # the server chooses the order of options
+        keys = sorted(parameters, reverse=is_reversed)
+        values = {key: pick(parameters[key]) for key in keys}
+        config = parsed(agent_command(sweep, values), sweep, capsys)
+        assert {key: option(config, key) for key in values} == values
 
 
 def test_a_sweep_of_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

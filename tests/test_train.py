@@ -31,8 +31,20 @@ from tests.helpers.tiny import write_questions
 pytestmark = pytest.mark.slow
 
 
-def test_training_twice_gives_two_complete_runs(small_store: Path, tmp_path: Path) -> None:
-    folders = [experiment(small_store, tmp_path) for _ in range(2)]
+SECRET = "0123456789abcdef" * 2 + "01234567"
+
+
+@pytest.fixture(scope="module")
+def folders(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return the folders of two runs of the same experiment, with secrets in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_API_KEY", SECRET)
+        patch.setenv("HF_TOKEN", f"hf_{SECRET}")
+        together = tmp_path_factory.mktemp("twice")
+        return [experiment(small_store, together) for _ in range(2)]
+
+
+def test_training_twice_gives_two_complete_runs(folders: list[Path]) -> None:
     assert all(folder.name.startswith("layer_average-") for folder in folders)
     assert folders[0] != folders[1]
     for folder in folders:
@@ -97,22 +109,20 @@ def test_options_in_the_format_of_a_sweep_agent_are_accepted(small_store: Path, 
         experiment(small_store, tmp_path, "--name=mine")
 
 
-def test_options_override_an_earlier_config_file(small_store: Path, tmp_path: Path) -> None:
+def test_options_override_an_earlier_config_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "mine.yaml"
     config.write_text("model:\n  class_path: probes.linear.Linear\n  init_args:\n    lr: 0.5\n    l2: 0.3\n")
-    folder = experiment(small_store, tmp_path, f"--config={config}", "--model.lr=0.02")
-    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"] == {
-        "lr": 0.02,
-        "l2": 0.3,
-        "calibrator": "platt",
-    }
+    with pytest.raises(SystemExit):
+        train.run([f"--config={config}", "--model.lr=0.02", "--print_config"])
+    model = yaml.safe_load(capsys.readouterr().out)["model"]
+    assert model["init_args"] == {"lr": 0.02, "l2": 0.3, "calibrator": "platt"}
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> list[str]:
     """Return options for a store of the tiny model, whose random letters are sometimes right."""
     questions = tmp_path_factory.mktemp("questions") / "questions.jsonl"
-    rows = [{"id": f"q{i}", "text": f"Say {i}", "references": [*"abcdefghijklm0123"]} for i in range(80)]
+    rows = [{"id": f"q{i}", "text": f"Say {i}", "references": [*"abcdefghijklm0123"]} for i in range(50)]
     questions.write_text("\n".join(map(json.dumps, rows)))
     values = {"questions": questions, "model": tiny_folder, "n_questions": "null", "k": 4}
     values |= {"policy.max_new_tokens": 6, "policy.temperature": 0.2}  # so that some questions have equal answers
@@ -156,36 +166,42 @@ def test_every_config_works_on_its_own(path: Path, sampled: Path, recipe: list[s
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    "options",
     [
-        ("policy.stop", '["\\n", "a: b", "it\'s"]'),
-        ("policy.prompt.template", "Q: {question}\nA:"),
-        ("policy.prompt.template", '"{question}"'),
-        ("policy.temperature", "0:1.2:0.1"),
-        ("server.extra_body", '{"marker": ["\\n"]}'),
-        ("fields", "{text: question, references: answer}"),
+        {
+            "policy.stop": '["\\n", "a: b", "it\'s"]',
+            "policy.prompt.template": "Q: {question}\nA:",
+            "policy.temperature": "0:1.2:0.1",
+            "server.extra_body": '{"marker": ["\\n"]}',
+            "fields": "{text: question, references: answer}",
+        },
+        {"policy.prompt.template": '"{question}"'},
     ],
 )
 def test_train_parses_recipe_options_like_the_sample_command(
-    option: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    options: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    given: list[Any] = []
+    recipes: list[StoreRecipe] = []
 
     def make_store(store: str, recipe: StoreRecipe, *more: object) -> None:
         """Save only the recipe."""
-        given.append(attrgetter(option)(recipe))
+        recipes.append(recipe)
         raise InputError("Expected nothing more.")
 
     def sample(recipe: StoreRecipe) -> None:
         """Save only the recipe."""
-        given.append(attrgetter(option)(recipe))
+        recipes.append(recipe)
 
     monkeypatch.setattr("extract.commands.make_store", make_store)
-    for arguments in ([f"--data.recipe.{option}={value}"], [f"--data.recipe.{option}", value]):
+    joined = [f"--data.recipe.{option}={value}" for option, value in options.items()]
+    separate = [word for option, value in options.items() for word in (f"--data.recipe.{option}", value)]
+    for arguments in (joined, separate):
         with pytest.raises(InputError, match="nothing more"):
             train.run([*arguments, f"--runs={tmp_path}"])
-    assert run({"sample": sample}, "extract", ["sample", f"--{option}", value]) == 0
-    assert given[0] == given[1] == given[2] != attrgetter(option)(StoreRecipe())
+    assert run({"sample": sample}, "extract", ["sample", *(word.replace("data.recipe.", "") for word in separate)]) == 0
+    for of in map(attrgetter, options):
+        values = list(map(of, recipes))
+        assert values[0] == values[1] == values[2] != of(StoreRecipe())
 
 
 def test_a_recipe_option_can_have_an_empty_value_but_not_another_option_as_its_value() -> None:
@@ -412,17 +428,11 @@ def test_the_commands_work_one_after_the_other(
     assert "samples/00000.000-003.parquet: it has 0 bytes" in capsys.readouterr().err
 
 
-def test_secrets_in_the_environment_are_not_saved_in_a_run(
-    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    secret = "0123456789abcdef" * 2 + "01234567"
-    monkeypatch.setenv("WANDB_API_KEY", secret)
-    monkeypatch.setenv("HF_TOKEN", "hf_" + secret)
-    folder = experiment(small_store, tmp_path)
-    assert OfflineRun(folder).config  # after everything is written
-    for path in folder.rglob("*"):
+def test_secrets_in_the_environment_are_not_saved_in_a_run(folders: list[Path]) -> None:
+    assert OfflineRun(folders[0]).config  # after everything is written
+    for path in folders[0].rglob("*"):
         if path.is_file():
-            assert secret.encode() not in path.read_bytes(), path
+            assert SECRET.encode() not in path.read_bytes(), path
 
 
 @pytest.mark.real_model

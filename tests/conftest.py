@@ -1,4 +1,7 @@
-"""Shared fixtures: a tiny random model, its tokenizer, and a small store, without a network or downloads."""
+"""Shared fixtures: a tiny random model, its tokenizer, and a small store, without a network or downloads.
+
+Modules that import torch are imported in the fixtures, because the controller of pytest-xdist runs no tests.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,6 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from matplotlib.figure import Figure
-
-from tests.helpers.planted import plant_grades
-from tests.helpers.tiny import byte_tokenizer, save_model, tiny_model, write_questions
 
 settings.register_profile("the same in every run", derandomize=True, deadline=None)
 settings.load_profile("the same in every run")
@@ -48,17 +47,23 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
+    from tests.helpers.tiny import byte_tokenizer
+
     return byte_tokenizer()
 
 
 @pytest.fixture(scope="session")
 def model() -> Any:
+    from tests.helpers.tiny import tiny_model
+
     return tiny_model()
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory, model: Any) -> Path:
     """Save the tiny model in a folder that `load_model` can read."""
+    from tests.helpers.tiny import save_model
+
     return save_model(model, tmp_path_factory.mktemp("models") / "tiny")
 
 
@@ -68,6 +73,8 @@ def make_small_store(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
 
     def make(n: int = 120, k: int = 6, seed: int = 0) -> Path:
         from extract import StoreRecipe, read, sample
+        from tests.helpers.planted import plant_grades
+        from tests.helpers.tiny import write_questions
 
         folder = tmp_path_factory.mktemp("stores")
         questions = write_questions(folder / "questions.jsonl", n)
@@ -95,6 +102,8 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Pictures would take a fifth of the time of a run. Tests of pictures override this fixture.
     """
+    from matplotlib.figure import Figure
+
     savefig = Figure.savefig
 
     def save_draft(figure: Figure, target: Any, **options: Any) -> None:

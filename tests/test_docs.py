@@ -252,7 +252,7 @@ def workplace(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("guides")
     of_guides = [commands(text_of("docs/measure.md"))[:3], commands(text_of("docs/train.md"))[1:3]]
     (line,) = blocks(text_of("docs/measure.md"), "json")
-    questions = [json.loads(line) | {"id": f"q{i}", "text": f"Say {i}", "references": list("aeiou")} for i in range(60)]
+    questions = [json.loads(line) | {"id": f"q{i}", "text": f"Say {i}", "references": list("aeiou")} for i in range(50)]
     load_model = extract.models.loading.load_model
     (folder / tiny_folder.name).symlink_to(tiny_folder)  # the store's model is named after a folder
     with pytest.MonkeyPatch.context() as patch:
@@ -270,6 +270,7 @@ def workplace(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
                     train.run(
                         [str(ROOT / option) if option.startswith("configs/") else option for option in options]
                         + ["--name=NAME"] * (not named)
+                        + ["--n_resamples=100", "--trainer.max_epochs=20"]  # for speed
                     )
                 case other:
                     raise AssertionError(f"not run: {other}")

@@ -159,7 +159,7 @@ def test_validation_chooses_layer_and_number_of_neighbours(data: FeatureDataModu
 def test_entropy_profiles_predict_correctness_and_the_saved_probe_agrees(store: Path, tmp_path: Path) -> None:
     data = FeatureDataModule(str(store), target="response", signal="entropy_profile", pooling=["mean"])
     data.setup()
-    report = Report(fitted(data, n_neighbors=[5, 25, 75]), data, seed=0, n_resamples=100)
+    report = Report(fitted(data, n_neighbors=[5, 25, 75]), data, seed=0, n_resamples=20)
     assert report.figures_of["knn"]["auroc"]["value"] > 0.6
     report.write(tmp_path)
     config = json.loads((tmp_path / "probe/config.json").read_text())
@@ -212,16 +212,15 @@ def test_impossible_fits_are_refused(data: FeatureDataModule) -> None:
 
 
 @pytest.fixture(scope="module")
-def run(data: FeatureDataModule, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    Report(fitted(data, n_neighbors=5), data, seed=0, n_resamples=20).write(folder)
-    return folder
+def probe_folder(data: FeatureDataModule, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    probe = Report(fitted(data, n_neighbors=5), data, seed=0, n_resamples=5).probe()
+    return probe.save(tmp_path_factory.mktemp("saved") / "probe", "card")
 
 
 @pytest.fixture
-def saved(run: Path, tmp_path: Path) -> Path:
+def saved(probe_folder: Path, tmp_path: Path) -> Path:
     """Return a saved probe that a test can alter."""
-    return Path(shutil.copytree(run / "probe", tmp_path / "probe"))
+    return Path(shutil.copytree(probe_folder, tmp_path / "probe"))
 
 
 def _restate(probe: Path, tensors: dict[str, torch.Tensor] | None = None, **sizes: int) -> None:

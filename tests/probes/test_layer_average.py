@@ -43,6 +43,11 @@ def module(data: FeatureDataModule) -> LayerAverage:
     return fitted(data)
 
 
+@pytest.fixture(scope="module")
+def report(data: FeatureDataModule, module: LayerAverage) -> Report:
+    return Report(module, data, seed=0, n_resamples=5)
+
+
 @pytest.mark.slow
 def test_scores_are_the_mean_of_scikit_learns_ridges_of_the_upper_half(
     data: FeatureDataModule, module: LayerAverage
@@ -107,9 +112,8 @@ def test_a_token_signal_can_be_the_only_input(data: FeatureDataModule) -> None:
 
 @pytest.mark.slow
 def test_a_saved_probe_gives_the_confidences_of_predict(
-    data: FeatureDataModule, module: LayerAverage, tmp_path: Path
+    data: FeatureDataModule, module: LayerAverage, report: Report, tmp_path: Path
 ) -> None:
-    report = Report(module, data, seed=0, n_resamples=20)
     probe = load_probe(report.probe().save(tmp_path / "probe", "card"))
     assert probe.layers == [3, 4, 5, 6]
     assert probe.config["format_version"] == 6
@@ -123,10 +127,7 @@ def test_a_saved_probe_gives_the_confidences_of_predict(
 
 
 @pytest.mark.slow
-def test_the_report_and_the_card_name_the_layers_and_how_the_questions_were_used(
-    data: FeatureDataModule, module: LayerAverage
-) -> None:
-    report = Report(module, data, seed=0, n_resamples=20)
+def test_the_report_and_the_card_name_the_layers_and_how_the_questions_were_used(report: Report) -> None:
     page, card = report_page(report.record, []), model_card(report.probe().config)
     for text in (page, card):
         assert "the hidden states of layers 3–6 at `last_prompt`" in text

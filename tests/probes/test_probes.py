@@ -40,8 +40,13 @@ def fitted(data: FeatureDataModule) -> Linear:
     return fit(data)
 
 
+@pytest.fixture(scope="module")
+def report(data: FeatureDataModule, fitted: Linear) -> Report:
+    return Report(fitted, data, seed=0, n_resamples=100)
+
+
 def test_the_linear_probe_equals_a_penalised_logistic_regression(data: FeatureDataModule) -> None:
-    module = fit(data, epochs=400, l2=0.1, lr=0.05)
+    module = fit(data, epochs=120, l2=0.1, lr=0.1)
     train = data.batch("train")
     mean, scale = standardiser(train.features)
     x = ((train.features - mean) / scale)[:, 2].double().numpy()
@@ -53,8 +58,7 @@ def test_the_linear_probe_equals_a_penalised_logistic_regression(data: FeatureDa
     np.testing.assert_allclose(module.weight[0, 2].detach().numpy(), reference.coef_[0], atol=5e-3)
 
 
-def test_the_probe_finds_the_planted_layer_and_direction(data: FeatureDataModule, fitted: Linear) -> None:
-    report = Report(fitted, data, seed=0, n_resamples=200)
+def test_the_probe_finds_the_planted_layer_and_direction(report: Report) -> None:
     figures = report.record["splits"]["test"]["capability"]
     assert figures["linear"]["auroc"]["low"] > 0.5
     assert figures["linear"]["auroc"]["value"] > figures["base_rate"]["auroc"]["value"]
@@ -80,14 +84,12 @@ def test_features_whose_sum_exceeds_float32_are_standardised() -> None:
     assert torch.allclose(z.std(0), torch.ones(1, 4))
 
 
-def test_the_choice_and_the_calibrator_depend_only_on_validation_data(
-    data: FeatureDataModule, small_store: Path
-) -> None:
+def test_the_choice_and_the_calibrator_depend_only_on_validation_data(fitted: Linear, small_store: Path) -> None:
     other = FeatureDataModule(str(small_store))
     other.setup()
     other.batch("test").right[:] = 0  # regardless of the test split
     other.batch("test").target[:] = 0
-    same, first = fit(other).choice, fit(data).choice
+    same, first = fit(other).choice, fitted.choice
     assert same is not None
     assert first is not None
     assert (same.names, same.value) == (first.names, first.value)
@@ -104,7 +106,7 @@ def test_shuffled_labels_give_one_half(small_store: Path) -> None:
         batch = shuffled.batch(split)
         batch.right[:] = torch.from_numpy(shuffled.table.right).float()[rows]
         batch.target[:] = batch.right / batch.known
-    figures = Report(fit(shuffled), shuffled, seed=0, n_resamples=300).record["splits"]["test"]["capability"]["linear"]
+    figures = Report(fit(shuffled), shuffled, seed=0, n_resamples=100).record["splits"]["test"]["capability"]["linear"]
     assert figures["auroc"]["low"] <= 0.5 <= figures["auroc"]["high"]
 
 
@@ -141,16 +143,14 @@ def test_baselines_are_confidences_from_training_and_validation_data_only(data: 
     assert float(confidence("constant", data)(data.split_rows)[5]) == pytest.approx(float(accuracy[known].mean()))
 
 
-def test_a_pair_on_different_answers_is_refused(data: FeatureDataModule, fitted: Linear) -> None:
-    report = Report(fitted, data, seed=0, n_resamples=50)
+def test_a_pair_on_different_answers_is_refused(report: Report) -> None:
     with pytest.raises(ValueError, match="same answers"):
         compare("linear", "consistency", report.methods["linear"], report.methods["consistency"])
 
 
 def test_the_report_is_complete_and_its_pictures_are_valid(
-    data: FeatureDataModule, fitted: Linear, tmp_path: Path
+    data: FeatureDataModule, report: Report, tmp_path: Path
 ) -> None:
-    report = Report(fitted, data, seed=0, n_resamples=100)
     pictures = report.write(tmp_path)
     record = json.loads((tmp_path / "report.json").read_text())
     assert record["identity"] == data.store.sha256
@@ -197,8 +197,7 @@ def test_the_plot_by_layer_names_its_metrics_and_the_layers_of_the_probe() -> No
         assert label in [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
 
 
-def test_the_predictions_are_those_of_the_saved_probe(data: FeatureDataModule, fitted: Linear, tmp_path: Path) -> None:
-    report = Report(fitted, data, seed=0, n_resamples=50)
+def test_the_predictions_are_those_of_the_saved_probe(data: FeatureDataModule, report: Report) -> None:
     rows = report.predictions().to_pylist()
     probe = report.probe()
     (layer,) = probe.layers

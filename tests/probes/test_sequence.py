@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from datamodules import FeatureDataModule
 from datamodules.token_states import TokenStates
-from extract import InputError, read
+from extract import InputError, Store, read
 from extract.store.ragged import Ragged
 from probes import load_probe
 from probes.comparison.folds import fit
@@ -124,7 +124,7 @@ def test_the_order_of_tokens_matters_only_with_positions_or_windows(make: Any, b
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureDataModule:
     """Return answers in which one token of layer 1 is evidence, but not the mean over the tokens."""
-    store = token_store(tmp_path_factory.mktemp("store") / "made", n=200)
+    store = token_store(tmp_path_factory.mktemp("store") / "made", n=160, longest=8)
     data = FeatureDataModule(str(store.path), target="response", signal="hidden_tokens")
     data.setup()
     return data
@@ -160,7 +160,7 @@ def auroc_of(module: Any, data: FeatureDataModule) -> float:
 )
 def test_a_planted_token_is_found(name: str, options: dict[str, Any], data: FeatureDataModule) -> None:
     make = METHODS[name].load()
-    found = fit(lambda: make(lr=0.03, l2=[0.01, 0.03], **options), data, epochs=60, seed=0)
+    found = fit(lambda: make(lr=0.1, l2=0.03, **options), data, epochs=20, seed=0)
     assert found.choice is not None
     assert found.choice.layers == [1]
     assert auroc_of(found, data) > 0.8
@@ -168,7 +168,7 @@ def test_a_planted_token_is_found(name: str, options: dict[str, Any], data: Feat
 
 @pytest.mark.slow
 def test_the_mean_over_the_tokens_does_not_show_the_planted_token(data: FeatureDataModule) -> None:
-    mean = fit(lambda: METHODS["rolling"].load()(window=1000, lr=0.03), data, epochs=60, seed=0)
+    mean = fit(lambda: METHODS["rolling"].load()(window=1000, lr=0.1), data, epochs=20, seed=0)
     assert auroc_of(mean, data) < 0.6
 
 
@@ -234,17 +234,21 @@ def test_a_store_without_token_states_names_the_command(small_store: Path, tmp_p
         experiment(small_store, tmp_path, "--config", "configs/attention.yaml")
 
 
+@pytest.fixture(scope="module")
+def token_states(small_store: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Return a copy of the small store with the states of all tokens of the answers."""
+    store = shutil.copytree(small_store, tmp_path_factory.mktemp("tokens") / "store")
+    return read(str(store), ["hidden_tokens"], "sample", [1, 2], str(tiny_folder), dtype="bfloat16")
+
+
 @pytest.mark.parametrize(("preset", "probe_class"), [("streaming", "Attention"), ("attention", "MultiMax")])
 def test_a_run_trains_saves_and_attaches_a_probe(
-    preset: str, probe_class: str, small_store: Path, tiny_folder: Path, tmp_path: Path
+    preset: str, probe_class: str, token_states: Store, tiny_folder: Path, tmp_path: Path
 ) -> None:
     from extract import load_model
 
-    store = shutil.copytree(small_store, tmp_path / "store")
-    opened = read(str(store), ["hidden_tokens"], "sample", [1, 2], str(tiny_folder), dtype="bfloat16")
-    folder = experiment(
-        store, tmp_path, "--config", f"configs/{preset}.yaml", f"--model={probe_class}", "--trainer.max_epochs=2"
-    )
+    options = ("--config", f"configs/{preset}.yaml", f"--model={probe_class}", "--trainer.max_epochs=2")
+    folder = experiment(token_states.path, tmp_path, *options)
     probe = load_probe(folder / "probe")
     assert ("model.stream" in (folder / "probe" / "README.md").read_text()) == (preset == "streaming")
     assert (
@@ -252,7 +256,7 @@ def test_a_run_trains_saves_and_attaches_a_probe(
         == (probe.prefixes is not None)
         == (preset == "streaming")
     )
-    hidden = opened.signals.read_ragged("hidden_tokens", f"{probe.layers[0]}/answer_tokens")
+    hidden = token_states.signals.read_ragged("hidden_tokens", f"{probe.layers[0]}/answer_tokens")
     import pyarrow.parquet as pq
 
     predictions = pq.read_table(folder / "predictions.parquet")
@@ -260,5 +264,5 @@ def test_a_run_trains_saves_and_attaches_a_probe(
     rows = [i for i, n in enumerate(hidden.lengths.tolist()) if n]
     np.testing.assert_allclose(probe.confidences(hidden).confidence.numpy()[rows], values, atol=1e-6)
     hf_model, tokenizer = load_model(str(tiny_folder), dtype="float32")
-    texts = [question.text for question in opened.questions][:3]
+    texts = [question.text for question in token_states.questions][:3]
     assert probe.score(hf_model, tokenizer, texts, ["a", "bc", ""]).confidence.isnan().tolist() == [False, False, True]

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from datamodules import FeatureDataModule
 from datamodules.table import load_table
 from extract.commands import sample_family
 from extract.errors import InputError
@@ -19,15 +20,22 @@ from extract.questions.source import find_source
 from extract.recipe import StoreRecipe
 from extract.sampling.prior import fit_prior
 from extract.store.store import Store
+from probes.report.report import Report
 from probes.saved.artefact import load_probe
 from probes.saved.priors import priors
-from tests.helpers.experiments import experiment
+from tests.helpers.fitting import fit
 from tests.helpers.tiny import write_questions
 
 
 @pytest.fixture(scope="module")
 def trained(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return experiment(small_store, tmp_path_factory.mktemp("trained"), "--model=Linear", "--name=probe")
+    """Return a folder with a trained probe and its predictions."""
+    folder, data = tmp_path_factory.mktemp("trained"), FeatureDataModule(str(small_store))
+    data.setup()
+    report = Report(fit(data, epochs=10), data, seed=0, n_resamples=5)
+    report.probe().save(folder / "probe")
+    pq.write_table(report.predictions(), folder / "predictions.parquet")
+    return folder
 
 
 @pytest.fixture

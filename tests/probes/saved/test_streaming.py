@@ -89,15 +89,20 @@ def logits_of(model: Any, act: Callable[[], Any]) -> tuple[list[Tensor], Any]:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        {"do_sample": False},
-        {"do_sample": True, "temperature": 0.9},
-        {"do_sample": False, "use_cache": False},
-        {"do_sample": False, "prefill_chunk_size": 7},
+        *((kind, {"do_sample": False}) for kind in ("first_answer", "last_answer", *OF_TOKENS)),
+        *(
+            (kind, options)
+            for kind in ("last_prompt", "mean_answer", "attention")
+            for options in (
+                {"do_sample": True, "temperature": 0.9},
+                {"do_sample": False, "use_cache": False},
+                {"do_sample": False, "prefill_chunk_size": 7},
+            )
+        ),
     ],
 )
-@pytest.mark.parametrize("kind", ["last_prompt", "first_answer", "last_answer", "mean_answer", *OF_TOKENS])
 def test_each_step_has_the_confidence_of_the_tokens_that_were_read(
     kind: str, options: dict[str, Any], model: Any, tokenizer: Any
 ) -> None:
@@ -129,7 +134,7 @@ def test_each_step_has_the_confidence_of_the_tokens_that_were_read(
 @pytest.mark.parametrize("kind", ["last_prompt", "mean_answer", "attention"])
 def test_the_cpu_waits_for_the_device_only_to_receive_tokens(kind: str, model: Any, tokenizer: Any) -> None:
     attached = make_any_probe(kind, model, tokenizer, stop=[]).attach(model, tokenizer)
-    options = {"max_new_tokens": 7, "do_sample": False, "eos_token_id": None}
+    options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
     ids = torch.tensor([[5, 6]])
 
     def n_waits(run: Callable[[], object]) -> int:
@@ -140,7 +145,8 @@ def test_the_cpu_waits_for_the_device_only_to_receive_tokens(kind: str, model: A
 
     streamed = n_waits(lambda: list(attached.stream(ids[0].tolist(), **options)))
     plain = n_waits(lambda: model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options))
-    assert streamed - plain == 7  # the tokens, which are on the CPU
+    assert plain > 0
+    assert streamed - plain == 3  # the tokens, which are on the CPU
 
 
 @pytest.mark.parametrize("kind", ["last_prompt", "mean_answer", "attention"])
@@ -192,7 +198,7 @@ def test_a_closed_stream_stops_the_model(n_steps: int, model: Any, tokenizer: An
     before = list(attached.stream(QUESTION, max_new_tokens=5, do_sample=False))
 
     def few() -> None:
-        steps = attached.stream(QUESTION, max_new_tokens=400, do_sample=False, eos_token_id=None)
+        steps = attached.stream(QUESTION, max_new_tokens=40, do_sample=False, eos_token_id=None)
         for _ in range(n_steps):
             next(steps)
         del steps

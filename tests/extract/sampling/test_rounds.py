@@ -69,6 +69,33 @@ def full(recipe: StoreRecipe, tmp_path_factory: pytest.TempPathFactory) -> Store
     return sample_family(str(tmp_path_factory.mktemp("stores") / "full"), recipe)[0]
 
 
+@pytest.fixture(scope="module")
+def decided(recipe: StoreRecipe, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Return a store in which `adaptive_consistency` stopped sampling early. Tests must not change it."""
+    path = str(tmp_path_factory.mktemp("decided") / "store")
+    return sample_family(path, recipe, stop="adaptive_consistency", threshold=0.85)[0]
+
+
+@pytest.fixture
+def stopped(decided: Store, tmp_path: Path) -> Store:
+    """Copy a store in which sampling stopped early."""
+    return Store.open(shutil.copytree(decided.path, tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def stopped_at_two(recipe: StoreRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a store in which `early_stopping` stopped sampling. Tests must not change it."""
+    path = tmp_path_factory.mktemp("stopped") / "store"
+    sample_family(str(path), recipe, stop="early_stopping", threshold=2)
+    return path
+
+
+@pytest.fixture
+def stopped_path(stopped_at_two: Path, tmp_path: Path) -> str:
+    """Copy a store in which `early_stopping` stopped sampling."""
+    return str(shutil.copytree(stopped_at_two, tmp_path / "store"))
+
+
 def rows_of(store: Store) -> Rows:
     rows = store.samples.read().to_pylist()
     return {(row["question_id"], row["sample"]): row for row in rows if row["finish_reason"] not in (SKIPPED, REJECTED)}
@@ -101,9 +128,9 @@ def decisions(store: Store) -> dict[str, Any]:
     return {id_: (one["reason"], one["n_answers"], one["answer"]) for id_, one in outcomes(store).items()}
 
 
-@pytest.mark.parametrize("per_round", [1, 3])
 @pytest.mark.parametrize(
-    ("rule", "threshold"), [("adaptive_consistency", 0.85), ("early_stopping", 3), ("prior", 0.02)]
+    ("rule", "threshold", "per_round"),
+    [("adaptive_consistency", 0.85, 1), ("early_stopping", 3, 1), ("early_stopping", 3, 3), ("prior", 0.02, 3)],
 )
 def test_live_decisions_equal_a_replay_in_index_order(
     rule: str, threshold: float, per_round: int, recipe: StoreRecipe, full: Store, priors: str, tmp_path: Path
@@ -140,7 +167,7 @@ def texts(store: Store) -> dict[tuple[str, int], str]:
 
 
 def test_a_run_that_was_killed_continues_with_the_same_decisions(
-    recipe: StoreRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: StoreRecipe, decided: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, original, n_calls = str(tmp_path / "killed"), TokenSampler.sample_grid, 0
 
@@ -160,19 +187,17 @@ def test_a_run_that_was_killed_continues_with_the_same_decisions(
             continue
     monkeypatch.undo()
     assert n_calls > 6
-    (whole,) = sample_family(str(tmp_path / "whole"), recipe, stop="adaptive_consistency", threshold=0.85)
-    assert outcomes(store) == outcomes(whole)
-    assert rows_of(store) == rows_of(whole)
+    assert outcomes(store) == outcomes(decided)
+    assert rows_of(store) == rows_of(decided)
     assert not logged_ranges(store)
 
 
 def test_a_fixed_number_of_samples_completes_the_store(
-    recipe: StoreRecipe, full: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: StoreRecipe, full: Store, stopped_path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(tmp_path / "store")
-    (store,) = sample_family(path, recipe, stop="early_stopping", threshold=2)
+    path = stopped_path
     grade(path)
-    assert store.samples.stopped()
+    assert Store.open(path).samples.stopped()
     capsys.readouterr()
     made = make_store(path, recipe, "short", ["hidden"])
     assert "Run `python -m extract grade` again afterwards" in capsys.readouterr().err
@@ -182,13 +207,12 @@ def test_a_fixed_number_of_samples_completes_the_store(
 
 
 def test_another_rule_or_budget_continues_where_sampling_stopped(
-    recipe: StoreRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: StoreRecipe, stopped_path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(tmp_path / "store")
-    (store,) = sample_family(path, recipe, stop="early_stopping", threshold=2)
-    before = rows_of(store)
+    path = stopped_path
+    before = rows_of(Store.open(path))
     sample_family(path, recipe, stop="early_stopping", threshold=2)
-    assert "this rule has stopped sampling" in capsys.readouterr().err
+    assert "has 8 answers or was stopped earlier" in capsys.readouterr().err
     (more,) = sample_family(path, replace(recipe, k=2 * K), stop="adaptive_consistency", threshold=0.95)
     assert rows_of(more).items() >= before.items()
     (direct,) = sample_family(
@@ -197,18 +221,11 @@ def test_another_rule_or_budget_continues_where_sampling_stopped(
     assert decisions(more) == decisions(direct)
 
 
-def test_answers_from_a_run_with_a_fixed_number_are_used(recipe: StoreRecipe, tmp_path: Path) -> None:
+def test_answers_from_a_run_with_a_fixed_number_are_used(recipe: StoreRecipe, decided: Store, tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     sample_family(path, replace(recipe, k=3))
     (store,) = sample_family(path, recipe, stop="adaptive_consistency", threshold=0.85)
-    (direct,) = sample_family(str(tmp_path / "direct"), recipe, stop="adaptive_consistency", threshold=0.85)
-    assert decisions(store) == decisions(direct)
-
-
-@pytest.fixture
-def stopped(recipe: StoreRecipe, tmp_path: Path) -> Store:
-    """Return a store in which sampling stopped early."""
-    return sample_family(str(tmp_path / "store"), recipe, stop="adaptive_consistency", threshold=0.85)[0]
+    assert decisions(store) == decisions(decided)
 
 
 def test_metrics_refuse_a_store_that_stopped_early_and_inspect_describes_it(
@@ -256,20 +273,18 @@ def plant_right_answers(store: Store) -> None:
         store.grades.write("short", part, rows, grader.rule)
 
 
-def test_a_damaged_range_is_drawn_again_by_any_run(recipe: StoreRecipe, full: Store, tmp_path: Path) -> None:
-    path = str(tmp_path / "store")
-    (store,) = sample_family(path, recipe, stop="early_stopping", threshold=2)
+def test_a_damaged_range_is_drawn_again_by_any_run(recipe: StoreRecipe, full: Store, stopped_path: str) -> None:
+    store = Store.open(stopped_path)
     file = store.samples.file(store.samples.ranges()[0])
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(content)
-    (completed,) = sample_family(path, recipe)
+    (completed,) = sample_family(stopped_path, recipe)
     assert texts(completed) == texts(full)
 
 
-def test_a_smaller_number_of_samples_leaves_later_ranges_alone(recipe: StoreRecipe, tmp_path: Path) -> None:
-    path = str(tmp_path / "store")
-    sample_family(path, recipe, stop="early_stopping", threshold=2)
+def test_a_smaller_number_of_samples_leaves_later_ranges_alone(recipe: StoreRecipe, stopped_path: str) -> None:
+    path = stopped_path
     (store,) = sample_family(path, replace(recipe, k=2 * K), stop="early_stopping", threshold=2)
     ranges = store.samples.ranges()
     (smaller,) = sample_family(path, recipe)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 LONG = "Examples that every prompt begins with, as a set of few-shot prompts has. "
 SHORT = "The start of a chat prompt: "
-WORDS = ["Say", "Say a longer thing", "What?", "A", "Something of another length altogether", "Why not"]
+WORDS = ["Say", "What?", "A", "Something of another length altogether"]
 
 
 @pytest.fixture
@@ -39,29 +39,33 @@ def drawn(sampler: TokenSampler, before: str, tokenizer: Any) -> list[Sample]:
     """Draw answers in two calls for the same block of prompts."""
     prompts = [tokenizer(before + word)["input_ids"] for word in WORDS]
     answers = list[Sample]()
-    for samples in (range(1), range(1, 4)):
+    for samples in (range(1), range(1, 3)):
         grid = sampler.sample_grid(WORDS, prompts, samples, [0.0, 1.5], block=prompts)
         answers += [answer for of_temperature in grid.values() for answer in of_temperature]
     return answers
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("before", ["", SHORT, LONG], ids=["alone", "after a short prefix", "after a long prefix"])
-@pytest.mark.parametrize(("family", "max_new_tokens"), [("llama", 40), ("llama", 150), ("gpt2", 40), ("phi3", 40)])
+@pytest.mark.parametrize(
+    ("family", "before"),
+    [("llama", ""), ("llama", SHORT), ("llama", LONG), ("gpt2", SHORT), ("phi3", LONG)],
+    ids=["llama alone", "llama after a short prefix", "llama after a long prefix", "gpt2", "phi3"],
+)
 def test_answers_do_not_depend_on_the_kind_of_cache(
     device: str,
-    before: str,
     family: str,
-    max_new_tokens: int,
+    before: str,
     tokenizer: Any,
     use_slots: Callable[[bool], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert len(SHORT) < SHORTEST_PREFIX < len(LONG)
-    model, answers = tiny_model(family, seed=2).to(device), list[list[Sample]]()
-    decoding = Decoding(max_new_tokens=max_new_tokens, stop=("Q",))
+    monkeypatch.setattr("extract.sampling.local.slot_cache._COLUMNS", 8)  # so that buffers are replaced several times
+    model, answers = tiny_model(family, seed=2, num_hidden_layers=2).to(device), list[list[Sample]]()
+    decoding = Decoding(max_new_tokens=24, stop=("Q",))
     for used in (True, False):
         use_slots(used)
-        answers.append(drawn(TokenSampler(model, tokenizer, decoding, max_rows=7), before, tokenizer))
+        answers.append(drawn(TokenSampler(model, tokenizer, decoding, max_rows=5), before, tokenizer))
     assert len({len(answer.token_ids) for answer in answers[0]}) > 1  # answers end and join at different times
     for answer, other in zip(*answers, strict=True):
         assert (answer.token_ids, answer.text) == (other.token_ids, other.text)

@@ -49,7 +49,7 @@ def test_a_new_sampler_needs_a_class_and_a_registry_entry(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(SAMPLERS, "replay", REPLAY)
-    questions, store = str(write_questions(tmp_path / "questions.jsonl", 120)), str(tmp_path / "store")
+    questions, store = str(write_questions(tmp_path / "questions.jsonl", 60)), str(tmp_path / "store")
     lines = [
         {"id": question.id, "sample": j, "text": question.references[0] if (i + j) % 3 else "something else"}
         for i, question in enumerate(find_source(questions).questions(seed=0))
@@ -73,6 +73,6 @@ def test_a_new_sampler_needs_a_class_and_a_registry_entry(
     assert "layer_average" in json.dumps(report)
     opened = Store.open(store)
     assert (opened.identity["sampler"], opened.samples.provides) == ("replay-1", REPLAY)
-    assert opened.samples.read().num_rows == 480
+    assert opened.samples.read().num_rows == 240
     with pytest.raises(InputError, match="`sampler` to be one of local, server, imported, replay, but got 'replai'"):
         StoreRecipe(sampler="replai")

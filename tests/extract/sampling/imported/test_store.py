@@ -150,13 +150,13 @@ def test_stores_of_two_files_are_compared(tmp_path: Path) -> None:
 def test_a_local_copy_reads_signals_and_a_probe_is_trained_on_them(
     tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_lines(tmp_path / "answers.jsonl", answers_to(120, 4))
+    path = write_lines(tmp_path / "answers.jsonl", answers_to(60, 4))
     store = import_log(str(tmp_path / "store"), str(path), "jsonl")
     with pytest.raises(InputError, match="signals from a local copy of 'unknown', but it has none"):
         read(str(store.path))
     read(str(store.path), model=str(tiny_folder))
     read(str(store.path), ["tokens"], "sample", model=str(tiny_folder))
-    assert "tokenized the texts of 480 answers, because their token ids are unknown" in capsys.readouterr().err
+    assert "tokenized the texts of 240 answers, because their token ids are unknown" in capsys.readouterr().err
     options = [
         f"--data.store={store.path}",
         "--data.recipe=null",

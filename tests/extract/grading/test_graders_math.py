@@ -211,7 +211,7 @@ def grades() -> list[Grade]:
         return grade_all(answers, {}, lambda items, tokens: None)
 
 
-def test_grades_are_the_same_in_the_main_thread_in_a_worker_thread_and_under_asyncio() -> None:
+def test_grades_are_the_same_in_the_main_thread_under_asyncio_and_in_its_worker_threads() -> None:
     async def inside_a_loop() -> list[Grade]:
         return grades()
 
@@ -220,8 +220,6 @@ def test_grades_are_the_same_in_the_main_thread_in_a_worker_thread_and_under_asy
 
     main = grades()
     assert [grade.right for grade in main] == [True, False, True, False, True, False, True, True, False, False]
-    with ThreadPoolExecutor(2) as threads:
-        assert [one.result() for one in [threads.submit(grades) for _ in range(2)]] == [main, main]
     assert asyncio.run(inside_a_loop()) == main
     assert asyncio.run(in_a_thread_of_a_loop()) == main
 
@@ -233,8 +231,9 @@ def test_threads_share_one_process_and_get_their_own_answers(algebra: Algebra) -
 
 
 def test_an_answer_that_takes_too_long_is_unknown_and_the_next_one_is_graded() -> None:
-    with Algebra(seconds=1) as impatient:
+    with Algebra(seconds=0.1) as impatient:
         assert impatient.equal([r"2x"], "1000000000!") is None
+        impatient.seconds = 10
         assert impatient.equal(["2x"], "x+x") is True
 
 

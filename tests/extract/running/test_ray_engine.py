@@ -33,6 +33,7 @@ from extract.running.ray_engine import RayWorker, worker_for
 from extract.running.worker import Result, Worker
 from extract.sampling.server.policy import Server
 from extract.store.shards import Block
+from tests.helpers.altered_stores import make_store
 from tests.helpers.killing import Commands, changed, content, finished
 from tests.helpers.ray_cluster import kill_an_actor, small_cluster
 from tests.helpers.serving_stub import MODEL, stub
@@ -50,7 +51,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
-    made = Commands(tmp_path_factory.mktemp("commands"), n_questions=48)
+    made = Commands(tmp_path_factory.mktemp("commands"), n_questions=16)
     save_model(tiny_model(max_position_embeddings=1024), made.folder / "model")  # for the prompt of `verbalized`
     return made
 
@@ -100,14 +101,14 @@ def test_commands_can_be_pickled_and_do_no_block_twice(commands: Commands, tmp_p
     model = str(commands.folder / "model")
     questions = str(commands.folder / "questions.jsonl")
     decoding = Decoding(temperature="0:1:1", max_new_tokens=8)
-    recipe = StoreRecipe(questions=questions, model=model, k=3, block_size=16, policy=decoding)
+    recipe = StoreRecipe(questions=questions, model=model, k=3, block_size=8, policy=decoding)
     for folder, worker in ((tmp_path / "local", Worker()), (tmp_path / "twice", TwicePickled())):
         store = str(sample_family(str(folder), recipe, worker)[1].path)
         sample_family(str(folder), replace(recipe, k=4), worker)  # two ranges in each block
         grade(store, worker=worker)
         read(store, model=model, worker=worker)
         read(store, ["hidden", "early_exit"], "sample", model=model, worker=worker)
-        ask(store, ["verbalized"], model, worker=worker)
+        ask(store, ["verbalized"], model, worker=worker, max_new_tokens=4)
     assert content(tmp_path / "twice") == content(tmp_path / "local")
 
 
@@ -118,10 +119,10 @@ def test_requests_to_a_server_can_be_pickled_and_are_sent_once(commands: Command
         questions=str(commands.folder / "questions.jsonl"), model=MODEL, sampler="server", k=2, policy=decoding
     )
     for worker in (Worker(), TwicePickled()):
-        with stub() as stable, stub(on_seed="exit", n_seeds=20) as dying:
+        with stub() as stable, stub(on_seed="exit", n_seeds=5) as dying:
             server = Server(url=[dying.url, stable.url], attempts=5)
             folder = str(tmp_path / type(worker).__name__)
-            stores += sample_family(folder, replace(recipe, server=server, block_size=16), worker)
+            stores += sample_family(folder, replace(recipe, server=server, block_size=8), worker)
             asked = Counter((request["seed"], str(request["prompt"])) for request in stable.answered())
         assert max(asked.values()) == 1
     assert content(stores[1].path) == content(stores[0].path)
@@ -132,7 +133,7 @@ def test_rejected_questions_of_all_blocks_are_counted_and_reported_once(
 ) -> None:
     decoding = Decoding(temperature=1.0, max_new_tokens=8)
     recipe = StoreRecipe(questions=str(commands.folder / "questions.jsonl"), model=MODEL, sampler="server", k=2)
-    with stub(rejects="Say 4") as server:
+    with stub(rejects="Say 1") as server:
         recipe = replace(recipe, policy=decoding, block_size=1, server=Server(url=[server.url]))
         sample_family(str(tmp_path / "all"), recipe, TwicePickled())
         assert capsys.readouterr().err.count("recorded as rejected") == 1
@@ -165,34 +166,37 @@ def test_graders_can_be_pickled(name: str) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_a_job_whose_actor_is_killed_finishes_with_the_bytes_of_a_local_run(commands: Commands) -> None:
     local, on_ray = commands.folder / "local", commands.folder / "on_ray"
-    assert finish(*commands.line("sample", local)[2:]) == 0
+    for command in ("sample", "read"):
+        assert finish(*commands.line(command, local)[2:]) == 0
     killer = Killer(on_ray)
     killer.start()
-    assert finish(*commands.line("sample", on_ray)[2:], "--engine", "ray", "--actors", "2") == 0
+    assert finish(*commands.line("sample", on_ray)[2:], *ONE_ACTOR) == 0
     killer.is_over = True
     killer.join()
     assert killer.has_killed
     assert changed(killer.kept, finished(on_ray)) == 0
+    assert len(killer.kept) < len(finished(on_ray))
+    assert finish(*commands.line("read", on_ray)[2:], *ONE_ACTOR) == 0
     assert content(on_ray) == content(local)
 
 
 @pytest.mark.usefixtures("cluster")
 def test_an_actor_that_cannot_write_ends_the_job_with_one_line_and_the_next_run_continues(
-    commands: Commands, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    local, store = commands.folder / "local", commands.folder / "unwritable"
-    assert finish(*commands.line("sample", local)[2:]) == 0
-    shutil.copytree(local, store)
-    (store / "signals").touch()
-    capfd.readouterr()
-    assert finish(*commands.line("read", store)[2:], *ONE_ACTOR) == 2
+    """The command is `grade`, because actors that load no model start within a second."""
+    local = make_store(tmp_path / "local")
+    shutil.rmtree(local / "grades")
+    store = shutil.copytree(local, tmp_path / "unwritable")
+    (store / "grades").touch()
+    assert finish("grade", "--store", str(store), *ONE_ACTOR) == 2
     said = capfd.readouterr().err
     assert "Traceback" not in said
     assert len([line for line in said.splitlines() if line.startswith("error: ")]) == 1
     assert f"Not a directory (in an actor on {socket.gethostname()}). Finished work is kept." in said
-    (store / "signals").unlink()
-    assert finish(*commands.line("read", store)[2:], *ONE_ACTOR) == 0
-    assert finish(*commands.line("read", local)[2:]) == 0
+    (store / "grades").unlink()
+    assert finish("grade", "--store", str(store), "--engine", "ray", "--actors", "2") == 0
+    assert finish("grade", "--store", str(local)) == 0
     assert content(store) == content(local)
 
 
@@ -202,15 +206,14 @@ def test_more_actors_than_the_cluster_has_cpus_are_refused() -> None:
         RayWorker(3).once(dict)
 
 
-@contextmanager
-def square() -> Iterator[Callable[..., list[int]]]:
-    yield lambda block, progress: [item.block**2 for item in block]
-
-
 @pytest.mark.usefixtures("cluster")
 def test_actors_that_cannot_start_get_no_blocks() -> None:
     """Another job uses one of the two CPUs."""
     import ray
+
+    @contextmanager
+    def square() -> Iterator[Callable[..., list[int]]]:  # local, so that actors need not import this module
+        yield lambda block, progress: [item.block**2 for item in block]
 
     other = ray.remote(num_cpus=1)(Counter).remote()
     ray.get(other.__ray_ready__.remote())

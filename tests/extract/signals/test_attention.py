@@ -11,7 +11,6 @@ import torch
 import transformers
 
 from extract.errors import InputError
-from extract.models.loading import load_model
 from extract.signals import attention_scores
 from extract.signals.attention_reader import AttentionReader
 from extract.signals.attention_scores import HIDDEN, head_entropies
@@ -78,8 +77,8 @@ def test_the_memory_budget_does_not_change_values(budget: int, monkeypatch: pyte
 
 
 @pytest.mark.real_model
-def test_signals_of_the_embedded_model_equal_eager_attention() -> None:
-    model, tokenizer = load_model(dtype="float32")
+def test_signals_of_the_embedded_model_equal_eager_attention(embedded: tuple[Any, Any]) -> None:
+    model, tokenizer = embedded
     ids = tokenizer("The capital of Peru is Lima, and that of Chile is Santiago. The capital of")["input_ids"]
     answer = Answer(tuple(ids[:7]), tuple(ids[7:]))
     by_hand = eager(model)

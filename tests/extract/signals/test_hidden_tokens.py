@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,14 @@ ANSWERS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def store(make_small_store: Callable[..., Path]) -> Path:
+    return make_small_store(n=12, k=3)
+
+
 @pytest.fixture
-def copied(small_store: Path, tmp_path: Path) -> str:
-    return str(shutil.copytree(small_store, tmp_path / "store"))
+def copied(store: Path, tmp_path: Path) -> str:
+    return str(shutil.copytree(store, tmp_path / "store"))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
@@ -78,8 +84,8 @@ def test_three_layers_are_read_by_default(copied: str, tiny_folder: Path) -> Non
     assert SIGNALS["hidden_tokens"].default_layers(30) == [12, 18, 24]
 
 
-def test_a_store_without_the_signal_names_the_command(small_store: Path) -> None:
+def test_a_store_without_the_signal_names_the_command(store: Path) -> None:
     with pytest.raises(InputError, match=r"read --store \S+ --signals \[hidden_tokens\] --scope sample"):
-        Store.open(small_store).signals.keys("hidden_tokens", "sample")
+        Store.open(store).signals.keys("hidden_tokens", "sample")
     with pytest.raises(InputError, match="to be one of hidden, tokens"):
-        read(str(small_store), ["hidden_tokens"], "question")
+        read(str(store), ["hidden_tokens"], "question")

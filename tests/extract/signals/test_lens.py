@@ -15,7 +15,6 @@ from torch import nn
 from transformers import OPTConfig, OPTForCausalLM
 
 from extract.errors import InputError
-from extract.models.loading import load_model
 from extract.signals.base import Answer
 from extract.signals.lens import entropy, fusible_entropy, jensen_shannon, kl, logit_entropy, most_likely, softmax
 from extract.signals.lens_signals import CONFIDENCES, SIMILARITIES
@@ -165,8 +164,8 @@ def test_every_value_equals_its_definition_in_float64(family: str) -> None:
 
 
 @pytest.mark.real_model
-def test_every_value_of_the_embedded_model_equals_its_definition() -> None:
-    model, tokenizer = load_model(dtype="float32")
+def test_every_value_of_the_embedded_model_equals_its_definition(embedded: tuple[Any, Any]) -> None:
+    model, tokenizer = embedded
     prompt = tokenizer("The capital of Peru is")["input_ids"]
     answer = Answer(tuple(prompt), tuple(tokenizer(" Lima.")["input_ids"]))
     read, wanted = read_all(model, [answer]), by_hand(model, answer)
@@ -176,8 +175,10 @@ def test_every_value_of_the_embedded_model_equals_its_definition() -> None:
 
 
 @pytest.mark.real_model
-def test_every_early_exit_of_the_embedded_model_differs_between_tokens_and_none_is_in_the_embeddings() -> None:
-    model, tokenizer = load_model(dtype="float32")
+def test_every_early_exit_of_the_embedded_model_differs_between_tokens_and_none_is_in_the_embeddings(
+    embedded: tuple[Any, Any],
+) -> None:
+    model, tokenizer = embedded
     prompt = "What is the {} of {}? Answer briefly."
     texts = {
         prompt.format("capital", "Peru"): "The capital of Peru is Lima.",

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from extract.models.loading import load_model
 from extract.signals.attention import FIELDS, MIXES, attention_shares, rows_largest, rows_summed
 from extract.signals.attention_scores import column_field, element_field, normalisers
 from extract.signals.base import Answer, Dots
@@ -43,8 +42,8 @@ def test_rollout_equals_the_product_of_full_matrices_in_any_batch(family: str) -
 
 
 @pytest.mark.real_model
-def test_rollout_of_the_embedded_model_equals_the_product_of_full_matrices() -> None:
-    model, tokenizer = load_model(dtype="float32")
+def test_rollout_of_the_embedded_model_equals_the_product_of_full_matrices(embedded: tuple[Any, Any]) -> None:
+    model, tokenizer = embedded
     ids = tokenizer("The capital of Peru is Lima, and that of Chile")["input_ids"]
     answer = Answer(tuple(ids[:5]), tuple(ids[5:]))
     assert_rows(both(model, [answer]), [rollout_by_hand(eager(model), answer)], atol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from extract import StoreRecipe, grade, read, sample
+from extract import Decoding, StoreRecipe, grade, read, sample
 from extract.errors import InputError
 from extract.running.exit import Terminated, exit_status
 from extract.running.memory import retry_with_smaller_batch
@@ -33,7 +34,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> StoreRecipe:
     questions = write_questions(tmp_path_factory.mktemp("questions") / "questions.jsonl", 22)
-    return StoreRecipe(questions=str(questions), model=str(tiny_folder), k=3, block_size=4)
+    return StoreRecipe(
+        questions=str(questions), model=str(tiny_folder), k=3, block_size=4, policy=Decoding(max_new_tokens=6)
+    )
 
 
 def make(folder: Path, recipe: StoreRecipe, worker: Worker | None = None) -> Path:
@@ -44,20 +47,30 @@ def make(folder: Path, recipe: StoreRecipe, worker: Worker | None = None) -> Pat
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, recipe: StoreRecipe) -> dict[str, bytes]:
-    return content(make(tmp_path_factory.mktemp("stores") / "store", recipe))
+def whole(tmp_path_factory: pytest.TempPathFactory, recipe: StoreRecipe) -> Path:
+    return make(tmp_path_factory.mktemp("stores") / "store", recipe)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(whole: Path) -> dict[str, bytes]:
+    return content(whole)
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "store", ignore=shutil.ignore_patterns("*.lock")))
 
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
-    return Commands(tmp_path_factory.mktemp("commands"), n_questions=48)
+    return Commands(tmp_path_factory.mktemp("commands"), n_questions=24)
 
 
 def test_a_run_after_kills_rewrites_nothing_and_gives_the_bytes_of_an_undisturbed_run(
     commands: Commands,
 ) -> None:
     stores = [commands.folder / name for name in ("undisturbed", "killed")]
-    counts = kill_often(commands, "sample", stores[1], kills=2, spread=0.15)
+    counts = kill_often(commands, "sample", stores[1], kills=2, spread=0.1)
     assert counts == {"kills": 2, "finished files changed": 0, "last run failed": 0}
     assert commands.finish("sample", stores[0])[0] == 0
     assert content(stores[1]) == content(stores[0])
@@ -94,8 +107,7 @@ def test_workers_write_the_same_bytes_as_one(
     assert content(tmp_path / "store") == undisturbed
 
 
-def test_workers_of_one_job_do_not_wait_for_each_other(recipe: StoreRecipe, tmp_path: Path) -> None:
-    store = make(tmp_path / "store", recipe)
+def test_workers_of_one_job_do_not_wait_for_each_other(store: Path) -> None:
     with Worker(0, 2).writing(store), Worker(1, 2).writing(store):
         pass
 
@@ -130,9 +142,8 @@ def test_an_impossible_rank_is_refused(rank: str, count: str, monkeypatch: pytes
     ],
 )
 def test_a_second_run_waits_says_so_and_finds_nothing_left_to_do(
-    first: Worker, second: Worker, recipe: StoreRecipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    first: Worker, second: Worker, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = make(tmp_path / "store", recipe)
     before, lock = finished(store), FileLock(store / f".writer-{first.rank}-of-{first.count}.lock")
     lock.acquire()
     thread = threading.Thread(target=grade, args=(str(store),), kwargs={"worker": second})
@@ -183,10 +194,9 @@ def test_a_damaged_file_is_named_and_recreated(
     command: str,
     recipe: StoreRecipe,
     undisturbed: dict[str, bytes],
-    tmp_path: Path,
+    store: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    store = make(tmp_path / "store", recipe)
     data = bytearray((store / name).read_bytes())
     data[len(data) // 2] ^= 1
     (store / name).write_bytes(data)
@@ -210,16 +220,12 @@ def test_adjacent_damaged_shards_are_recreated_unchanged(recipe: StoreRecipe, tm
     assert content(store) == before
 
 
-def test_damaged_questions_are_written_again(
-    recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
-    store = make(tmp_path / "store", recipe)
+def test_damaged_questions_are_written_again(recipe: StoreRecipe, undisturbed: dict[str, bytes], store: Path) -> None:
     (store / "questions.parquet").write_bytes(b"nothing")
     assert content(make(store, recipe)) == undisturbed
 
 
-def test_temporary_files_of_a_killed_run_are_deleted_by_the_same_worker(recipe: StoreRecipe, tmp_path: Path) -> None:
-    store = make(tmp_path / "store", recipe)
+def test_temporary_files_of_a_killed_run_are_deleted_by_the_same_worker(store: Path) -> None:
     left = [store / "samples" / f".0000{block}.000-003.parquet.{'0' * 8}.tmp" for block in (0, 1)]
     for path in [*left, store / ".manifest.json.00000000.tmp"]:
         path.touch()
@@ -258,7 +264,7 @@ def test_too_little_memory_for_one_item_is_refused() -> None:
 
 
 def test_sampling_continues_with_smaller_batches_and_records_it(
-    recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: StoreRecipe, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = TokenSampler.sample_grid
 
@@ -271,11 +277,7 @@ def test_sampling_continues_with_smaller_batches_and_records_it(
     store = sample(str(tmp_path / "store"), recipe)
     for part in store.samples.ranges():
         assert pq.read_schema(store.samples.file(part)).metadata[b"max_rows"] == b"5"
-    (tmp_path / "whole").mkdir()
-    for name, data in undisturbed.items():
-        (tmp_path / "whole" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "whole" / name).write_bytes(data)
-    fewer, many = (made.samples.read()["text"].to_pylist() for made in (store, Store.open(tmp_path / "whole")))
+    fewer, many = (made.samples.read()["text"].to_pylist() for made in (store, Store.open(whole)))
     # rounding differs, so a uniform number near the boundary between two tokens may select the other one
     assert sum(a == b for a, b in zip(fewer, many, strict=True)) >= 63
     assert len(fewer) == 66

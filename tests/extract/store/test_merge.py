@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from extract.store.merge import merge
 from extract.store.shards import Block, SampleRange
 from extract.store.verify import find_problems, write_manifest
 from tests.helpers import altered_stores
+from tests.helpers.forking import CONTEXT
 
 pytestmark = pytest.mark.slow
 
@@ -45,10 +44,10 @@ def keep_only(store: Path, n_kept: int, rank: int) -> None:
     (store / "manifest.json").unlink()
 
 
-@pytest.fixture
-def whole(tmp_path: Path) -> Path:
-    """Make a store of 3 blocks with samples, grades, signals and model-based baselines."""
-    folder = altered_stores.add_tokens(altered_stores.make_store(tmp_path / "whole"))
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a store of 3 blocks with samples, grades, signals and model-based baselines. Tests must not change it."""
+    folder = altered_stores.add_tokens(altered_stores.make_store(tmp_path_factory.mktemp("made") / "store"))
     store = Store.open(folder)
     for place in store.shards("question"):
         costs = {"prompt_tokens": 9, "completion_tokens": 2, "attempts": 1, "text": "0.5", "mass": None, "value": 0.5}
@@ -56,6 +55,11 @@ def whole(tmp_path: Path) -> Path:
         store.asked.write("sure", place, rows, HOW)
     write_manifest(store)
     return folder
+
+
+@pytest.fixture
+def whole(made_once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made_once, tmp_path / "whole"))
 
 
 @pytest.fixture
@@ -214,22 +218,23 @@ def test_the_stores_of_a_grid_are_merged_by_name(tmp_path: Path, whole: Path, ha
 
 def test_a_killed_merge_continues(tmp_path: Path, whole: Path, halves: list[str]) -> None:
     new = tmp_path / "new"
-    options = ["--store", str(new), "--others", f"[{','.join(halves)}]"]
-    slow = "import os, time; sync = os.fsync; os.fsync = lambda fd: (time.sleep(0.02), sync(fd))"
-    program = (
-        f"{slow}; from extract.__main__ import COMMANDS; from extract.running.cli import run; run(COMMANDS, 'extract')"
-    )
-    child = subprocess.Popen([sys.executable, "-c", program, "merge", *options], stderr=subprocess.DEVNULL)
+    child = CONTEXT.Process(target=merge_slowly, args=(str(new), halves))
+    child.start()
     try:
         while not list(new.glob("signals/*/*/*.json")):
-            assert child.poll() is None
-        os.kill(child.pid, signal.SIGKILL)
+            assert child.is_alive()
     finally:
         child.kill()
-        child.wait()
+        child.join()
     assert contents(new) != contents(whole)
-    assert run(COMMANDS, "extract", ["merge", *options]) == 0
+    assert run(COMMANDS, "extract", ["merge", "--store", str(new), "--others", f"[{','.join(halves)}]"]) == 0
     assert contents(new) == contents(whole)
+
+
+def merge_slowly(target: str, sources: list[str]) -> None:
+    sync = os.fsync
+    os.fsync = lambda fd: (time.sleep(0.02), sync(fd))
+    merge(target, sources)
 
 
 # Answers of a served model, of which some are still in logs

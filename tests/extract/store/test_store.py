@@ -25,18 +25,30 @@ from extract.store.parquet import write_table
 from extract.store.shards import Block, Scope, Shard
 from extract.store.verify import find_problems, write_manifest
 from tests.helpers import altered_stores
+from tests.helpers.killing import changed, finished
 from tests.helpers.tiny import write_questions
 
 
-@pytest.fixture
-def questions(tmp_path: Path) -> str:
-    return str(write_questions(tmp_path / "questions.jsonl", 40))
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_questions(tmp_path_factory.mktemp("questions") / "questions.jsonl", 12))
 
 
 def recipe(questions: str, folder: Path, **changes: Any) -> StoreRecipe:
-    return StoreRecipe(
-        **{"questions": questions, "model": str(folder), "k": 3, "policy": Decoding(max_new_tokens=6), **changes}
-    )
+    options = {"k": 3, "block_size": 8, "policy": Decoding(max_new_tokens=6), **changes}
+    return StoreRecipe(**{"questions": questions, "model": str(folder), **options})
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory, questions: str, tiny_folder: Path) -> Path:
+    """Make a store of 2 blocks with 3 samples per question. Tests must not change it."""
+    return sample(str(tmp_path_factory.mktemp("sampled") / "store"), recipe(questions, tiny_folder)).path
+
+
+@pytest.fixture
+def path(sampled: Path, tmp_path: Path) -> Path:
+    """Copy the sampled store."""
+    return Path(shutil.copytree(sampled, tmp_path / "store"))
 
 
 def contents(store: Path) -> dict[str, bytes]:
@@ -45,28 +57,27 @@ def contents(store: Path) -> dict[str, bytes]:
     }
 
 
-def test_more_samples_add_files_and_rewrite_none(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
-    path = tmp_path / "store"
-    sample(str(path), recipe(questions, tiny_folder))
+def test_more_samples_add_files_and_rewrite_none(path: Path, questions: str, tiny_folder: Path) -> None:
     grade(str(path))
-    before = contents(path)
+    before, stamps = contents(path), finished(path)
     sample(str(path), recipe(questions, tiny_folder, k=5))
     after = contents(path)
     assert {name: after[name] for name in before} == before
+    assert changed(stamps, finished(path)) == 0
     added = set(after) - set(before)
     assert {name for name in added if name.endswith(".parquet")} == {
         "samples/00000.003-005.parquet",
         "samples/00001.003-005.parquet",
     }
-    assert Store.open(path).samples.read().num_rows == 200
+    assert Store.open(path).samples.read().num_rows == 60
     grade(str(path))
-    assert Store.open(path).grades.read("short").num_rows == 200
+    assert Store.open(path).grades.read("short").num_rows == 60
 
 
 def test_a_store_keeps_the_positions_of_its_shuffled_questions_in_the_source(
     tmp_path: Path, questions: str, tiny_folder: Path
 ) -> None:
-    store = sample(str(tmp_path / "store"), recipe(questions, tiny_folder, n_questions=30))
+    store = sample(str(tmp_path / "store"), recipe(questions, tiny_folder, n_questions=10))
     ids = [json.loads(line)["id"] for line in Path(questions).read_text().splitlines()]
     rows = [question.row for question in store.questions]
     assert rows == [ids.index(question.id) for question in store.questions]
@@ -82,33 +93,29 @@ def test_a_store_without_positions_has_the_same_identity(tmp_path: Path) -> None
     assert [question.row for question in Store.open(path).questions] == list(range(20))
 
 
-def test_five_samples_in_one_or_two_runs_are_the_same(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
-    sample(str(tmp_path / "a"), recipe(questions, tiny_folder, k=5))
-    for k in (2, 5):
-        sample(str(tmp_path / "b"), recipe(questions, tiny_folder, k=k))
+def test_five_samples_in_one_or_two_runs_are_the_same(
+    path: Path, tmp_path: Path, questions: str, tiny_folder: Path
+) -> None:
+    stores = [sample(str(folder), recipe(questions, tiny_folder, k=5)) for folder in (path, tmp_path / "one run")]
     rows = [
-        sorted(
-            (r["question_id"], r["sample"], r["text"]) for r in Store.open(tmp_path / name).samples.read().to_pylist()
-        )
-        for name in "ab"
+        sorted((r["question_id"], r["sample"], r["text"]) for r in store.samples.read().to_pylist()) for store in stores
     ]
+    assert len(rows[0]) == 60
     assert rows[0] == rows[1]
 
 
 def test_an_interrupted_run_continues_and_gives_the_same_bytes(
-    tmp_path: Path, questions: str, tiny_folder: Path
+    path: Path, tmp_path: Path, questions: str, tiny_folder: Path
 ) -> None:
-    for name in ("whole", "broken"):
-        sample(str(tmp_path / name), recipe(questions, tiny_folder))
-        read(str(tmp_path / name), model=str(tiny_folder))
-    broken = tmp_path / "broken"
+    read(str(path), model=str(tiny_folder))
+    broken = Path(shutil.copytree(path, tmp_path / "broken"))
     (broken / "samples/00001.000-003.json").unlink()
     (broken / "samples/00001.000-003.parquet").write_bytes(b"half")
     (broken / "signals/hidden/question/00000.safetensors").unlink()
     (broken / "questions.parquet").unlink()
     sample(str(broken), recipe(questions, tiny_folder))
     read(str(broken), model=str(tiny_folder))
-    assert contents(broken) == contents(tmp_path / "whole")
+    assert contents(broken) == contents(path)
 
 
 @pytest.mark.parametrize(
@@ -122,35 +129,34 @@ def test_an_interrupted_run_continues_and_gives_the_same_bytes(
             {"policy": Decoding(max_new_tokens=6, prompt=PromptTemplate("Q: {question}"))},
             "policy.decoding.prompt.template",
         ),
-        ({"block_size": 8}, "block_size: found 32, expected 8"),
-        ({"n_questions": 20}, "questions: found"),
+        ({"block_size": 4}, "block_size: found 8, expected 4"),
+        ({"n_questions": 6}, "questions: found"),
     ],
 )
 def test_another_identity_is_refused_with_both_values(
-    tmp_path: Path, questions: str, tiny_folder: Path, changes: dict[str, Any], named: str
+    path: Path, questions: str, tiny_folder: Path, changes: dict[str, Any], named: str
 ) -> None:
-    sample(str(tmp_path / "store"), recipe(questions, tiny_folder))
     with pytest.raises(InputError, match=named):
-        sample(str(tmp_path / "store"), recipe(questions, tiny_folder, **changes))
+        sample(str(path), recipe(questions, tiny_folder, **changes))
 
 
-def test_another_model_of_the_same_name_is_refused(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
-    sample(str(tmp_path / "store"), recipe(questions, tiny_folder))
+def test_another_model_of_the_same_name_is_refused(
+    path: Path, tmp_path: Path, questions: str, tiny_folder: Path
+) -> None:
     other = tmp_path / "tiny"
     shutil.copytree(tiny_folder, other)
     tensors = load_file(other / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][0, 1] += 0.5
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match="model.fingerprint: found"):
-        sample(str(tmp_path / "store"), recipe(questions, other, k=4))
+        sample(str(path), recipe(questions, other, k=4))
     with pytest.raises(InputError, match="Expected the model of the store .* differs in fingerprint"):
-        read(str(tmp_path / "store"), model=str(other))
+        read(str(path), model=str(other))
 
 
-def test_device_and_k_are_not_in_the_identity(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
-    first = sample(str(tmp_path / "a"), recipe(questions, tiny_folder, k=2))
-    second = sample(str(tmp_path / "b"), recipe(questions, tiny_folder, k=3, device="cpu"))
-    assert first.sha256 == second.sha256
+def test_device_and_k_are_not_in_the_identity(sampled: Path, tmp_path: Path, questions: str, tiny_folder: Path) -> None:
+    other = sample(str(tmp_path / "store"), recipe(questions, tiny_folder, k=2, device="cpu"))
+    assert other.sha256 == Store.open(sampled).sha256
 
 
 def test_verify_names_damaged_files(tmp_path: Path, small_store: Path) -> None:
@@ -215,10 +221,8 @@ def test_another_dtype_is_refused_before_the_model_is_loaded(small_store: Path, 
         asked.check_store(Store.open(small_store))
 
 
-def test_a_lost_shard_of_an_extended_store_is_drawn_again(tmp_path: Path, questions: str, tiny_folder: Path) -> None:
-    path = tmp_path / "store"
-    for k in (3, 6):
-        sample(str(path), recipe(questions, tiny_folder, k=k))
+def test_a_lost_shard_of_an_extended_store_is_drawn_again(path: Path, questions: str, tiny_folder: Path) -> None:
+    sample(str(path), recipe(questions, tiny_folder, k=6))
     grade(str(path))
     before = contents(path)
     for ending in ("parquet", "json"):
@@ -231,9 +235,8 @@ def test_a_lost_shard_of_an_extended_store_is_drawn_again(tmp_path: Path, questi
 
 
 def test_another_model_folder_is_refused_for_a_complete_store(
-    tmp_path: Path, questions: str, tiny_folder: Path
+    path: Path, tmp_path: Path, questions: str, tiny_folder: Path
 ) -> None:
-    path = tmp_path / "store"
     make_store(str(path), recipe(questions, tiny_folder), "short", ["hidden"])
     other = Path(shutil.copytree(tiny_folder, tmp_path / "other"))
     with pytest.raises(InputError, match="policy.model.id: found 'tiny', expected 'other'"):
@@ -298,9 +301,14 @@ def embed(store: Store, scope: Scope, how: dict[str, Any] = HOW) -> None:
         store.signals.write("text_embedding", place, {"0/text": vectors}, settings=how)
 
 
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return altered_stores.make_store(tmp_path_factory.mktemp("made") / "store")
+
+
 @pytest.fixture
-def made(tmp_path: Path) -> Store:
-    return Store.open(altered_stores.make_store(tmp_path / "store"))
+def made(made_once: Path, tmp_path: Path) -> Store:
+    return Store.open(shutil.copytree(made_once, tmp_path / "store"))
 
 
 @pytest.mark.slow
@@ -431,9 +439,9 @@ def test_a_store_that_no_longer_exists_is_not_created_again(
 
     monkeypatch.setattr(parquet, "write_file", vanish)
     with pytest.raises(InputError, match="no longer exists. Check that its file system is mounted. Then run the same"):
-        sample(str(path), recipe(questions, tiny_folder, block_size=20))
+        sample(str(path), recipe(questions, tiny_folder, block_size=10))
     assert not list(path.rglob("*.parquet"))
     monkeypatch.undo()
     shutil.rmtree(path, ignore_errors=True)
     (tmp_path / "away").rename(path)
-    assert sample(str(path), recipe(questions, tiny_folder, block_size=20)).samples.read().num_rows == 120
+    assert sample(str(path), recipe(questions, tiny_folder, block_size=10)).samples.read().num_rows == 36

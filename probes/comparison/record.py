@@ -46,7 +46,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
         "methods": {name: _method(out, name, n_resamples, seed) for name in names},
         "on_half": {BEST: figures(out, BEST, True, n_resamples, seed)},
         "answers": {name: answer_figures(out, name, n_resamples, seed) for name in answer_names},
-        "tests": paired_tests(out, pairs, 5 * n_resamples, seed),
+        "tests": paired_tests(out, pairs, n_resamples, seed),
         "chosen": out.chosen,
         "masked": out.masked,
         "notes": out.notes,
@@ -136,13 +136,14 @@ def answer_figures(out: OutOfFold, name: str, n_resamples: int, seed: int) -> di
 
 
 def paired_tests(
-    out: OutOfFold, pairs: Sequence[tuple[str, str]], n_resamples: int = 10_000, seed: int = 0
+    out: OutOfFold, pairs: Sequence[tuple[str, str]], n_resamples: int = 2000, seed: int = 0
 ) -> list[dict[str, Any]]:
     """Test paired differences between methods. The Holm correction covers all tests of the same metric.
 
     Args:
         pairs: Names (a, b) of the two methods in each test.
-        n_resamples: Number of resamples or sign flips for each p-value; see `difference`.
+        n_resamples: Number of resamples for each interval. Each p-value uses five times this number of resamples or
+            sign flips; see `difference`.
 
     Returns:
         One dict for each pair and metric whose difference is defined. `value` is the difference a − b, `p_holm` is the
@@ -153,7 +154,7 @@ def paired_tests(
         half = is_half(a) or is_half(b)
         first, second = common_rows(scored(out, a, half), scored(out, b, half))
         for metric in ("auroc", "brier"):
-            test = difference(first, second, metric, seed=seed, n_draws=n_resamples)
+            test = difference(first, second, metric, n_resamples, seed, n_draws=5 * n_resamples)
             if test is not None:
                 names = {"a": a, "b": b, "metric": metric, "half": half}
                 tests.append({**names, "n_questions": first.n_questions, **test})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from extract.errors import InputError
 from extract.store.shards import Block
 from extract.store.store import Store
 from probes.baselines.registry import BASELINES, Baseline, available, baselines_of, confidence
-from probes.comparison.out_of_fold import Comparison
+from probes.comparison.out_of_fold import BEST, Comparison
 from probes.comparison.record import comparison_record
 from probes.fitting import calibration
 from probes.metrics.functional import capability_auroc
@@ -44,6 +45,11 @@ def data_of(store: Path, target: str, **options: object) -> FeatureDataModule:
     return data
 
 
+def some_baselines(*names: str) -> dict[str, Baseline]:
+    """Return the baselines that a report needs, and those with the given names."""
+    return {name: BASELINES[name] for name in ("constant", "base_rate", *names)}
+
+
 def test_response_rows_are_graded_answers_and_no_question_is_in_two_splits(full_store: Path) -> None:
     data = data_of(full_store, "response")
     assert sum(len(rows) for rows in data.split_rows.values()) == 720
@@ -59,8 +65,7 @@ def test_response_rows_are_graded_answers_and_no_question_is_in_two_splits(full_
 
 
 def test_an_answer_without_a_state_is_in_no_split(full_store: Path, tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", *planted(), k=6)
-    add_answer_signals(store)
+    store = Store.open(shutil.copytree(full_store, tmp_path / "store"))
     part = store.samples.ranges()[0]
     held = load_file(store.signals.file("hidden", part))
     for tensor in held.values():
@@ -122,14 +127,26 @@ def test_methods_with_too_few_questions_for_isotonic_are_left_out_with_the_reaso
     full_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration, "LEAST_ISOTONIC_ROWS", 100)
+    monkeypatch.setattr("probes.report.report.BASELINES", some_baselines("verbalized", "verbalized_isotonic"))
     data = data_of(full_store, "capability")
     with pytest.raises(InputError, match="at least 100 rows"):
         confidence("verbalized_isotonic", data)(data.question_rows)
-    report = Report(fit(data), data, seed=0, n_resamples=50)
+    report = Report(fit(data), data, seed=0, n_resamples=10)
     assert "at least 100 rows" in report.record["masked"]["verbalized_isotonic"]
     assert "verbalized_isotonic" not in report.methods
     assert report.methods["verbalized"].confidence.isnan().any()  # unparsed replies are NaN
-    masked = Comparison(str(full_store), probes=["logistic"], n_folds=3).run().masked
+
+
+def test_baselines_that_cannot_be_computed_are_left_out_of_a_comparison_with_the_reason(
+    full_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "LEAST_ISOTONIC_ROWS", 100)
+    store = Store.open(shutil.copytree(full_store, tmp_path / "store"))
+    for suffix in (".parquet", ".json"):
+        store.asked.file("verbalized", Block(1)).with_suffix(suffix).unlink()
+    assert set(data_of(store.path, "capability").table.asked) == {"p_true"}
+    masked = Comparison(str(store.path), probes=["logistic"], n_folds=2).run().masked
+    assert "--baselines '[verbalized]'" in masked["verbalized"]
     assert "at least 100 rows" in masked["p_true_isotonic"]
 
 
@@ -170,7 +187,9 @@ def test_baselines_in_the_tables_of_the_documentation_are_in_the_registry() -> N
     assert set(BASELINES) <= {*names, "answer_length", "p_true_answer"}
 
 
-def test_a_new_baseline_needs_one_registry_entry(full_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_with_all_data_contains_every_method_and_a_new_baseline_needs_one_registry_entry(
+    full_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def words(data: FeatureDataModule, rows: object) -> torch.Tensor:
@@ -178,29 +197,28 @@ def test_a_new_baseline_needs_one_registry_entry(full_store: Path, monkeypatch: 
         return torch.tensor([float(len(text.split())) for text in data.table.texts])
 
     monkeypatch.setitem(BASELINES, "words", Baseline({"question": words}))
-    record = comparison_record(Comparison(str(full_store), probes=["logistic"], n_folds=2).run(), 2, 100, 0)
+    out = Comparison(str(full_store), probes=["logistic", "sep", "seu_ridge"], n_folds=2).run()
+    methods = {"sep", "seu_ridge", "text_embedding", "verbalized", "p_true", "seu", "mean_entropy", "words"}
+    assert methods < set(out.confidence)
+    assert len(out.confidence) > 25
+    recorded = {"constant", "base_rate", BEST, *methods}  # the metrics of all would take most of the time
+    out.confidence = {name: values for name, values in out.confidence.items() if name in recorded}
+    record = comparison_record(out, n_folds=2, n_resamples=10, seed=0)
+    assert set(record["methods"]) == recorded
     assert record["methods"]["words"]["tokens_read"] == 0
     assert "words" in {row["b"] for row in record["tests"]}
     assert len(calls) == 1  # not once per fold
     data = data_of(full_store, "capability")
-    report = Report(fit(data), data, seed=0, n_resamples=50)
+    monkeypatch.setattr("probes.report.report.BASELINES", some_baselines("words"))
+    report = Report(fit(data), data, seed=0, n_resamples=10)
     assert report.figures_of["words"]["brier"]["value"] > 0
-
-
-def test_a_comparison_with_all_data_contains_every_method(full_store: Path) -> None:
-    out = Comparison(str(full_store), probes=["logistic", "sep", "seu_ridge"], n_folds=2).run()
-    record = comparison_record(out, 2, 100, 0)
-    assert {"sep", "seu_ridge", "text_embedding", "verbalized", "p_true", "seu", "mean_entropy"} < set(
-        record["methods"]
-    )
     assert {"response", "mean_nll", "max_entropy", "best_probe"} < set(record["answers"])
     assert record["answers"]["response"]["auroc"]["value"] > record["answers"]["best_probe"]["auroc"]["value"] - 0.2
     assert record["methods"]["verbalized"]["n_masked"] > 0
 
 
-def test_a_question_without_embeddings_has_no_agreement_and_is_in_no_split(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", *planted(), k=6)
-    add_answer_signals(store)
+def test_a_question_without_embeddings_has_no_agreement_and_is_in_no_split(full_store: Path, tmp_path: Path) -> None:
+    store = Store.open(shutil.copytree(full_store, tmp_path / "store"))
     part = store.samples.ranges()[0]
     vectors = load_file(store.signals.file("text_embedding", part))["0/answer"]
     vectors[6 * 7 : 6 * 8 - 1] = torch.nan  # five of the six answers to the eighth question
@@ -211,17 +229,6 @@ def test_a_question_without_embeddings_has_no_agreement_and_is_in_no_split(tmp_p
     assert data.n_unusable == 1
     assert 7 not in torch.cat(list(data.split_rows.values()))
     assert all(data.batch(split).target.isfinite().all() for split in ("train", "val", "test"))
-
-
-def test_incomplete_baselines_are_ignored(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "store", *planted(), k=6)
-    add_answer_signals(store)
-    for suffix in (".parquet", ".json"):
-        store.asked.file("verbalized", Block(1)).with_suffix(suffix).unlink()
-    data = data_of(tmp_path / "store", "capability")
-    assert set(data.table.asked) == {"p_true"}
-    masked = Comparison(str(tmp_path / "store"), probes=["logistic"], n_folds=2).run().masked
-    assert "--baselines '[verbalized]'" in masked["verbalized"]
 
 
 def test_a_probe_that_cannot_be_fitted_is_left_out(tmp_path: Path) -> None:
@@ -235,8 +242,10 @@ def test_a_probe_that_cannot_be_fitted_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["semantic_entropy", "seu", "response"])
 def test_a_run_with_another_target_is_complete_and_its_probe_states_the_target(
-    full_store: Path, tmp_path: Path, target: str
+    full_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
+    if target == "seu":  # the other two runs contain the baselines of questions and of answers
+        monkeypatch.setattr("probes.report.report.BASELINES", some_baselines())
     folder = train.run(
         [
             "--model=Ridge" if target == "seu" else "--model=Logistic",
@@ -244,7 +253,7 @@ def test_a_run_with_another_target_is_complete_and_its_probe_states_the_target(
             f"--data.store={full_store}",
             "--data.recipe=null",
             "--data.grader=made",
-            "--n_resamples=50",
+            "--n_resamples=10",
             f"--runs={tmp_path}",
             "--trainer.logger=false",
         ]
@@ -259,13 +268,14 @@ def test_a_run_with_another_target_is_complete_and_its_probe_states_the_target(
     assert target != "response" or own < set(record["splits"]["test"]["response"])
 
 
-def test_targets_that_cannot_be_predicted_are_refused(full_store: Path, small_store: Path) -> None:
+def test_targets_that_cannot_be_predicted_are_refused(full_store: Path, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", *planted()).path
     with pytest.raises(InputError, match="Did you mean .response"):
         FeatureDataModule(target="responses")
     with pytest.raises(InputError, match="--scope sample"):
-        data_of(small_store, "response")
+        data_of(store, "response")
     with pytest.raises(InputError, match="text_embedding"):
-        data_of(small_store, "seu")
+        data_of(store, "seu")
     assert Store.open(full_store).asked.names("question") == ["p_true", "verbalized"]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from probes import load_probe
 from probes.baselines.registry import BASELINES
 from probes.comparison.out_of_fold import Comparison
 from tests.helpers.planted import plant_grades, planted
+from tests.helpers.saved_probes import linear_probe
 from tests.helpers.synthetic import add_answer_signals, make_store
 from tests.helpers.tiny import write_questions
 
@@ -220,17 +222,30 @@ def test_mean_and_max_entropy_are_those_of_the_tokens(made_store: Path) -> None:
 
 
 def run(store: Path, tmp_path: Path, *options: str) -> Path:
-    fixed = ["--data.recipe=null", f"--data.grader={Store.open(store).grades.names()[0]}", "--n_resamples=50"]
-    return train.run(
-        [*options[:1], f"--data.store={store}", *fixed, f"--runs={tmp_path}", "--trainer.logger=false", *options[1:]]
+    fixed = ["--data.recipe=null", f"--data.grader={Store.open(store).grades.names()[0]}", "--n_resamples=10"]
+    fixed += [f"--data.store={store}", f"--runs={tmp_path}", "--trainer.logger=false"]
+    few = {name: BASELINES[name] for name in ("constant", "base_rate")}  # metrics of all would take half of the time
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("probes.report.report.BASELINES", few)
+        return train.run([*options[:1], *fixed, *options[1:]])
+
+
+@pytest.fixture(scope="module")
+def run_config(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that runs a config once."""
+    configs = Path(train.__file__).parent / "configs"
+    return cache(
+        lambda name, *options: run(
+            made_store, tmp_path_factory.mktemp("runs"), f"--config={configs / name}.yaml", *options
+        )
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["entropy_features", "entropy_profile", "joined"])
-def test_the_configs_for_token_signals_give_complete_runs(made_store: Path, tmp_path: Path, name: str) -> None:
+def test_the_configs_for_token_signals_give_complete_runs(run_config: Callable[..., Path], name: str) -> None:
     positions = ["--data.positions=[mean_answer,last_answer]"] if name == "joined" else []
-    folder = run(made_store, tmp_path, f"--config={Path(__file__).parents[2] / 'configs' / name}.yaml", *positions)
+    folder = run_config(name, *positions)
     record, probe = json.loads((folder / "report.json").read_text()), load_probe(folder / "probe")
     assert record["pooled"] == probe.config["pooled"]
     of_layers = name == "joined"
@@ -267,6 +282,12 @@ def read_store(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> P
     return folder / "store"
 
 
+@pytest.fixture(scope="module")
+def run_once(read_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that runs an experiment once for the same options."""
+    return cache(lambda *options: run(read_store, tmp_path_factory.mktemp("runs"), *options))
+
+
 PROFILE = ["--data.signal=entropy_profile"]
 JOINED = ["--data.join=[tokens,entropy_profile]"]
 SHAPE = ["--data.signal=tokens", "--data.positions=[entropy]", "--data.pooling=[distribution]", "--data.weights=prob"]
@@ -274,9 +295,9 @@ SHAPE = ["--data.signal=tokens", "--data.positions=[entropy]", "--data.pooling=[
 
 @pytest.mark.parametrize("options", [PROFILE, JOINED, SHAPE], ids=["alone", "joined", "shape"])
 def test_a_saved_probe_gives_answers_the_confidences_of_its_run(
-    read_store: Path, tiny_folder: Path, tmp_path: Path, options: list[str]
+    read_store: Path, tiny_folder: Path, run_once: Callable[..., Path], options: list[str]
 ) -> None:
-    folder = run(read_store, tmp_path, "--model=Logistic", "--data.target=response", "--data.grader=sure", *options)
+    folder = run_once("--model=Logistic", "--data.target=response", "--data.grader=sure", *options)
     model, tokenizer = load_model(str(tiny_folder))
     probe, store = load_probe(folder / "probe"), Store.open(read_store)
     texts = {question.id: question.text for question in store.questions}
@@ -304,12 +325,19 @@ def test_a_saved_probe_gives_answers_the_confidences_of_its_run(
     torch.testing.assert_close(given.confidence[plain], again, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("probe_class", ["Logistic", "LayerAverage"])
-@pytest.mark.parametrize("options", [PROFILE, JOINED], ids=["alone", "joined"])
+@pytest.mark.parametrize(
+    ("options", "probe_class", "n_layers"),
+    [(PROFILE, "LayerAverage", 0), (JOINED, "LayerAverage", 2), (JOINED, "Logistic", 1)],
+)
 def test_a_saved_probe_gives_questions_the_confidences_of_its_run(
-    read_store: Path, tiny_folder: Path, tmp_path: Path, options: list[str], probe_class: str
+    read_store: Path,
+    tiny_folder: Path,
+    run_once: Callable[..., Path],
+    options: list[str],
+    probe_class: str,
+    n_layers: int,
 ) -> None:
-    folder = run(read_store, tmp_path, f"--model={probe_class}", *options)
+    folder = run_once(f"--model={probe_class}", *options)
     model, tokenizer = load_model(str(tiny_folder))
     probe, store = load_probe(folder / "probe"), Store.open(read_store)
     texts = {question.id: question.text for question in store.questions}
@@ -318,20 +346,15 @@ def test_a_saved_probe_gives_questions_the_confidences_of_its_run(
     assert probe.score(model, tokenizer, questions).confidence.tolist() == pytest.approx(expected, abs=1e-4)
     attached = probe.attach(model, tokenizer)
     answers = attached.generate(questions[:4], max_new_tokens=2, do_sample=True, num_return_sequences=2)
-    assert (
-        probe.layers == []
-        if options == PROFILE
-        else len(probe.layers) == {"Logistic": 1, "LayerAverage": 2}[probe_class]
-    )
+    assert len(probe.layers) == n_layers
     twice = [one for one in expected[:4] for _ in range(2)]
     assert answers.confidence.tolist() == pytest.approx(twice, abs=1e-4)
 
 
-@pytest.fixture(scope="module")
-def saved(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a probe of the entropy profile."""
-    options = ["--model=Logistic", "--data.target=response", *PROFILE]
-    return run(made_store, tmp_path_factory.mktemp("runs"), *options) / "probe"
+@pytest.fixture
+def saved(run_config: Callable[..., Path], tmp_path: Path) -> Path:
+    """Return a copy of a probe of the entropy profile of answers."""
+    return Path(shutil.copytree(run_config("entropy_profile") / "probe", tmp_path / "probe"))
 
 
 @pytest.mark.slow
@@ -361,20 +384,20 @@ def saved(made_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("target", "capability", "`pooled.pooling`"),
     ],
 )
-def test_a_config_with_unreadable_features_is_refused(
-    saved: Path, tmp_path: Path, field: str, value: object, message: str
-) -> None:
-    probe = Path(shutil.copytree(saved, tmp_path / "probe"))
-    config = json.loads((probe / "config.json").read_text())
+def test_a_config_with_unreadable_features_is_refused(saved: Path, field: str, value: object, message: str) -> None:
+    config = json.loads((saved / "config.json").read_text())
     *outer, name = field.split(".")
     (config[outer[0]] if outer else config)[name] = value
-    (probe / "config.json").write_text(json.dumps(config))
+    (saved / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=message):
-        load_probe(probe)
+        load_probe(saved)
 
 
-def test_a_layer_that_the_model_lacks_is_named(read_store: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    probe = run(read_store, tmp_path, "--model=Logistic", *PROFILE) / "probe"
+def test_a_layer_that_the_model_lacks_is_named(
+    tiny_folder: Path, tmp_path: Path, run_once: Callable[..., Path]
+) -> None:
+    folder = run_once("--model=LayerAverage", *PROFILE)
+    probe = Path(shutil.copytree(folder / "probe", tmp_path / "probe"))
     config = json.loads((probe / "config.json").read_text())
     config["pooled"]["keys"][-1] = "entropy_profile/7/entropy"
     (probe / "config.json").write_text(json.dumps(config))
@@ -383,15 +406,14 @@ def test_a_layer_that_the_model_lacks_is_named(read_store: Path, tiny_folder: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("versions", "options"), [((2, 3), []), ((3,), PROFILE)], ids=["states", "tokens"])
+@pytest.mark.parametrize(("versions", "of_tokens"), [((2, 3), False), ((3,), True)], ids=["states", "tokens"])
 def test_a_probe_of_an_earlier_format_gives_the_same_confidences(
-    made_store: Path, tmp_path: Path, versions: Sequence[int], options: list[str]
+    saved: Path, model: Any, tokenizer: Any, tmp_path: Path, versions: Sequence[int], of_tokens: bool
 ) -> None:
-    target = ["--data.target=response"] if options else []
-    folder = run(made_store, tmp_path, "--model=Logistic", *target, *options) / "probe"
+    folder = saved if of_tokens else linear_probe(model, tokenizer).save(tmp_path / "linear", "card")
     config, probe = json.loads((folder / "config.json").read_text()), load_probe(folder)
     assert config["format_version"] == 6
-    assert ("pooled" in config) == bool(options)
+    assert ("pooled" in config) == of_tokens
     layers = config.pop("layers")
     features = torch.randn(5, config["d_model"])
     for version in versions:

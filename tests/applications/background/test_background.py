@@ -59,7 +59,7 @@ def write_json(path: Path, content: object) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.1, 0.3, 0.7])
 def test_the_temperature_of_a_system_is_recovered_within_one_grid_step(temperature: float) -> None:
-    found = estimate_temperature(SoftmaxSystem(n_tokens=4).systems(temperature, 32, 32), 100, 0)
+    found = estimate_temperature(SoftmaxSystem(n_tokens=4).systems(temperature, 32, 32), 2, 0)
     assert found.mean_temperature()[0] == pytest.approx(temperature, abs=0.05)
     assert found.mean_temperature(rule="ks_temperature")[0] == pytest.approx(temperature, abs=0.1)
 
@@ -77,8 +77,8 @@ def test_the_interval_covers_the_temperature_with_the_stated_probability() -> No
     hits = 0
     for seed in range(24):
         temperature = float(np.random.default_rng(seed).uniform(0.05, 0.95))
-        systems = SoftmaxSystem(seed, n_tokens=4, n_vocab=12).systems(temperature, 12, 12, GRID[::2])
-        found = interval(estimate_temperature(systems, 200, 0).mean_temperature(), 30)
+        systems = SoftmaxSystem(seed, n_prompts=15, n_tokens=4, n_vocab=12).systems(temperature, 12, 12, GRID[::4])
+        found = interval(estimate_temperature(systems, 100, 0).mean_temperature(), 15)
         hits += found["low"] <= temperature <= found["high"]
     assert hits >= 20  # with a coverage of 94 %, the probability of fewer hits is 1 %
 
@@ -86,8 +86,8 @@ def test_the_interval_covers_the_temperature_with_the_stated_probability() -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [8, 60])
 def test_different_numbers_of_outputs_do_not_bias_the_estimate(n: int) -> None:
-    systems = [SoftmaxSystem(seed, n_tokens=4).systems(0.4, n, 16, GRID[::4]) for seed in range(8)]
-    found = [estimate_temperature(one, 100, 0).mean_temperature()[0] for one in systems]
+    systems = [SoftmaxSystem(seed, n_tokens=4).systems(0.4, n, 16, GRID[::4]) for seed in range(4)]
+    found = [estimate_temperature(one, 2, 0).mean_temperature()[0] for one in systems]
     assert np.mean(found) == pytest.approx(0.4, abs=0.02)
 
 

@@ -111,7 +111,7 @@ def test_perfect_separation_gives_no_interval_and_too_few_right_answers_give_no_
 @pytest.mark.parametrize("k", [1, 4])
 def test_the_variance_of_the_difference_between_two_systems_is_that_of_repeated_draws(k: int) -> None:
     rng, found = np.random.default_rng(k), []
-    for _ in range(500):
+    for _ in range(200):
         easiness = rng.normal(size=100)
         systems = []
         for noise in (0.5, 1.0):  # both systems answer the same questions, with answers of their own

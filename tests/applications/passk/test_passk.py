@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from scipy.integrate import quad
-from scipy.stats import beta
+from scipy.special import beta
 
 from applications.__main__ import COMMANDS
 from applications.intervals import mean_over_groups
@@ -124,8 +124,9 @@ def test_a_prior_corrects_the_predictions_of_an_uninformative_confidence() -> No
 @pytest.mark.slow
 def test_predictions_from_a_prior_are_expectations() -> None:
     a, b, k = np.array([0.4, 2.0, 0.0, 1.0]), np.array([0.7, 1.0, 1.0, 0.0]), [1, 3, 20]
+    densities = [{"weight": "alg", "wvar": (a[i] - 1, b[i] - 1)} for i in (0, 1)]  # pᵃ⁻¹(1 − p)ᵇ⁻¹
     expected = [
-        [quad(lambda p, i=i, n=n: (1 - (1 - p) ** n) * beta(a[i], b[i]).pdf(p), 0, 1)[0] for i in (0, 1)] for n in k
+        [quad(lambda p, n=n: 1 - (1 - p) ** n, 0, 1, **densities[i])[0] / beta(a[i], b[i]) for i in (0, 1)] for n in k
     ]
     found = predict_from_prior(a, b, k)
     np.testing.assert_allclose(found[:, :2], expected, rtol=1e-6)

@@ -34,6 +34,13 @@ def questions() -> list[Question]:
 
 
 @pytest.fixture(scope="module")
+def features(questions: list[Question]) -> dict[str, np.ndarray]:
+    features, masked = question_sources(questions)
+    assert masked == {}
+    return features
+
+
+@pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory, questions: list[Question]) -> Store:
     """Make a store in which long questions are answered better."""
     accuracy = 1 / (1 + np.exp(-4 * benchmark.rank([len(question.text) for question in questions])))
@@ -130,29 +137,27 @@ def test_permutations_in_chunks_repeat_the_whole_cross_validation(monkeypatch: p
 @pytest.mark.slow
 def test_intervals_of_uninformative_features_contain_one_half_although_folds_depend_on_each_other() -> None:
     rng, contain, plain = np.random.default_rng(0), 0, 0
-    for _ in range(100):
+    for _ in range(50):
         features = torch.from_numpy(cosines(rng.random((200, 1))))
         right = torch.from_numpy(rng.binomial(10, rng.beta(0.5, 0.8, 200)))
         grades = Scored(
             torch.zeros(200), right, torch.full((200,), 10), fold=torch.from_numpy(rng.permutation(200) % 5)
         )
-        found = audit_source(features, grades, 200, 0)["auroc"]
+        found = audit_source(features, grades, 100, 0)["auroc"]
         contain += found["low"] <= 0.5 <= found["high"]
         confidence = out_of_fold(features, grades.accuracy[None], grades.fold)[0]
-        bootstrap = estimate(grades._replace(confidence=confidence), "auroc", 200, 0)
+        bootstrap = estimate(grades._replace(confidence=confidence), "auroc", 100, 0)
         assert bootstrap is not None
         plain += bootstrap["low"] <= 0.5 <= bootstrap["high"]
-    assert contain >= 90
-    assert plain < 90
+    assert contain >= 45
+    assert plain < 45
 
 
 # Sources
 
 
 @pytest.mark.slow
-def test_every_source_has_its_features(questions: list[Question]) -> None:
-    features, masked = question_sources(questions)
-    assert masked == {}
+def test_every_source_has_its_features(features: dict[str, np.ndarray]) -> None:
     assert features.keys() == SOURCES.keys() - {"text_embedding"}
     assert {len(values) for values in features.values()} == {200}
 
@@ -169,12 +174,12 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("source", CHANGES)
 def test_a_change_of_one_property_changes_only_the_features_of_its_source(
-    questions: list[Question], source: str
+    questions: list[Question], features: dict[str, np.ndarray], source: str
 ) -> None:
     place = next(i for i, one in enumerate(questions) if one.references[0] == "C" and one.group == "group 2")
     changed = [replace(one, **CHANGES[source]) if i == place else one for i, one in enumerate(questions)]
-    before, after = question_sources(questions)[0], question_sources(changed)[0]
-    moved = {name for name in before if not np.array_equal(before[name][place], after[name][place])}
+    after, _ = question_sources(changed)
+    moved = {name for name in features if not np.array_equal(features[name][place], after[name][place])}
     assert moved == {source} | {"text": {"length"}, "options": {"key"}}.get(source, set())
 
 
@@ -278,19 +283,25 @@ def test_a_single_question_with_right_answers_gives_values_without_intervals(tmp
     assert "[" not in audit_verdict(record)
 
 
+@pytest.fixture(scope="module")
+def leaky() -> tuple[list[Question], Any]:
+    """Return questions for planted leaks, and their features."""
+    questions = benchmark.made_questions(300, np.random.default_rng(0))
+    return questions, benchmark.leak_features(questions)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("leak", benchmark.LEAKS)
-def test_planted_leaks_of_every_kind_are_found(leak: str) -> None:
+def test_planted_leaks_of_every_kind_are_found(leaky: tuple[list[Question], Any], leak: str) -> None:
     source, property_of = benchmark.LEAKS[leak]
-    questions = benchmark.made_questions(300, np.random.default_rng(0))
-    features = benchmark.leak_features(questions)
+    questions, features = leaky
     value, found = property_of(questions), []
     strength = benchmark.strength_of(value)
-    for seed in range(4):
+    for seed in range(3):
         rng = np.random.default_rng(seed)
         accuracy = benchmark.accuracies(value, strength, rng)
         found.append(leaks(benchmark.audited(features, accuracy, 199, rng)))
-    assert sum(source in names for names in found) >= 3
+    assert all(source in names for names in found)
     assert sum(len(set(names) - {source}) for names in found) <= 1
 
 

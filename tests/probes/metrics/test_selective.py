@@ -143,7 +143,8 @@ def test_wrong_answers_below_all_right_ones_are_detected_without_false_positives
 def test_the_area_of_questions_is_the_expected_area_of_a_random_answer_to_each() -> None:
     f, right, known, _ = simulated()
     drawn = torch.rand(4000, 60, generator=torch.Generator().manual_seed(0)) < right / known
-    areas = torch.stack([F.aurc(f, answers, torch.ones(60)) for answers in drawn])
+    both = torch.arange(120) < 60  # a right and a wrong answer to each question, of which one has weight 0
+    areas = F.aurc(f.repeat(2), both, torch.ones(120), torch.cat([drawn, ~drawn], 1))
     assert float(areas.mean()) == pytest.approx(float(F.aurc(f, right, known)), abs=4 * float(areas.std()) / 4000**0.5)
 
 

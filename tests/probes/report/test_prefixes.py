@@ -20,7 +20,7 @@ from tests.helpers.token_states import token_store
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureDataModule:
     """Return answers with evidence in single tokens, which can be in any part of the answer."""
-    store = token_store(tmp_path_factory.mktemp("store") / "made", n=150, longest=16)
+    store = token_store(tmp_path_factory.mktemp("store") / "made", n=100, longest=16)
     data = FeatureDataModule(str(store.path), target="response", signal="hidden_tokens", prefixes=True)
     data.setup()
     return data
@@ -28,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FeatureDataModule:
 
 @pytest.mark.slow
 def test_results_by_fraction_are_those_of_each_prefix(data: FeatureDataModule) -> None:
-    module = fit(lambda: METHODS["multimax"].load()(lr=0.03, l2=0.01), data, epochs=30, seed=0)
+    module = fit(lambda: METHODS["multimax"].load()(lr=0.03, l2=0.01), data, epochs=15, seed=0)
     assert module.choice is not None
     rows = by_fraction(module, data, n_resamples=100, seed=0)
     test, val = (data.batch(split, prefixes=True) for split in ("test", "val"))

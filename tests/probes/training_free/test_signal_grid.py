@@ -201,21 +201,26 @@ def test_few_questions_of_a_class_give_no_standard_error() -> None:
 
 
 @pytest.mark.slow
-def test_corrected_p_values_equal_a_loop_over_permuted_grades() -> None:
+def test_corrected_p_values_equal_those_of_permuted_grades() -> None:
     rng, (question, sample) = np.random.default_rng(3), rows_of(12, 3)
     scores, right = drawn(rng, 5, 12, 3, 0.5)
     scores[0] += 1.5 * right
     n_draws = 200
     orders = torch.rand(500 + n_draws, 12, generator=torch.Generator().manual_seed(4)).argsort(1)
 
-    def distances(order: Tensor) -> list[float]:
-        grades = right.view(12, 3)[order].flatten()
-        return [abs(float(F.capability_auroc(one, grades, torch.ones(36))) - 0.5) for one in scores]
+    above, below = scores[:, :, None], scores[:, None]
+    won = (above > below).double() + (above == below).double() / 2
 
-    spread = np.sqrt(np.mean([np.square(distances(order)) for order in orders[:500]], axis=0))
-    largest = np.array([np.max(distances(order) / spread) for order in orders[500:]])
-    observed = np.array(distances(torch.arange(12))) / spread
-    wanted = [(1 + (largest >= one - 1e-6).sum()) / (1 + n_draws) for one in observed]
+    def distances(order: Tensor) -> Tensor:
+        """Return the distances [order, score] of the AUROCs from ½."""
+        grades = right.view(12, 3)[order].flatten(1).double()
+        aurocs = torch.einsum("oi,sij,oj->os", grades, won, 1 - grades) / (grades.sum(1) * (1 - grades).sum(1))[:, None]
+        return (aurocs - 0.5).abs()
+
+    spread = distances(orders[:500]).square().mean(0).sqrt()
+    largest = (distances(orders[500:]) / spread).amax(1)
+    observed = distances(torch.arange(12)[None])[0] / spread
+    wanted = [(1 + int((largest >= one - 1e-6).sum())) / (1 + n_draws) for one in observed]
     assert max_t(scores, right, question, sample, n_draws, seed=4).tolist() == pytest.approx(wanted, abs=1e-9)
 
 
@@ -224,10 +229,10 @@ def test_corrected_p_values_equal_a_loop_over_permuted_grades() -> None:
 def test_noise_is_significant_in_one_of_twenty_families(accuracy: float, shared: float) -> None:
     rng, (question, sample) = np.random.default_rng(5), rows_of(40, 4)
     found = 0
-    for seed in range(200):
+    for seed in range(100):
         scores, right = drawn(rng, 60, 40, 4, accuracy, shared)
         found += bool((max_t(scores, right, question, sample, 199, seed) <= 0.05).any())
-    assert 0.004 < found / 200 < 0.096  # three standard errors about 0.05
+    assert 0 < found / 100 < 0.115  # three standard errors about 0.05
 
 
 def test_equivalent_scores_are_counted_once() -> None:
@@ -301,11 +306,11 @@ def test_predictive_entropy_uses_other_answers_than_those_on_which_it_is_scored(
 def test_a_signal_with_the_wrong_sign_stays_below_one_half(tmp_path: Path) -> None:
     wrong: Made = {("tokens", "3/entropy"): lambda right, n, rng: planted(~right, n, rng)}
     store = fill(tmp_path / "store", wrong)
-    grid = make_grid(store, load_table(store), 0.4, n_draws=999)
+    grid = make_grid(store, load_table(store), 0.4, n_draws=99)
     row = grid.row_of[Score("tokens", "3/entropy", "mean")]
     assert float(grid.aurocs["val"].auroc[row]) < 0.3
     assert float(grid.aurocs["test"].auroc[row]) < 0.3
-    record = grid_record(grid, 200, 0)
+    record = grid_record(grid, 10, 0)
     assert record["grid"]["n_below"] > 0
     assert "rank wrong answers above right answers" in signals_page(record, [])
 

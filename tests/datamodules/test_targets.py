@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from probes.comparison.record import comparison_record
 from probes.fitting import calibration
 from probes.metrics.functional import capability_auroc
 from probes.report.report import Report
+from tests.helpers.experiments import few_baselines
 from tests.helpers.fitting import fit
 from tests.helpers.planted import planted
 from tests.helpers.synthetic import add_answer_signals, make_store
@@ -43,11 +45,6 @@ def data_of(store: Path, target: str, **options: object) -> FeatureDataModule:
     data = FeatureDataModule(str(store), target=target, **options)  # type: ignore[arg-type]
     data.setup()
     return data
-
-
-def some_baselines(*names: str) -> dict[str, Baseline]:
-    """Return the baselines that a report needs, and those with the given names."""
-    return {name: BASELINES[name] for name in ("constant", "base_rate", *names)}
 
 
 def test_response_rows_are_graded_answers_and_no_question_is_in_two_splits(full_store: Path) -> None:
@@ -127,11 +124,11 @@ def test_methods_with_too_few_questions_for_isotonic_are_left_out_with_the_reaso
     full_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration, "LEAST_ISOTONIC_ROWS", 100)
-    monkeypatch.setattr("probes.report.report.BASELINES", some_baselines("verbalized", "verbalized_isotonic"))
     data = data_of(full_store, "capability")
     with pytest.raises(InputError, match="at least 100 rows"):
         confidence("verbalized_isotonic", data)(data.question_rows)
-    report = Report(fit(data), data, seed=0, n_resamples=10)
+    with few_baselines("verbalized", "verbalized_isotonic"):
+        report = Report(fit(data), data, seed=0, n_resamples=10)
     assert "at least 100 rows" in report.record["masked"]["verbalized_isotonic"]
     assert "verbalized_isotonic" not in report.methods
     assert report.methods["verbalized"].confidence.isnan().any()  # unparsed replies are NaN
@@ -209,8 +206,8 @@ def test_a_comparison_with_all_data_contains_every_method_and_a_new_baseline_nee
     assert "words" in {row["b"] for row in record["tests"]}
     assert len(calls) == 1  # not once per fold
     data = data_of(full_store, "capability")
-    monkeypatch.setattr("probes.report.report.BASELINES", some_baselines("words"))
-    report = Report(fit(data), data, seed=0, n_resamples=10)
+    with few_baselines("words"):
+        report = Report(fit(data), data, seed=0, n_resamples=10)
     assert report.figures_of["words"]["brier"]["value"] > 0
     assert {"response", "mean_nll", "max_entropy", "best_probe"} < set(record["answers"])
     assert record["answers"]["response"]["auroc"]["value"] > record["answers"]["best_probe"]["auroc"]["value"] - 0.2
@@ -242,22 +239,21 @@ def test_a_probe_that_cannot_be_fitted_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["semantic_entropy", "seu", "response"])
 def test_a_run_with_another_target_is_complete_and_its_probe_states_the_target(
-    full_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+    full_store: Path, tmp_path: Path, target: str
 ) -> None:
-    if target == "seu":  # the other two runs contain the baselines of questions and of answers
-        monkeypatch.setattr("probes.report.report.BASELINES", some_baselines())
-    folder = train.run(
-        [
-            "--model=Ridge" if target == "seu" else "--model=Logistic",
-            f"--data.target={target}",
-            f"--data.store={full_store}",
-            "--data.recipe=null",
-            "--data.grader=made",
-            "--n_resamples=10",
-            f"--runs={tmp_path}",
-            "--trainer.logger=false",
-        ]
-    )
+    options = [
+        "--model=Ridge" if target == "seu" else "--model=Logistic",
+        f"--data.target={target}",
+        f"--data.store={full_store}",
+        "--data.recipe=null",
+        "--data.grader=made",
+        "--n_resamples=10",
+        f"--runs={tmp_path}",
+        "--trainer.logger=false",
+    ]
+    # the other two runs contain the baselines of questions and of answers
+    with few_baselines() if target == "seu" else nullcontext():
+        folder = train.run(options)
     record = json.loads((folder / "report.json").read_text())
     assert record["target"] == target
     assert json.loads((folder / "probe/config.json").read_text())["target"] == target

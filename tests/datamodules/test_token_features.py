@@ -24,6 +24,7 @@ from extract.store.ragged import Ragged
 from probes import load_probe
 from probes.baselines.registry import BASELINES
 from probes.comparison.out_of_fold import Comparison
+from tests.helpers.experiments import few_baselines
 from tests.helpers.planted import plant_grades, planted
 from tests.helpers.saved_probes import linear_probe
 from tests.helpers.synthetic import add_answer_signals, make_store
@@ -224,9 +225,7 @@ def test_mean_and_max_entropy_are_those_of_the_tokens(made_store: Path) -> None:
 def run(store: Path, tmp_path: Path, *options: str) -> Path:
     fixed = ["--data.recipe=null", f"--data.grader={Store.open(store).grades.names()[0]}", "--n_resamples=10"]
     fixed += [f"--data.store={store}", f"--runs={tmp_path}", "--trainer.logger=false"]
-    few = {name: BASELINES[name] for name in ("constant", "base_rate")}  # metrics of all would take half of the time
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("probes.report.report.BASELINES", few)
+    with few_baselines():
         return train.run([*options[:1], *fixed, *options[1:]])
 
 

@@ -67,7 +67,7 @@ def test_a_new_sampler_needs_a_class_and_a_registry_entry(
     command("inspect")
     command("verify")
     folder = train.run(
-        [f"--data.store={store}", "--data.recipe=null", f"--runs={tmp_path / 'runs'}", "--n_resamples=100"]
+        [f"--data.store={store}", "--data.recipe=null", f"--runs={tmp_path / 'runs'}", "--n_resamples=20"]
     )
     report = json.loads((folder / "report.json").read_text())
     assert "layer_average" in json.dumps(report)

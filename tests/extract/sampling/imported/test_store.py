@@ -162,7 +162,7 @@ def test_a_local_copy_reads_signals_and_a_probe_is_trained_on_them(
         "--data.recipe=null",
         "--data.grader=score",
         f"--runs={tmp_path / 'runs'}",
-        "--n_resamples=100",
+        "--n_resamples=20",
     ]
     folder = train.run(options)
     assert "`unknown` (known by name only) answered" in (folder / "report.md").read_text(encoding="utf-8")

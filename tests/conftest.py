@@ -30,7 +30,12 @@ MODELS = {"model", "tiny_folder", "make_small_store", "small_store"}
 
 @pytest.hookimpl(tryfirst=True)  # before pytest applies -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that run a model as slow. Those of SmolLM2-135M-Instruct come first, because they take longest."""
+    """Mark tests that run a model as slow.
+
+    Tests of SmolLM2-135M-Instruct come first, because they take longest. Those that share processes come next, so that
+    a single process of pytest-xdist runs all of them.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("processes") is None)
     items.sort(key=lambda item: item.get_closest_marker("real_model") is None)
     for item in items:
         fixtures = getattr(item, "fixturenames", [])  # docstring examples have none

@@ -152,8 +152,8 @@ def clusters_of(questions: Sequence[Question], column: str) -> Labels:
     if missing := names.count(""):
         known = ["group", "dataset", *sorted({f"meta.{key}" for question in questions for key in question.meta})]
         raise InputError(
-            f"Expected `clusters` to be a field of every question, but {missing} of {len(questions)} questions lack "
-            f"{column!r}.{nearest(column, known)} The known fields are {', '.join(known)}."
+            f"Expected `clusters` to name a field that all questions have, but {missing} of {len(questions)} questions "
+            f"lack {column!r}.{nearest(column, known)} The known fields are {', '.join(known)}."
         )
     number = np.unique(names, return_inverse=True)[1]
     if number.max() < 1:

@@ -67,9 +67,8 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     has = (n_questions > 0).astype(np.int64)
     if np.triu(has @ has.T, 1).max() < 2:
         raise InputError(
-            "Expected at least two facts with questions in the same two forms, but no two of the forms "
-            f"{', '.join(forms)} have more than one fact in common. Set `meta.pair` to the same value for all "
-            "questions about a fact."
+            f"Expected a pair of forms to have at least two facts in common, but each pair of {', '.join(forms)} has "
+            "at most one. Set `meta.pair` to the same value for all questions about a fact."
         )
     return Cells(
         pairs=pairs.tolist(),

@@ -50,8 +50,8 @@ def cluster(
     """Add new answers to the clusters of each question, in place.
 
     The new answers must be sorted by sample index. Answers with the same normalised form are treated as one. Each
-    answer is compared with the first members of the clusters. If such a member entails the answer, the reverse
-    direction is also tested. For each (premise, hypothesis) pair, `entails` returns whether the premise entails the
+    answer is compared with the first member of each cluster. If this member entails the answer, the reverse direction
+    is also tested. For each (premise, hypothesis) pair, `entails` returns whether the premise entails the
     hypothesis, and the number of tokens read.
     """
     pending: list[list[Answer]] = []  # per question: first answer of each new form

@@ -98,9 +98,9 @@ class _Measured:
 def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
     """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
-    A split (n, k) has n questions with k graded answers each, so it costs n · k answers. The cost of every split is a
-    budget. The splits of a budget cost more than half of the budget and at most all of it. Of the splits with the same
-    k, only the one with the highest n is kept. A budget is left out if it has only one split, or if it is at most 5 %
+    A split (n, k) has n questions with k graded answers each, so it costs n · k answers. Each distinct cost is used as
+    a budget. The splits of a budget cost more than half of it and at most all of it. Of the splits with the same k,
+    only the one with the highest n is kept. A budget is left out if it has only one split, or if it is at most 5 %
     below a larger budget.
 
     >>> splits_of_budgets([(48, 1), (96, 1), (48, 2), (96, 2), (48, 5), (96, 5)])

@@ -39,7 +39,7 @@ from tests.helpers.ray_cluster import kill_an_actor, small_cluster
 from tests.helpers.serving_stub import MODEL, stub
 from tests.helpers.tiny import save_model, tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 ONE_ACTOR = ["--engine", "ray", "--actors", "1"]
 
 

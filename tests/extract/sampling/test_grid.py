@@ -355,6 +355,7 @@ def test_signals_of_another_version_are_not_copied(
         read(str(family / "t0.5"), signals=["tokens"], model="nowhere")
 
 
+@pytest.mark.processes
 def test_a_killed_run_of_a_grid_continues(
     tmp_path: Path, recipe: Callable[..., StoreRecipe], tiny_folder: Path
 ) -> None:

@@ -43,7 +43,7 @@ from tests.helpers.serving_stub import MODEL, Running, answer_text, faults, stub
 from tests.helpers.serving_stub import Options as StubOptions
 from tests.helpers.tiny import write_questions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 KEY = "sk-not-to-be-seen-0123456789"
 

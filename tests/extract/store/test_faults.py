@@ -28,7 +28,7 @@ from extract.store.store import Store
 from tests.helpers.killing import Commands, content, finished, kill_often
 from tests.helpers.tiny import write_questions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 
 @pytest.fixture(scope="module")

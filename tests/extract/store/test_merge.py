@@ -216,6 +216,7 @@ def test_the_stores_of_a_grid_are_merged_by_name(tmp_path: Path, whole: Path, ha
         merge(halves[0], [str(tmp_path / "grid")])
 
 
+@pytest.mark.processes
 def test_a_killed_merge_continues(tmp_path: Path, whole: Path, halves: list[str]) -> None:
     new = tmp_path / "new"
     child = CONTEXT.Process(target=merge_slowly, args=(str(new), halves))

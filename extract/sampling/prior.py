@@ -27,7 +27,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 from scipy.special import betaln, gammaln
 
 from extract.errors import InputError
@@ -160,6 +159,8 @@ def fit_concentration(
 
 def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -> float:
     """Return the x within `bounds` that minimises ``loss(log x)``."""
+    from scipy.optimize import minimize_scalar  # here, because the import would delay every command
+
     return float(np.exp(minimize_scalar(loss, bounds=np.log(bounds), method="bounded").x))
 
 

@@ -337,6 +337,7 @@ def test_every_fold_spends_its_own_budget(store: Store, results: Path, confidenc
     np.testing.assert_array_equal(spent["answers"], spent["budget"])
 
 
+@pytest.mark.slow
 def test_the_page_says_how_many_questions_were_left_out(results: Path) -> None:
     page = (results / "budget.md").read_text()
     assert "answered 197 questions" in page

@@ -168,6 +168,7 @@ def test_a_domain_with_one_question_has_no_interval(tmp_path: Path) -> None:
     assert "| 3 | – | 1 | 1 |" in (out / "domains.md").read_text()
 
 
+@pytest.mark.slow
 def test_questions_without_a_known_grade_are_clustered_but_not_scored(store: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(store, tmp_path / "s"))
     opened = Store.open(path)

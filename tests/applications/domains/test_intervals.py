@@ -63,6 +63,7 @@ def test_all_intervals_cover_simultaneously_in_95_percent_of_the_simulations(k: 
     assert (missed / n_simulations <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / n_simulations)).all()
 
 
+@pytest.mark.slow
 def test_intervals_cover_if_clusters_differ_in_mean_and_variance() -> None:
     rng, missed = np.random.default_rng(1), 0
     means, concentrations = np.array([0.4, 0.9, 0.5, 0.2]), np.array([0.2, 20, 0.3, 20])

@@ -235,6 +235,7 @@ def test_clusters_of_very_different_sizes_are_warned_about(make: Make, tmp_path:
     assert "With only 21 clusters of very different sizes, which count as 3.8 of equal size, these results are" in page
 
 
+@pytest.mark.slow
 def test_names_are_escaped_in_tables(make: Make, tmp_path: Path) -> None:
     stores = [str(make("a|`", 0.5)), str(make("b", 1.0))]
     page = result(models(stores, n_resamples=100, out=str(tmp_path / "out")))[1]

@@ -238,6 +238,7 @@ def test_without_right_or_wrong_answers_nothing_is_extrapolated(
     assert ("None of the 120 answers is right" in page) == (not right)
 
 
+@pytest.mark.slow
 def test_a_single_question_has_no_intervals_and_no_baselines(make: Make, tmp_path: Path) -> None:
     folder = passk(str(make([[R, W, W, W]])), grader="given", out=str(tmp_path / "out"), n_resamples=100)
     figures = json.loads((folder / "passk.json").read_text())["stores"][0]

@@ -20,6 +20,7 @@ from extract.likelihood.report import describe_texts
 from tests.helpers.tiny import byte_tokenizer, tiny_model
 
 
+@pytest.mark.slow
 @given(st.integers(2, 200), st.integers(2, 50), st.data())
 def test_windows_score_every_token_but_the_first_once(n_tokens: int, window: int, data: st.DataObject) -> None:
     stride = data.draw(st.integers(1, window - 1))

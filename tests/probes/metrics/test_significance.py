@@ -52,6 +52,7 @@ def test_no_p_value_is_below_the_resolution_of_its_draws() -> None:
     assert bootstrap_p(lambda w: w.sum(-1), lambda w: 0 * w.sum(-1), 50, n_resamples=1999) == 2 / 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [12, 40])
 def test_without_a_difference_sign_flip_p_values_are_uniform(n: int) -> None:
     rng = np.random.default_rng(0)

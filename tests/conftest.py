@@ -35,8 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Tests of SmolLM2-135M-Instruct come first, because they take longest. Those that share processes come next, so that
     a single process of pytest-xdist runs all of them.
     """
-    items.sort(key=lambda item: item.get_closest_marker("processes") is None)
-    items.sort(key=lambda item: item.get_closest_marker("real_model") is None)
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("real_model", "processes")])
     for item in items:
         fixtures = getattr(item, "fixturenames", [])  # docstring examples have none
         if item.get_closest_marker("real_model") or not MODELS.isdisjoint(fixtures):

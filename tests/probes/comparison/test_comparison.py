@@ -52,7 +52,7 @@ def record(out: OutOfFold) -> dict[str, Any]:
 
 
 @pytest.fixture
-def few_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
+def four_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare probes with four baselines only, because the metrics of all of them would take most of the time."""
     few = {"question": ["constant", "base_rate", "consistency"], "sample": ["mean_nll"]}
     monkeypatch.setattr("probes.comparison.out_of_fold.baselines_of", few.__getitem__)
@@ -107,7 +107,7 @@ def test_the_best_probe_is_the_first_within_one_standard_error_of_the_lowest_los
     assert comparison.out.confidence[BEST][rows["test"]].unique().tolist() == [PROBES.index(chosen)]
 
 
-@pytest.mark.usefixtures("few_baselines")
+@pytest.mark.usefixtures("four_baselines")
 def test_a_probe_that_returns_the_base_rate_can_be_the_best(tmp_path: Path) -> None:
     """The features are noise, so a probe with a slightly lower loss than the base rate is not significantly better."""
     rng = np.random.default_rng(5)
@@ -118,7 +118,7 @@ def test_a_probe_that_returns_the_base_rate_can_be_the_best(tmp_path: Path) -> N
         assert out.confidence[BEST][out.fold == number].unique().numel() == 1
 
 
-@pytest.mark.usefixtures("few_baselines")
+@pytest.mark.usefixtures("four_baselines")
 def test_a_probe_that_fails_in_a_later_fold_is_never_the_best(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Comparison(str(store), n_folds=3).folds[2]["train"].tolist()
     learn = Logistic.learn
@@ -215,7 +215,7 @@ def test_the_verdict_begins_with_the_chosen_probe_and_has_a_line_for_each_cheap_
     assert (same if n_auroc == n_brier else different) in "\n".join(lines)
 
 
-@pytest.mark.usefixtures("few_baselines")
+@pytest.mark.usefixtures("four_baselines")
 def test_compare_writes_its_page_record_pictures_and_predictions(store: Path, tmp_path: Path) -> None:
     folder = compare(str(store), str(tmp_path / "out"), probes=["difference_of_means"], folds=2, n_resamples=100)
     assert {path.name for path in folder.iterdir()} == {
@@ -252,7 +252,7 @@ def test_impossible_comparisons_are_refused_and_leave_no_folder(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("few_baselines")
+@pytest.mark.usefixtures("four_baselines")
 @pytest.mark.parametrize(
     ("k", "said"),
     [(2, "left out, because no question has"), (3, "methods are left out"), (4, "(2 answers per question)")],
@@ -263,7 +263,7 @@ def test_few_answers_leave_no_half_to_be_scored_on(tmp_path: Path, k: int, said:
     assert said in comparison_page(record, [])
 
 
-@pytest.mark.usefixtures("few_baselines")
+@pytest.mark.usefixtures("four_baselines")
 def test_identical_accuracies_have_no_skill_and_no_ceiling(tmp_path: Path) -> None:
     features, _ = planted()
     store = make_store(tmp_path / "store", features, np.full(120, 0.5))

@@ -273,7 +273,8 @@ def run(arguments: Sequence[str] | None = None) -> Path:
     prepare_wandb(loggers)
     with discarding(cli.run_folder):
         for signal in cli.datamodule.feature_spec.signals:
-            load_signal(signal, cli.datamodule.scope)  # a saved probe reads only signals computed by its model
+            # a saved probe can read only signals that its model computes; other signals raise an error
+            load_signal(signal, cli.datamodule.scope)
         cli.datamodule.needs |= set(cli.model.needs)
         cli.datamodule.prepare_data()  # in `fit`, the trainer would catch Ctrl-C
     with discarding(cli.run_folder, InputError), closing_wandb():

@@ -31,8 +31,8 @@ def open_stores(path: str) -> dict[float, Store]:
     The temperature of an imported store can be `UNKNOWN`.
 
     Raises:
-        InputError: If a store has no samples, or if the stores of a grid have the same temperature or differ in
-            anything else.
+        InputError: If a store has no samples, if two stores of a grid have the same temperature, or if the stores of a
+            grid differ in anything but temperature.
     """
     stores = [Store.open(folder) for folder in member_stores(Path(path)) or [Path(path)]]
     found: dict[float, Store] = {}

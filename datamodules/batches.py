@@ -8,7 +8,7 @@ from torch import Tensor
 
 from datamodules.streamed_features import StreamedFeatures
 
-#: Size in bytes of the buffers in which rows are shuffled, and number of random runs of rows in each buffer.
+#: Size in bytes of a shuffle buffer, and number of runs of consecutive rows that are drawn at random to fill it.
 BUFFER_BYTES, RUNS = 2**28, 64
 
 
@@ -16,7 +16,7 @@ class Batch(NamedTuple):
     """A batch of rows, one per question or answer.
 
     Attributes:
-        features: A tensor, [row, feature, d_model] float32, or `TokenStates` or `StreamedFeatures`.
+        features: Tensor [row, feature, d_model] float32, `TokenStates` or `StreamedFeatures`.
         target: Target of the probe, from 0 to 1, [row] float32. Higher means more likely to be right.
         right: Number of right answers, [row] float32.
         known: Number of answers with a known grade, [row] float32.

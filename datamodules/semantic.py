@@ -74,7 +74,7 @@ def entropy_threshold(entropies: NDArray[np.float64]) -> float:
         entropies: Semantic entropies in nats, [question]. NaN values are ignored.
 
     Raises:
-        InputError: If no threshold has questions in both groups.
+        InputError: If every threshold leaves one of the groups empty.
 
     >>> entropy_threshold(np.array([0.0, 0.0, 1.0, 1.0]))
     1e-10

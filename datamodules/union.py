@@ -48,8 +48,8 @@ class UnionDataModule(FeatureDataModule):
 def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
     """Return the rows of all stores in `data.broader`, with each row's group and question id (see `original_ids`).
 
-    Test questions of `data` and their rewordings are left out. If a store has no grades from the grader of `data`, the
-    grades of the store's only grader are used.
+    Test questions of `data` and their rewordings are left out. If a store has no grades by the grader of `data`, the
+    grades by its only grader are used.
 
     Raises:
         InputError: If a store differs from the store of `data` in the model or the features, or if no rows remain.

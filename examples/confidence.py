@@ -9,7 +9,7 @@ PROBE = sys.argv[1] if len(sys.argv) > 1 else "runs/NAME/probe"  # folder that `
 QUESTIONS = [
     "What is the capital of Greece?",
     "What is the capital of Costa Rica?",
-    "Translate 'good morning' to Nahuatl.",  # unlike all training questions
+    "Translate 'good morning' to Nahuatl.",  # unlike any training question
 ]
 
 hf_model, tokenizer = load_model()  # SmolLM2-135M-Instruct by default; also accepts a Hub id or a folder

@@ -78,9 +78,9 @@ def transfer(
 ) -> Path:
     """Train a probe on each question set and test it on every set.
 
-    For each set, a probe is also trained on all other sets and tested on the set left out, with and without back-off.
-    Back-off shifts the confidences of novel questions towards the mean accuracy of the training and validation
-    questions.
+    In addition, each set is left out in turn: a probe is trained on all other sets and tested on that set, with and
+    without back-off. Back-off shifts the confidences of novel questions towards the mean accuracy of the training and
+    validation questions.
 
     Args:
         stores: Folders of the stores, one per question set, with answers of the same model. If there is only one store,

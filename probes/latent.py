@@ -1,4 +1,4 @@
-"""Latent probe, which predicts from a question's hidden state how much the answers to the question vary."""
+"""Latent probe, which reads the hidden state of a question and predicts how much the answers to it vary."""
 
 import math
 
@@ -159,7 +159,7 @@ class Latent(Descent):
 
     @torch.no_grad()
     def on_train_end(self) -> None:
-        """Restore the best weights, choose and calibrate a candidate, and warn if the spread has collapsed."""
+        """Restore the best weights, choose and calibrate a candidate, and warn if its latent spread has collapsed."""
         batch = self.data.batch("val").to(self.device)
         features = self.standardised(batch.features)
         self._keep_best(self.candidate_scores(features), batch)

@@ -144,8 +144,7 @@ def match_reference(
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
     """Estimate the temperatures of half of a reference's outputs, with the other half as the reference.
 
-    Returns the estimates [resample, temperature], averaged over the metrics, with one estimate for each temperature of
-    the reference.
+    Returns the estimates [resample, temperature] for all temperatures of the reference, averaged over the metrics.
     """
     temperatures = np.array([*grid])
     known, held_out = (

@@ -76,7 +76,7 @@ def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
 
     The mismatch rate of a prompt is 1 minus its maximum exact match fraction (MEMF). The limit for the mean over M
     prompts is 1 − 0.05^(1 / (M (N − 1))), where N is the smallest number of outputs in `n_outputs` [prompt]. The
-    limit is also valid if the prompts have different mismatch rates.
+    limit also holds if the prompts have different mismatch rates.
     """
     return float(1 - 0.05 ** (1 / (len(n_outputs) * (n_outputs.min() - 1))))
 

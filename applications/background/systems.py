@@ -145,6 +145,6 @@ def _common_prompts(read: Sequence[Mapping[str, object]], shared: bool) -> tuple
         )
     if len(common) < LEAST_PROMPTS:
         raise InputError(
-            f"Expected at least {LEAST_PROMPTS} prompts for the bootstrap, but got {len(common)}. Use about 30."
+            f"Expected at least {LEAST_PROMPTS} prompts for the bootstrap, but got {len(common)}. Use about 30 prompts."
         )
     return common, n_unshared

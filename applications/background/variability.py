@@ -77,7 +77,7 @@ def max_exact_match(outputs: Counted, n: int, seed: int = 0) -> float:
 def collision_rate(outputs: Counted) -> float:
     """Compute the fraction of pairs of outputs that are identical.
 
-    The fraction is Σ m (m − 1) / (N (N − 1)), where m is the count of each distinct output and N = Σ m. It is the
+    The fraction is Σ m (m − 1) / (N (N − 1)), where m is the count of each distinct output and N = Σ m. This is an
     unbiased estimate of the probability that two new outputs are identical.
 
     >>> collision_rate(Counted.of(["Lima", "Lima", "Rome"]))

@@ -1,4 +1,4 @@
-"""Expected proportion of questions with at least one right answer if answers are drawn without replacement."""
+"""Expected proportion of questions with at least one right answer when answers are drawn without replacement."""
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ def success(
     fold: NDArray[np.int64],
     online: bool = False,
 ) -> Tensor:
-    """Compute the expected success at several budgets if answers are drawn in the order of their gains.
+    """Compute the expected success at several budgets when answers are drawn in the order of their gains.
 
     Success is the proportion of questions with at least one right answer. The budget is allocated anew in each
     resample. Tied answers share the remaining budget equally. The result is exact for the original questions. For

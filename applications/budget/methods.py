@@ -56,8 +56,8 @@ class Questions(NamedTuple):
         fold: Fold of each question, [question]. Folds are stratified by question group and have separate budgets.
         settings: Settings by name: `all` (all answers can be drawn), `half` (only the answers with odd indices can be
             drawn) and `online` (all answers can be drawn, but sampling stops at the first right answer).
-        concentration: Concentration of the beta prior for the base rate and for each confidence, averaged over the
-            questions, by name. None if it cannot be estimated.
+        concentration: Mean concentration of the beta priors for the base rate and for each confidence, by name. None if
+            it cannot be estimated.
     """
 
     rows: NDArray[np.int64]

@@ -38,8 +38,8 @@ def decide(
     """Find confidence thresholds for abstention, with a guaranteed bound on the risk of the remaining answers.
 
     The risk of a threshold is the expected fraction of wrong answers among the questions whose confidence is at least
-    the threshold. The questions of the store are treated as a random sample. With a probability of at least `level`,
-    the threshold found in this sample has at most the requested risk.
+    the threshold. The questions of the store are treated as a random sample. The risk of the threshold found in this
+    sample is at most the requested risk, with a probability of at least `level`.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

@@ -76,7 +76,7 @@ def decide_record(
     """Compute the content of decide.json.
 
     `confidences` maps each source of confidences to its risk–coverage `curve` and the results of `threshold_record`.
-    `requests` contains, for each requested risk, results that do not depend on the confidences. `routing` is None until
+    For each requested risk, `requests` contains results that do not depend on the confidences. `routing` is None until
     the command sets it.
     """
     losses, options = decided.losses, {"n_resamples": n_resamples, "seed": seed}

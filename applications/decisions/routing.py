@@ -1,6 +1,6 @@
 """Routing between a cheap and a strong store with answers to the same questions.
 
-A question is routed to the strong store if its confidence in the cheap store is below a threshold. The cost of an
+A question is routed to the strong store if its confidence for the cheap store is below a threshold. The cost of an
 answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong store. A routed
 question also costs the prompt tokens that the probe reads in the cheap store.
 """
@@ -42,11 +42,11 @@ class Pair(NamedTuple):
     reading_cost: Array
 
     def accuracy(self, is_routed: NDArray[np.bool_]) -> Array:
-        """Return the accuracy on each question, [question], if the questions in the mask `is_routed` are routed."""
+        """Return the accuracy on each question, [question]. `is_routed` is the mask of the routed questions."""
         return np.where(is_routed, self.strong, self.cheap)
 
     def cost(self, is_routed: NDArray[np.bool_]) -> Array:
-        """Return the cost of each question, [question], if the questions in the mask `is_routed` are routed."""
+        """Return the cost of each question, [question]. `is_routed` is the mask of the routed questions."""
         return np.where(is_routed, self.reading_cost + self.strong_cost, self.cheap_cost)
 
 

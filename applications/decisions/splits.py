@@ -12,7 +12,7 @@ N_SPLITS = 200
 
 
 def split_record(confidence: Array, losses: Array, risk: float, level: float, seed: int) -> dict[str, Any]:
-    """Certify thresholds on random halves of the questions, and measure them on the other halves.
+    """Certify thresholds on random halves of the questions, and evaluate them on the other halves.
 
     Returns:
         A dict with these entries:

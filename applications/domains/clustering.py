@@ -11,7 +11,7 @@ from extract.errors import InputError
 CANDIDATES = (2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20)
 #: Minimum mean number of distinct questions per cluster.
 LEAST_MEAN_SIZE = 20
-#: Fraction of the highest stability that the chosen number must reach.
+#: Minimum stability of the chosen number of clusters, as a fraction of the highest stability.
 SHARE_OF_BEST = 0.9
 #: Number of random splits into halves.
 N_SPLITS = 10

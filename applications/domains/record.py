@@ -120,7 +120,7 @@ def _figures(domains: Domains, cluster: NDArray[np.int64], n_clusters: int) -> l
 
 
 def _accuracy_for(confidence: str, table: QuestionTable) -> Values:
-    """Return the accuracy [question] on the answers from which the confidence was not computed.
+    """Return the accuracy [question] on the answers that were not used to compute the confidence.
 
     It is NaN if none of these answers has a known grade.
     """

@@ -24,14 +24,14 @@ def models(
     """Compare the accuracies of models, prompts or temperatures on the same questions, with paired tests.
 
     Args:
-        stores: Folders of two or more stores, which must contain samples and grades. In the folder of a temperature
-            grid, each temperature is treated as a store.
+        stores: Folders of two or more stores, which must contain samples and grades. The folder of a temperature
+            grid counts as one store per temperature.
         confidences: Confidences whose AUROCs are compared: one source for each store, or one for all stores. A source
             is the folder of a saved probe, or FILE:COLUMN for a column of a Parquet or CSV file.
         clusters: Question field that defines clusters of correlated questions: group, dataset or meta.KEY. By default,
             questions are treated as independent.
         shared: Whether to use only the questions that all stores have, if their questions differ.
-        difference: Difference in accuracy to detect. The required number of questions is computed for it.
+        difference: Difference in accuracy for which the required number of questions is computed.
         grader: Grader whose grades are used. Required if the stores have several graders.
         out: Folder to create for the page, record, table and plot. The default is runs/models-STORE-STORE.
         seed: Seed for resampling and sign-flip tests.

@@ -82,7 +82,7 @@ def fit(
     fixed: Mapping[str, float] | None = None,
     starts: Sequence[BetaBinomial] = (),
 ) -> BetaBinomial:
-    """Fit ln α, ln β and π₀ by maximum likelihood, once from each initial model. Returns the most likely fit.
+    """Fit ln α, ln β and π₀ by maximum likelihood, once from each initial model. Returns the best of these fits.
 
     Args:
         right: Number of right answers, [question]. For speed, pass each distinct pair of `right` and

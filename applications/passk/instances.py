@@ -48,9 +48,9 @@ def error_records(
 
     Args:
         confidences: Confidences [question] by name.
-        counts: Dict with two entries. Each is a pair of counts, the right and the graded answers of each question. The
-            entry `False` counts all answers. The entry `True` counts only the answers with odd indices, on which
-            methods that use the answers with even indices are scored.
+        counts: Pairs of counts: the numbers of right and of graded answers, each [question]. The entry `False` counts
+            all answers. The entry `True` counts only the answers with odd indices. It is needed to score confidences
+            that were computed from the answers with even indices.
         k: Numbers of answers, in ascending order.
 
     Returns:

@@ -51,7 +51,7 @@ def curve_picture(store: dict[str, Any]) -> Figure:
         band(axes[0, 0], curve["k"], predicted, color=colour, lw=1.5, label=name.replace("_", " "))
     if found:
         most = curve["k"][n_measured - 1]
-        axes[0, -1].axvline(most, color=GREY, lw=1, ls=":", label=f"{most} answers: extrapolation beyond")
+        axes[0, -1].axvline(most, color=GREY, lw=1, ls=":", label=f"extrapolation beyond {most} answers")
     for model, (name, colour) in _MODELS.items() if found else ():
         band(axes[0, -1], found["k"], found[model]["pass_at_k"], color=colour, lw=1.5, ls="--", label=name)
     axes[0, 0].set_ylabel("Pass@K")

@@ -89,7 +89,9 @@ def passk_record(
     most = int(known.min())
     k = [one for one in DEFAULT_K if one <= most] if k is None else sorted(set(k))
     if not k:
-        raise InputError("Expected `k` to be a list of numbers of answers, but it is empty. For example, pass '[1,4]'.")
+        raise InputError(
+            "Expected `k` to contain at least one number of answers, but it is empty. Pass '[1,4]', for example."
+        )
     confidences = read_confidences(graded, sources, k)
     groups, group = np.unique(np.array(graded.tables[0].groups)[graded.rows], return_inverse=True)
     ids = [graded.tables[0].ids[row] for row in graded.rows]

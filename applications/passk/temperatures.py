@@ -1,4 +1,4 @@
-"""Pass rates (mean Pass@K) of a fixed number of answers, drawn either at several temperatures or all at one."""
+"""Pass rates (mean Pass@K) of a fixed number of answers, drawn at several temperatures or at a single one."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -15,11 +15,11 @@ from extract.sampling.prior import Prior, fit_prior
 from extract.sampling.stopping import STOPPING_RULES, StoppingRule
 
 MAX_LOSS = 0.01
-#: Name of the `prior` rule, and name of the confidence that is the mean accuracy on the other half of the questions.
+#: Names of the `prior` rule and of the base rate, which is the mean accuracy on the other half of the questions.
 PRIOR, BASE_RATE = "prior", "base_rate"
 #: Votes that never stop early.
 MAJORITY, WEIGHTED, BEST_TEMPERATURE, SINGLE = "majority", "weighted", "best_temperature", "single"
-#: Function that returns the index of the best setting, from outcomes [setting, question] and a mask of questions.
+#: Function that takes outcomes [setting, question] and a mask of questions, and returns the index of the best setting.
 Choose = Callable[[Outcome, NDArray[np.bool_]], int]
 
 

@@ -39,7 +39,8 @@ def parse_confidence(text: str, ended: bool = True) -> float | None:
 
     Text up to ``</think>`` is ignored. The result is the last probability in a box, such as ``\boxed{0.85}``,
     ``\boxed{85\%}`` or ``\boxed{P = 0.85}``. If no box contains a probability, the last line must have the form
-    ``0.85``, ``85%`` or ``P = 0.85``. A whole number on that line is ignored, because it may be the answer.
+    ``0.85``, ``85%`` or ``P = 0.85``. On that line, a whole number without ``%`` is ignored, because it may be the
+    answer.
 
     Args:
         ended: Whether the reply is complete. In a truncated reply, only boxes are read.

@@ -40,7 +40,7 @@ _BETWEEN = re.compile(
     r"(?:[\s,;/&+|(]|\b(?:and|or|maybe|possibly|perhaps|also|as well as|even|either|both|option|choice)\b)*",
     re.IGNORECASE,
 )
-#: A lowercase letter that must be an option.
+#: A lowercase letter that can only stand for an option.
 _SMALL = re.compile(r"(\W{0,6}(?:(?:option|choice)\W{1,3})?)([a-z])(?=[)\].:*\"'”]|\W*$)")
 _SURELY_SMALL = re.compile(r"(?<!\w)\([a-z]\)|(?<!\w)[a-z](?=\s+is (?:the|my) (?:\w+ )?(?:answer|option|choice)\b)")
 #: Before most words, "A" is an article and "I" is a pronoun. Before the words excluded here, either can be an option.

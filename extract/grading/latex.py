@@ -6,7 +6,7 @@ from fractions import Fraction
 from extract.questions.numbers import has_terms, number_with_unit, numbers
 from extract.text import is_denied, normalize
 
-#: Start of a box (also with doubly escaped backslashes), an escaped character, or a brace.
+#: Start of a box (with one or two backslashes), an escaped character, or a brace.
 _BOX_PIECE = re.compile(r"\\{1,2}f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
 #: An exponent or index after a box, except degrees and ordinals (4^{th}).
 _SCRIPT = re.compile(r"\s*(?:[\^_]\s*(?:\{\s*-?[\dA-Za-z](?:[\d/]*)\s*\}|[\dA-Za-z](?![A-Za-z]))|[²³])")
@@ -73,14 +73,14 @@ NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last box, or None. Boxes that are unclosed or denied ("not 20") are skipped.
 
-    The content includes a minus sign before the box, and an exponent or index after it. Of nested boxes, the
-    innermost counts.
+    The content includes a minus sign before the box, and an exponent or index after it. If boxes are nested, the
+    innermost box is used.
 
     >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3"), last_boxed(r"\boxed{4}^2")
     ('\\frac{1}{2}', '4^2')
     """
     opened: list[re.Match[str]] = []
-    boxes: list[tuple[int, int, int]] = []  # start, and start and end of the content
+    boxes: list[tuple[int, int, int]] = []  # start of the box, and start and end of its content
     for piece in _BOX_PIECE.finditer(text):
         if piece[0].endswith("{") and piece[0] != r"\{":
             opened.append(piece)

@@ -72,7 +72,7 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
 
 
 def probability(logprobs: Sequence[float]) -> float | None:
-    """Return the largest probability of a continuation, divided by the sum over all continuations.
+    """Return the probability of the most likely continuation, divided by the total probability of all continuations.
 
     The result is None for a single continuation.
 

@@ -89,7 +89,7 @@ def encode_prompts(
             fix = f"Use the version of transformers that {str(store.path)!r} was sampled with."
             if not store.samples.provides.weights:
                 fix = (
-                    f"The local copy differs from the model or chat template that {store.model_id!r} was served with. "
+                    f"The local copy is not the model served as {store.model_id!r}, or has a different chat template. "
                     "Pass the served model as --model."
                 )
             raise InputError(

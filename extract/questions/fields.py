@@ -93,7 +93,7 @@ def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float | Decimal) and not math.isfinite(value))
 
 
-#: Function that reads the fields of a question from a row. The seed shuffles options.
+#: Function that reads the fields of a question from a row, given a seed for shuffling options.
 Read = Callable[[Row, int], Draft]
 
 
@@ -200,7 +200,8 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
     """Return the letter and the text of the correct option.
 
     Args:
-        answer: 0-based index of the option, or a string, which is tried as letter, text and index, in that order.
+        answer: 0-based index of the option, or a string, which is compared with the letters, the texts and the indices
+            of the options, in that order.
 
     Raises:
         InputError: If the answer does not identify exactly one option, or if there are more than 26 options.

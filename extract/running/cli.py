@@ -24,7 +24,7 @@ RENAMED: dict[str, str] = {
 _FLOAT = r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 
 
-#: The loader in C, where it is installed, is several times as fast.
+#: The C loader, if it is installed, is several times as fast.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

@@ -16,7 +16,7 @@ from extract.errors import InputError
 
 Result = TypeVar("Result")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_REPEAT_SECONDS = 1.0  # a terminal, or an impatient user, sends one Ctrl-C several times
+_REPEAT_SECONDS = 1.0  # terminals and impatient users may send Ctrl-C several times in a row
 _GO_ON = "Finished work is kept. Run the same command again to continue."
 
 

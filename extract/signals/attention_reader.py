@@ -191,7 +191,7 @@ _active: ContextVar[AttentionReader | None] = ContextVar("attention_reader", def
 
 
 def _register(implementation: str) -> str:
-    """Register `implementation` with a call of the active reader before it. Return the registered name."""
+    """Register an attention function that calls the active reader and then `implementation`. Return its name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import eager_mask, sdpa_mask

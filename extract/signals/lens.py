@@ -12,7 +12,7 @@ from torch.linalg import vecdot
 from extract.signals.base import Lens, TokenSpans
 from extract.signals.model_parts import Hooks, ModelHead, decoder_blocks, final_norm, n_layers, not_norm_alone
 
-#: Number of layers, directly before the last layer, to compare with it.
+#: Number of preceding layers to compare with the last layer.
 N_COMPARED = 10
 #: Number of logits in memory at a time.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**27}

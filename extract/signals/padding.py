@@ -75,7 +75,7 @@ def over_rows(
     compute: Callable[[Padded], dict[str, Tensor]],
     weights: Ragged | None = None,
 ) -> dict[str, Tensor]:
-    """Pad rows of similar length to batches, and apply a function to each batch.
+    """Group rows of similar length into padded batches, and apply a function to each batch.
 
     Args:
         values: Values of the tokens, [sum of lengths, …].

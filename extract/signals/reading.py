@@ -34,7 +34,7 @@ def read_questions(
 
     Args:
         model: Causal language model in evaluation mode.
-        prompts: Prompt token ids of each question, at least one.
+        prompts: Prompt token ids of one or more questions.
         signals: Names of the signals.
         layers: Layers whose hidden states are kept, or a dict from signal to layers.
         batch_tokens: Maximum number of tokens in a batch, including padding. A longer prompt forms its own batch.

@@ -60,7 +60,7 @@ def read_prefix(
 
     Args:
         model: Causal language model in evaluation mode.
-        prompts: Token ids of the prompts, at least one.
+        prompts: Token ids of one or more prompts.
         start: Cache of a shorter common prefix. Only the rest of the prefix is read.
         previous: Result of an earlier call, which is returned if the prefix is the same.
 

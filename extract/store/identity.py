@@ -40,7 +40,7 @@ def member_stores(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise an InputError if a path is a file, or a folder with files that is not a store."""
+    """Raise an InputError if a path is a file, or a folder that contains files but is not a store."""
     if (folder / _IDENTITY).is_file() or not folder.exists():
         return
     expected = f"Expected `store` to be a new folder or a store, but {str(folder)!r}"
@@ -129,7 +129,7 @@ def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
-    """Read a record, and return the SHA-256 of the identity of its store, and its content."""
+    """Read a record. Return the SHA-256 of its store's identity, and its content."""
     form, key = _RECORDS[file.name]
     try:
         if not is_inside(file, file.parent):

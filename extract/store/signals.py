@@ -192,7 +192,7 @@ class Signals(ShardFiles):
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
-        """Return the shards of a complete signal. The tensor `key` must be ragged if `ragged` is true, else plain."""
+        """Return the shards of a complete signal. `ragged` states whether tensor `key` must be ragged or plain."""
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the {signal!r} signal in {str(self._folder.path)!r}"
         if key not in keys:

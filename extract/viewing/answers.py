@@ -106,7 +106,7 @@ def read_answers(
     if any(question_of[id_].private for id_, _ in chosen):
         raise InputError(
             f"Expected questions that may be published, but the authors of {question_of[chosen[0][0]].dataset!r} ask "
-            "users not to publish the questions, or answers that quote the questions. Choose a store with different "
+            "users not to publish the questions or any answers that quote them. Choose a store with different "
             "questions."
         )
     tokenizer, answers = load(), []
@@ -197,9 +197,9 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
 def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
-    Tokens that add no text, such as the first bytes of a character, are merged into the next piece, or into the last
-    piece at the end of the answer. If generation ended at a stop string, `text` ends before that string, possibly
-    inside the last token.
+    Tokens that add no text, such as the first bytes of a character, are merged into the next piece. At the end of the
+    answer, they are merged into the last piece. If generation ended at a stop string, `text` ends before that string,
+    possibly inside the last token.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)

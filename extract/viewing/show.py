@@ -63,8 +63,9 @@ def show(
 
         if len(answers) != 1:
             raise InputError(
-                f"Expected a single answer for a plot, but got {len(answers)}. Pass --out answers.html for a page, or "
-                f"select one answer with --questions '[{answers[0].question_id}]' --samples '[{answers[0].sample}]'."
+                f"Expected a single answer for a plot, but got {len(answers)}. To write a page with all answers, pass "
+                f"--out answers.html. To plot one answer, pass --questions '[{answers[0].question_id}]' "
+                f"--samples '[{answers[0].sample}]'."
             )
         drawn = io.BytesIO()
         entropy_curve(answers[0], opened.model_id, key).savefig(drawn, format=path.suffix[1:])

@@ -39,7 +39,7 @@ def describe_stopping(stores: Sequence[Store], grader: str | None) -> list[str]:
     lines.append(f"each decision uses {np.mean([one['n_answers'] for one in decided.values()]):.1f} answers on average")
     first = next(iter(settings.values()))
     if len(first["temperatures"]) > len(stores):
-        return [*lines, "the accuracy of the decisions is shown below the table of the temperatures"]
+        return [*lines, "the accuracy of the decisions is shown below the table of temperatures"]
     if grader != first["grader"]:
         return [*lines, f"the accuracy of the decisions requires grades by {first['grader']}, which parsed the answers"]
     found = [False if one["answer"] is None else right.get((id_, one["answer"])) for id_, one in decided.items()]

@@ -100,7 +100,7 @@ class Summary:
 def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
     """Count the answers of a store, and draw `n_shown` examples.
 
-    `show_of` is the name of the grader whose grades the examples show. If it is None, no examples are drawn.
+    Each example includes its grade by the grader `show_of`. If `show_of` is None, no examples are drawn.
 
     Raises:
         Damaged: If a file is damaged.

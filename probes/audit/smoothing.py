@@ -30,7 +30,7 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
         y_mean = y.mean(1, keepdim=True)
         x = features[~test] - mean
         squares, v = torch.linalg.eigh(x.T @ x)
-        kept = squares > 1e-10 * features.square().sum()  # directions that are not constant up to rounding
+        kept = squares > 1e-10 * features.square().sum()  # drops directions that are constant up to rounding
         squares, v = squares[kept], v[:, kept]
         projected = (y - y_mean) @ (x @ v / squares.sqrt())
         shrinkage = squares / (squares + _PENALTIES[:, None] * squares.sum())  # [penalty, component]

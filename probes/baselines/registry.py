@@ -171,7 +171,7 @@ def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") ->
 
     The function takes a dict from each split to its rows in the question table, or in the answer table if `scope` is
     "sample". It returns the confidences of all rows; NaN if missing. The calibrator is fitted outside the test split.
-    An InputError is raised if there are no scores for the fit.
+    If there are no scores to fit it to, the function raises an InputError.
     """
     score = partial(BASELINES[name].scores[scope], data)
     if BASELINES[name].supervised:

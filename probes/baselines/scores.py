@@ -99,7 +99,7 @@ def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
 
 
 def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapping[Scope, Score]:
-    """Return a score function for questions, based on the joint uncertainty of half of the answers."""
+    """Return a function that scores each question by the negated joint uncertainty of half of its answers."""
 
     def score(data: FeatureDataModule, rows: Rows) -> Tensor:
         halves = data.table.answers.rows_by_question(len(data.table.ids), ~data.table.answers.held_out)
@@ -180,7 +180,7 @@ def of_embeddings(data: FeatureDataModule) -> Similarities:
 def dispersed(
     similarities: Callable[[FeatureDataModule], Similarities], dispersion: Callable[[NDArray[np.float64]], float]
 ) -> Mapping[Scope, Score]:
-    """Return a score function for questions, based on the dispersion of half of the answers.
+    """Return a function that scores each question by the negated dispersion of half of its answers.
 
     The score is NaN if that half contains fewer than two answers.
     """

@@ -18,7 +18,7 @@ from probes.comparison.folds import data_of, fit, fold_of_questions, folds
 from probes.metrics.intervals import check_resampling
 from probes.registry import METHODS, PROBES, ProbeMethod
 
-#: Name of the method that uses, in each fold, the probe chosen on the fold's validation questions.
+#: Name of the method that chooses a probe in each fold, based on the fold's validation questions.
 BEST = "best_probe"
 
 

@@ -29,11 +29,12 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe, its weight in a mixture with the existing probe, and a `Distance` from all questions.
+    """Use all questions to fit a broader probe, its weight in a mixture with the existing probe, and a `Distance`.
 
-    To fit the weight, question groups of the other stores are held out in turn. Rewordings of the held-out questions
-    are also left out, unless fewer than `LEAST_ROWS` of the existing probe's questions would remain. For this fit, the
-    existing probe is replaced by a ridge regression that is fitted to its remaining questions.
+    The weight is fitted by cross-validation over the question groups that the existing probe was not trained on.
+    Rewordings of the held-out questions are also left out, unless fewer than `LEAST_ROWS` of the existing probe's
+    training questions would remain. For this fit, the existing probe is replaced by a ridge regression on its
+    remaining training questions.
 
     Args:
         features: Features of all questions, [row, layer, width] float32.

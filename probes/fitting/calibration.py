@@ -86,9 +86,9 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
     r"""Fit a temperature T (Guo et al. 2017) to counts of right answers by penalised maximum likelihood.
 
     The scores are log-odds. The confidence for the score s is σ(s/T), where σ is the logistic function. T / r is
-    between 1e-5 and 1e3, where r is the root mean square of the scores, weighted by `known`. Since T is positive, it is
-    very large if higher scores indicate wrong answers, so that all confidences are close to ½. See `fit_platt` for the
-    arguments.
+    between 1e-5 and 1e3, where r is the root mean square of the scores, weighted by `known`. T is positive, so it
+    cannot reverse the ranking. If higher scores indicate wrong answers, T becomes very large and all confidences are
+    close to ½. See `fit_platt` for the arguments.
 
     >>> scores, right, known = torch.tensor([-2.0, 2.0]), torch.tensor([1, 3]), torch.tensor([4, 4])
     >>> fit_temperature(scores, right, known)(scores)  # close to the measured accuracies

@@ -11,7 +11,7 @@ from probes.saved.distance import N_QUANTILES, RANK, START, Distance
 ROWS_PER_DIRECTION = 10
 #: Maximum number of rows for computing principal directions, which takes quadratic time.
 MOST_ROWS = 2048
-#: The remoteness reaches 1 at this quantile of the distances of held-out groups.
+#: The remoteness reaches 1 at this quantile of the distances of held-out question groups.
 FULL = 0.1
 
 

@@ -74,7 +74,7 @@ class ProbeModule(L.LightningModule, ABC):
         self.choice: Choice | None = None
         #: Indices of the features in each input; by default, one feature each.
         self.inputs: list[tuple[int, ...]] = []
-        #: Number of inputs at the beginning of `inputs` that are scored but not chosen.
+        #: Number of inputs at the beginning of `inputs` that are scored but cannot be chosen.
         self.n_not_chosen = 0
         #: Reason why the fitted probe cannot be trusted, or None.
         self.warning: str | None = None

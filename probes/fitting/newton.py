@@ -82,7 +82,7 @@ def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
 class _Primal:
     """Coordinates [feature, penalty, d + 1]: the weights and the bias.
 
-    The image of a vector (see `_Dual`) is the vector itself. `spread` is the derivative of the confidence with
+    The image Kβ of a vector β (see `_Dual`) is the vector itself. `spread` is the derivative of the confidence with
     respect to the logit at zero weights.
     """
 
@@ -126,7 +126,7 @@ class _Primal:
     def hessian(self, vector: Tensor, image: Tensor, curvature: Tensor) -> Tensor:
         """Multiply the Hessian by a vector.
 
-        `image` is the image of the vector (see `_Dual`). `curvature` is the second derivative of the mean loss with
+        `image` is the vector's image Kβ (see `_Dual`). `curvature` is the second derivative of the mean loss with
         respect to the logits.
         """
         return torch.addcmul((curvature * (vector @ self.step_rows.mT)) @ self.step_rows, self.step_l2, vector)
@@ -134,7 +134,7 @@ class _Primal:
     def precondition(self, vector: Tensor) -> tuple[Tensor, Tensor]:
         """Multiply the inverse of the Hessian at zero weights by a vector.
 
-        Returns the result and its image (see `_Dual`).
+        Returns the result β and its image Kβ (see `_Dual`).
         """
         found = vector @ self.inverse
         return found, found
@@ -143,12 +143,12 @@ class _Primal:
 class _Dual:
     """Coordinates [feature, penalty, row]: coefficients α of the rows. For the methods, see `_Primal`.
 
-    The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. The mean of α
-    determines the bias instead, which is b = r Σ αᵢ for a constant r. The logits are therefore Kα, where K is the Gram
-    matrix plus r. The inner product of α and β is α · Kβ, and Kβ is called the image of β. For this inner product, the
-    gradient is the derivative of the mean loss with respect to the logits, plus λ times the centred α. The inverse of
-    the Hessian at zero weights maps v to β = (scale · K + shift)⁻¹ v. The image Kβ = (v − shift · β) / scale needs no
-    further matrix product.
+    The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. Instead, the mean
+    of α determines the bias b = r Σ αᵢ, where r is a constant. The logits are therefore Kα, where K is the Gram matrix
+    with r added to each entry. The inner product of α and β is α · Kβ, and Kβ is called the image of β. For this inner
+    product, the gradient is the derivative of the mean loss with respect to the logits, plus λ times the centred α. The
+    inverse of the Hessian at zero weights maps v to β = (scale · K + shift)⁻¹ v. The image Kβ = (v − shift · β) / scale
+    needs no further matrix product.
 
     In Newton steps, the bias also has a small penalty, and the formula for the image uses a slightly smaller shift.
     These approximations save operations and keep the coefficients bounded if K is singular.

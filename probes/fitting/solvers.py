@@ -132,7 +132,7 @@ def _solve_centred(
     """
 
     def solve_chunk(chunk: Tensor) -> tuple[Tensor, Tensor]:
-        # `features` can be a transposed view. The copy is centred in place, because a second would double the memory.
+        # `features` can be a transposed view. The copy is centred in place to avoid a second copy.
         rows = chunk.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
         centre = share @ rows
         weight, bias = solve(rows.sub_(centre[:, None]))
@@ -148,6 +148,6 @@ def _solve_centred(
             with ThreadPoolExecutor(n_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 weights, biases = zip(*pool.map(solve_chunk, chunks), strict=True)
         finally:
-            torch.set_num_threads(n_threads)  # the initializer also changed the default of later threads
+            torch.set_num_threads(n_threads)  # the initializer also changed the default for later threads
     weight, bias = (torch.cat(parts).transpose(0, 1).to(features.dtype) for parts in (weights, biases))
     return weight.contiguous(), bias.contiguous()

@@ -37,7 +37,7 @@ def fit_statistics(
 
     If all targets of a fit are equal, its weights and bias are 0.
 
-    `solve` maps statistics to weights [penalty, d], and to the biases [penalty] that apply to centred rows. If
+    `solve` maps statistics to weights [penalty, d] and biases [penalty]. The biases apply to centred rows. If
     `products` is false, the `covariance` field of the statistics is undefined.
     """
     fits = []

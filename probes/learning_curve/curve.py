@@ -85,8 +85,8 @@ class LearningCurve:
         data, table: Datamodule of the store, and its question table with all grades.
         questions: Rows of the question table that are tested, [question] int64.
         folds: Test rows of each fold.
-        cells: Dict from each pair (n, k) for which all fits succeeded to its `Cell`.
-        masked: Dict from each other pair (n, k) to the reason why a fit failed.
+        cells: Dict from (n, k) to `Cell`, for all pairs without a failed fit.
+        masked: Dict from (n, k) to the reason for the failure, for all other pairs.
     """
 
     store: str
@@ -133,13 +133,13 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected all fits on {self.store!r} to succeed for at least one pair of `n` and `k`, but every "
-                f"pair has a failed fit. {next(iter(self.masked.values()))}"
+                f"Expected all fits on {self.store!r} to succeed for at least one pair of `n` and `k`, but some "
+                f"fits failed for every pair. {next(iter(self.masked.values()))}"
             )
         return self
 
     def subsets(self, n: int, k: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return a random order of the questions and the `random_ranks` of the answers, for each subset."""
+        """For each subset, return a random order of the questions and the `random_ranks` of the answers."""
         generators = [np.random.default_rng([self.seed, subset]) for subset in range(self._n_subsets(n, k))]
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
 

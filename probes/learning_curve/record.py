@@ -75,7 +75,7 @@ class _Measured:
         self._reference = torch.tensor(constants, dtype=torch.float64)[self._fold]
 
     def metrics(self, split: Split, name: str) -> list[WeightedMetric]:
-        """Return one metric, given by `name`, for each training subset of a cell."""
+        """Return the metric `name` for each training subset of a cell."""
         confidence = self._curve.cells[split].confidence[:, self._curve.questions]
         scored = [Scored(values, self.right, self.known, fold=self._fold) for values in confidence]
         return [metric_of(one, name, self._reference) for one in scored]

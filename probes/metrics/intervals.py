@@ -95,9 +95,9 @@ def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
 
     where Φ is the standard normal distribution function, z₀ is the normal quantile of the fraction of resampled values
     below `value` (ties count as ½), and U_i is the influence of question i. The acceleration a measures the skewness of
-    the influences.
-    For N questions, t is √(N/(N − 1)) times the 97.5 % quantile of Student's t distribution with N − 1 degrees of
-    freedom. The factor √(N/(N − 1)) is needed because the standard deviation of the resampled values is too small.
+    the influences. For N questions, t is √(N/(N − 1)) times the 97.5 % quantile of Student's t distribution with N − 1
+    degrees of freedom. The factor √(N/(N − 1)) is needed because the standard deviation of the resampled values is too
+    small.
     """
     n = len(influence)
     below = (resampled < value).double().mean() + (resampled == value).double().mean() / 2

@@ -24,8 +24,8 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
     patterns are drawn, and the observed pattern is added.
 
     Args:
-        differences: Finite differences between two methods, [question], for example between their
-            `functional.brier_terms`. If a question has several rows, pass the mean of their differences.
+        differences: Differences between two methods, [question], for example between their `functional.brier_terms`.
+            All must be finite. If a question has several rows, pass the mean of their differences.
         n_flips: Number of random sign patterns. The smallest possible p-value is about 1 / n_flips.
         seed: Seed for the patterns.
 

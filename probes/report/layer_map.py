@@ -56,10 +56,10 @@ def layer_map(
 
     Returns:
         A dict. `auroc` is a nested list [position][layer], in which missing cells are None. `best` describes the cell
-        with the highest AUROC. Its 95 % interval is not corrected for choosing the best cell, and its entry `of` is the
-        number of cells that are not missing. `n_questions` and `n_rows` are the numbers of tested questions and of
-        tested rows (questions or answers). `n_missing` is the number of graded rows that are left out because their
-        hidden states are missing.
+        with the highest AUROC. Its 95 % interval is not corrected for this selection, and its entry `of` is the number
+        of cells that are not missing. `n_questions` and `n_rows` are the numbers of tested questions and of tested rows
+        (questions or answers). `n_missing` is the number of graded rows that are left out because their hidden states
+        are missing.
 
     Raises:
         InputError: If the probe is unknown, hidden states are missing, or there are too few questions.

@@ -202,7 +202,7 @@ class ConfidenceProbe(ModelHubMixin):
             **options: `private`, `commit_message`, `branch` or `create_pr`, as in `ModelHubMixin.push_to_hub`.
 
         Raises:
-            InputError: If the upload fails. The repository may have been created, but it contains no incomplete probe.
+            InputError: If the upload fails. This may leave a new repository behind, but never an incomplete probe.
         """
         if options.get("token") is not None:
             raise InputError(

@@ -156,7 +156,7 @@ def _reading(target: Any, signal: Any) -> Schema:
             lambda value: _is_list(value, is_pooling) and (len(value) > 0) == (scope == "sample"),
         ),
         "weights": Field(
-            "null, or signal/layer/position of the weights if the probe reads answers",
+            "null or, if the probe reads answers, signal/layer/position of the weights",
             lambda value: value is None or (scope == "sample" and is_weights(value)),
         ),
     }

@@ -11,7 +11,7 @@ A broader probe, if there is one, was trained on the same rows and on the questi
 close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The weight of
 the broader probe increases with the row's distance in the same way as that of the base rate. In addition, it decreases
 linearly to 0 as the row's distance from the broader probe's training rows increases from the 90th to the 95th
-percentile of the distances of held-out groups.
+percentile. These are percentiles of the distances of held-out question groups from the other stores.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ class Confidences(NamedTuple):
     Attributes:
         confidence: Probability of being right, [row] float32. For a novel row, the probability is shifted towards the
             mean accuracy of the training and validation rows and, if the row is close to the training rows of a
-            broader probe, also towards the confidence of that probe.
+            broader probe, towards the confidence of that probe as well.
         novelty: Fraction of the training and validation rows that are less novel, [row] float32; NaN if the probe has
             no `Novelty`.
         is_novel: Whether the row is more novel than 99 % of the training and validation rows, [row] bool.
@@ -49,10 +49,10 @@ class Broader(nn.Module):
         share: Weight of this probe, in [0, 1], for rows that are novel to the saved probe but close to the training
             rows of this probe.
         known: Measures the distance from the training rows of this probe. Its percentiles are computed on held-out
-            groups.
+            question groups.
     """
 
-    #: The weight of this probe decreases to 0 between these percentiles of the distances of held-out groups.
+    #: The weight of this probe decreases to 0 between these percentiles of the distances of held-out question groups.
     NEAR, FAR = 90, 95
 
     def __init__(self, n_features: int, n_hidden: int, rank: int) -> None:

@@ -16,7 +16,10 @@ N_LENGTHS = 101
 
 
 class PrefixCalibrator(nn.ModuleDict):
-    """Calibrators for prefixes of answers. Between the calibrated fractions, confidences are interpolated linearly.
+    """Calibrators for prefixes of answers.
+
+    Each calibrator is for prefixes that cover a given fraction of an answer. Between these fractions, confidences are
+    interpolated linearly.
 
     Args:
         calibrators: One calibrator for each fraction in `PREFIXES`, in the same order.
@@ -30,7 +33,7 @@ class PrefixCalibrator(nn.ModuleDict):
     def forward(self, score: Tensor, fraction: float, whole: Calibrator) -> Tensor:
         """Map scores of prefixes to confidences in [0, 1] with the shape and dtype of `score`.
 
-        `fraction` is the fraction of its answer that each prefix covers, in [0, 1]. `whole` is the calibrator of whole
+        `fraction` is the fraction of the answer that each prefix covers, in [0, 1]. `whole` is the calibrator for whole
         answers.
         """
         calibrators: list[nn.Module] = [*self.values(), whole]

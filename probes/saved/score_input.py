@@ -15,7 +15,7 @@ from extract.questions.loaders import json_object
 from extract.questions.question import Question
 from extract.questions.source import check_questions, find_source
 
-#: Files that are read line by line, and `-` for standard input.
+#: Suffixes of files that are read line by line.
 _LINES = (".jsonl", ".txt")
 
 

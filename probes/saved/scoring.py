@@ -56,7 +56,7 @@ def score(
             threshold or unknown.
         backoff: Whether to shift the confidences of novel questions. They are shifted towards the mean accuracy of the
             training and validation questions and, if a question is close to the training questions of a broader
-            probe, also towards the confidence of that probe.
+            probe, towards the confidence of that probe as well.
         model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
             installs.
         revision: Commit, branch or tag of a Hub model.

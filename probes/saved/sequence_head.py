@@ -93,7 +93,7 @@ class SequenceHead(Head):
         return (states.float() - self.mean) / self.scale @ self.weight.T
 
     def pooled(self, numbers: Ragged) -> Tensor:
-        """Compute scores [row, ...] from numbers [row, token, ..., number]. Rows without tokens get any score."""
+        """Compute scores [row, ...] from numbers [row, token, ..., number]; arbitrary for rows without tokens."""
         padded = numbers.padded(0.0)
         there = torch.arange(padded.shape[1], device=padded.device) < numbers.lengths[:, None]
         return self.pool(padded, there) + self.bias

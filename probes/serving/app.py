@@ -181,12 +181,12 @@ class Endpoints:
             return self._engine.encode(prompt)
         except InputError as error:
             raise RequestError(400, str(error), param, "invalid_value") from None
-        except TemplateError as error:  # many chat templates refuse some orders of roles
-            message = f"The chat template of the model refuses `{param}`: {one_line(error, 200)}"
+        except TemplateError as error:  # many chat templates accept only some orders of roles
+            message = f"The model's chat template rejects `{param}`: {one_line(error, 200)}"
             raise RequestError(400, message, param, "invalid_value") from None
 
     def _check_answers(self, questions: Sequence[object], answers: Sequence[str] | None) -> None:
-        """Require one answer per question if the probe reads answers, and no answer otherwise."""
+        """Check that there is one answer per question if the probe reads answers, and no answers otherwise."""
         if not self._probe.reads_answers and answers is not None:
             message = "Expected no `answers`, because the probe reads only questions, but got answers. Remove them."
         elif self._probe.reads_answers and len(answers or ()) != len(questions):
@@ -215,7 +215,7 @@ class Endpoints:
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call `work`. Use another thread if it tokenises many or long texts."""
+    """Call `work`. If it has to tokenise a lot of text, it is called in another thread."""
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 

@@ -72,7 +72,7 @@ class Engine:
         attached.result()
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a string or chat in the probe's prompt template.
+        """Convert a string or chat to token ids, using the probe's prompt template.
 
         Raises:
             InputError: If the prompt is empty or too long for the model.
@@ -89,8 +89,8 @@ class Engine:
         Raises:
             QueueFull: If too many requests are waiting.
             EngineClosed: If the engine was closed.
-            InputError: If there are no prompts, if any prompt is empty, too long or has unknown tokens, or if `answers`
-                does not match the probe or the prompts.
+            InputError: If there are no prompts, if any prompt is empty, is too long or contains unknown tokens, or if
+                `answers` does not match the probe or the prompts.
         """
         from extract.models.loading import check_prompts
 
@@ -206,7 +206,7 @@ class Engine:
             self._end_all(EngineClosed("The engine was closed."))
 
     def _next_requests(self) -> list[Job] | None:
-        """Wait for requests, and pass those for scores to the scorer.
+        """Wait for requests, and pass score requests to the scorer.
 
         Returns the answers to generate next, or None if the engine is closed.
         """
@@ -261,7 +261,7 @@ class Engine:
 
     def _end_all(self, error: EngineClosed) -> None:
         with self._changed:
-            self._is_closed = True  # also if the thread failed
+            self._is_closed = True  # `close` was not called if the thread failed
             waiting: list[Job | ScoreJob] = [*self._to_score, *self._to_generate]
             self._to_score.clear()
             self._to_generate.clear()

@@ -41,7 +41,7 @@ class Batch:
         self._context = getattr(config, "max_position_embeddings", None) or math.inf
         self._can_merge = can_merge(self._hf_model)
         self._cache_class: Any = RowCache if self._can_merge else FixedCache
-        # on a single device, confidences reach the CPU before tokens that are drawn later, so no wait is needed
+        # on a single device, the confidences reach the CPU before any token drawn later, so no wait is needed
         self._wait = len({parameter.device for parameter in self._hf_model.parameters()}) > 1
         self.clear()
 

@@ -18,7 +18,7 @@ ENGINE = {
     "n_passes": ("forward_passes_total", "counter", "Batches that the model processed."),
     "n_rows": ("forward_rows_total", "counter", "Rows of all batches."),
     "n_tokens": ("generated_tokens_total", "counter", "Generated tokens."),
-    "seconds_busy": ("busy_seconds_total", "counter", "Time in which the model was running, in seconds."),
+    "seconds_busy": ("busy_seconds_total", "counter", "Time during which the model was running, in seconds."),
 }
 _PREFIX = "confidence_probes_"
 

@@ -108,7 +108,7 @@ class _Tested:
         part, scores = self._part, torch.stack([scored.confidence for scored in self._scored.values()])
         p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()
         rows = []
-        for (name, scored), p in zip(tqdm(self._scored.items(), desc="figures", unit=" scores"), p_values, strict=True):
+        for (name, scored), p in zip(tqdm(self._scored.items(), desc="metrics", unit=" scores"), p_values, strict=True):
             description: dict[str, Any] = {"role": "control", "family": None, "half": False, "auroc_val": None}
             if name in self._row_of:
                 row = self._row_of[name]

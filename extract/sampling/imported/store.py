@@ -28,7 +28,7 @@ def write_log(log: Log, folder: Path) -> Store:
 
     If an import is killed, it leaves a hidden folder, which the next import of the same log completes.
 
-    Raises an `InputError` if the folder contains other files, or the store of a different log.
+    Raises an `InputError` if `folder` contains other files, or the store of a different log.
     """
     assert all(sample in range(log.k) for _, sample in log.answers), "a reader found an answer outside range(k)"
     check_folder(folder)

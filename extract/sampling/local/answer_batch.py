@@ -15,7 +15,7 @@ from extract.sampling.local.replay import Replay
 from extract.sampling.local.shared_cache import SharedCache
 from extract.sampling.local.slot_cache import SlotCache, fits_slots
 
-#: Fraction of rows without answers at which they are removed. Removing rows copies a part of the cache.
+#: Rows without answers are removed once they make up this fraction of all rows. Each removal copies part of the cache.
 _UNUSED_SHARE = 0.1
 
 
@@ -59,12 +59,12 @@ class Answers(NamedTuple):
 class AnswerBatch:
     """Draws several answers at the same time, one token per step.
 
-    The model reads rows of tokens. In a `SharedCache`, answers to the same question share a row until they differ. On a
-    GPU, a `SlotCache` is faster, in which each answer has its own row.
+    The model reads rows of tokens. In a `SharedCache`, answers to the same question share a row until they differ. In a
+    `SlotCache`, which is faster on a GPU, each answer has its own row.
 
     `shared_attention` must be active for the model. If `temperature` is None, each answer has its own temperature.
-    `end` contains the ids of the end tokens. `max_rows` is the maximum number of answers, and `most_tokens` that of
-    tokens in a prompt with its answer.
+    `end` contains the ids of the end tokens. `max_rows` is the maximum number of answers. `most_tokens` is the maximum
+    number of tokens in a prompt with its answer.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Attention from the newest token of each answer to its context, parts of which several answers share.
+"""Attention from the newest token of each answer to its context. Several answers can share parts of their context.
 
 Attention to the common prefix of all prompts, to the rest of the prompt and to the answer is computed separately and
 then merged exactly (Juravsky et al. 2024, "Hydragen", section 3).

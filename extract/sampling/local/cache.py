@@ -112,9 +112,9 @@ class AnswerCache(DynamicCache):
         chunks = "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())
         if chunks and not bool(mask.all()):
             raise InputError(
-                f"Expected prompts of the same length, because {type(model).__name__} uses chunked attention, which "
-                "does not support padding, but their lengths differ. Sample one question at a time (--block_size 1), "
-                "or use another model."
+                f"Expected prompts of the same length, but their lengths differ. {type(model).__name__} uses chunked "
+                "attention, which does not support padding. Sample one question at a time (--block_size 1), or use "
+                "another model."
             )
         for i, layer in enumerate(self.layers):
             of_prefix = None if prefix is None else prefix.layers[i]
@@ -188,5 +188,5 @@ class AnswerCache(DynamicCache):
 
 
 def smallest_window(model: Any) -> float:
-    """Return the tokens in a model's smallest sliding window, or infinity if all layers have full attention."""
+    """Return the size of a model's smallest sliding window in tokens, or infinity if all layers have full attention."""
     return min(getattr(layer, "sliding_window", math.inf) for layer in DynamicCache(config=model.config).layers)

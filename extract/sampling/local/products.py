@@ -1,10 +1,10 @@
 """Fast matrix products for the linear layers of models on CPUs.
 
-torch computes float32 products with MKL, which does not use AVX-512 instructions on CPUs of other vendors than Intel.
-oneDNN, which torch also contains, is about twice as fast on such CPUs, and slightly faster on CPUs without AVX-512. On
-CPUs without bfloat16 instructions, converting bfloat16 matrices to float32 is faster than multiplying them in bfloat16.
-The precision is the same. Products with a packed copy of the weights, in oneDNN's own layout, take 5 to 35 % less time
-than products with the weights themselves.
+torch computes float32 products with MKL, which does not use AVX-512 instructions on CPUs from vendors other than
+Intel. oneDNN, which torch also contains, is about twice as fast on such CPUs, and slightly faster on CPUs without
+AVX-512. On CPUs without bfloat16 instructions, converting bfloat16 matrices to float32 is faster than multiplying them
+in bfloat16. The precision is the same. Products with a packed copy of the weights, in oneDNN's own layout, take 5 to
+35 % less time than products with the weights themselves.
 """
 
 import threading
@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 #: Number of weights that are converted at a time.
 _WEIGHTS = 2**21
 
-#: Number of a layer's call in which its weight is packed. Packing takes as long as it saves in 10 to 20 calls.
+#: Number of the call in which a layer's weight is packed. Packing pays off after 10 to 20 more calls.
 _PACKING_CALL = 8
 #: Maximum size of a model's packed weights in bytes.
 _PACKED_BYTES = 2**30

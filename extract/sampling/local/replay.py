@@ -24,7 +24,7 @@ class Replay:
     def __init__(self, model: Any, cache: SlotCache) -> None:
         self._model, self._cache = model, cache
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._bias: Tensor | None = None  # that of the captured pass
+        self._bias: Tensor | None = None  # bias of the captured pass
         self._inputs: tuple[Tensor, Tensor]
         self._logits: Tensor
 
@@ -85,5 +85,5 @@ class Replay:
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return a stream for capturing. With a new one for each graph, cuBLAS would allocate a new workspace each time."""
+    """Return a stream for capturing. If each graph had its own stream, cuBLAS would allocate a workspace for each."""
     return torch.cuda.Stream(device)

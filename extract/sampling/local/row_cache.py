@@ -92,7 +92,8 @@ class RowCache(DynamicCache):
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
         """Append rows of another cache. That cache must contain all tokens of its prompts, padded on the right.
 
-        `lengths` are the numbers of tokens in all rows of `read`. `rows` are the indices of the rows to append.
+        `lengths` contains the number of tokens in each row of `read`. `rows` contains the indices of the rows to
+        append.
         """
         n_before, added = len(self.lengths), [lengths[row] for row in rows]
         self._make_room(n_before + len(rows), max([*self.lengths, *added]), read)
@@ -140,7 +141,7 @@ class RowCache(DynamicCache):
         return order
 
     def _make_room(self, n_rows: int, longest: int, read: DynamicCache) -> None:
-        """Make room for `n_rows` rows, each with up to `longest` tokens and one more."""
+        """Make room for `n_rows` rows of up to `longest` + 1 tokens."""
         for layer, source in zip(self.layers, read.layers, strict=True):
             if not layer.buffers:
                 layer.buffers = [states.new_zeros(0, states.shape[1], 0, states.shape[3]) for states in _states(source)]

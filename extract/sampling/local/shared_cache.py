@@ -17,7 +17,7 @@ Pair = tuple[Tensor, Tensor]
 _FIRST_WIDTH = 16
 #: Free rows and columns in a new buffer, as a fraction of those in use, and the minimum number of free columns.
 _FREE_SHARE, _FREE_COLUMNS = 0.5, 32
-#: Fraction of prompts that must have no rows before they are removed. Each removal copies all prompts.
+#: Prompts without rows are removed once they make up this fraction of all prompts. Each removal copies all prompts.
 _UNUSED_PROMPTS = 0.2
 
 
@@ -81,7 +81,7 @@ class SharedLayer(DynamicLayer):
         self.prompts = keys, values
 
     def merge(self, sources: Sequence[Sequence[int]], groups: Sequence[Group]) -> None:
-        """Make new buffers. Those of `groups[i]` combine the buffers of the current groups `sources[i]` (indices)."""
+        """Make the buffers of `groups`. For `groups[i]`, combine the current groups with the indices `sources[i]`."""
         keys, values = (
             [self._merged_buffer(of_group, group, part) for of_group, group in zip(sources, groups, strict=True)]
             for part in (0, 1)
@@ -119,14 +119,13 @@ class SharedCache(DynamicCache):
     """Cache of the common prefix, one copy of each prompt, and rows of answer tokens.
 
     Answers to the same question can share a row as long as their tokens are equal. New rows are empty. Rows are added,
-    copied and removed only between forward passes. Rows with similar numbers of tokens form a group, and
-    the groups are sorted from long to short. Attention is computed for one group at a time, so that short rows need
-    little padding.
+    copied and removed only between forward passes. Rows with similar numbers of tokens form a group, and the groups are
+    sorted from long to short. Attention is computed for one group at a time, so that short rows need little padding.
 
     Attributes:
-        slots: Dict from a number of key heads, which can differ between layers, to the rows and heads of each question
-            [question · head · slot], as indices into flattened [row, head]. Free slots contain arbitrary rows.
-        places: Dict from a number of key heads to the index of each row and head [row · head] in `slots`.
+        slots: Dict from number of key heads (which can differ between layers) to the indices [question · head · slot]
+            of each question's rows and heads in flattened [row, head]. Free slots contain arbitrary rows.
+        places: Dict from number of key heads to the index of each row and head [row · head] in `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
     """
 
@@ -152,7 +151,7 @@ class SharedCache(DynamicCache):
     def branch(self, counts: Sequence[int]) -> list[int]:
         """Make `counts[row]` copies of each row, or remove it if its count is 0.
 
-        Returns the old index of each new row. Rows that stay may also be moved.
+        Returns the old index of each new row. A row's index can change even if its count is 1.
         """
         order, left = list[int](), list[int]()
         for i, group in enumerate(self.groups):

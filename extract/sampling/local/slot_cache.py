@@ -55,7 +55,7 @@ class SlotCache(DynamicCache):
 
     Attributes:
         bias: [slot, 1, 1, column] float32, −inf for padding and for columns after the newest token, and 0 elsewhere.
-            A new tensor if the buffers are replaced.
+            Replaced by a new tensor whenever the buffers are replaced.
     """
 
     layers: list[Any]
@@ -64,7 +64,7 @@ class SlotCache(DynamicCache):
         super().__init__()
         device = read.mask.device
         self._n_prefix = read.n_shared
-        self._n_before = read.n_prefix - self._n_prefix  # columns before the padding, with a prefix that is not shared
+        self._n_before = read.n_prefix - self._n_prefix  # columns before the padding: the prefix if it is not shared
         self._most_columns = most_tokens - self._n_prefix
         self._free = list(range(n_slots))
         self._padding, self._ends = [0] * n_slots, [0] * n_slots

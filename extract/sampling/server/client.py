@@ -65,11 +65,11 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens for an attempt. Inside the with block, call `count` with the reply.
 
-        If other attempts have reserved too much of the budget, wait until enough of it is free or all of them have
+        If other attempts have reserved too many tokens, wait until enough tokens are free or all other attempts have
         finished.
 
         Raises:
-            BudgetSpent: If the attempt could still exceed the budget of tokens, or the budget of requests is spent.
+            BudgetSpent: If the attempt could still exceed the token budget, or the request budget is spent.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:

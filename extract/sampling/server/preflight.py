@@ -24,7 +24,7 @@ from extract.text import one_line
 #: Maximum number of questions to try per address.
 TRIES = 4
 #: Number of requests whose answers must not all be identical, and the token limit of each request. If the most likely
-#: token always has probability 0.9, identical answers occur by chance in only one of 700,000 preflights.
+#: token always has probability 0.9, identical answers occur by chance in only one in 700,000 preflights.
 _VARIED, _VARIED_TOKENS = 4, 32
 #: Open-ended prompts: a chat message and a plain text.
 _OPEN_CHAT = "Make up a name, a place and an odd thing that happened there. Answer in one sentence."

@@ -100,7 +100,7 @@ class ServerSampler(Sampler):
         for of_ranges, n_accepted in worker.run(start, ranges, lambda s: missing.get(s, 0), bar):
             rejected |= of_ranges
             n_in_a_row = 0 if n_accepted else n_in_a_row + len(of_ranges)
-            if n_in_a_row >= MOST_REJECTED:  # over several blocks. Each actor only counts those in its block
+            if n_in_a_row >= MOST_REJECTED:  # over several blocks, as each actor only counts its own block
                 remedy = f", delete the files in {str(store.path / 'samples')!r} that contain these questions"
                 raise InputError(f"{too_many_rejected(n_in_a_row, remedy)} {describe_rejected(rejected)}")
         say_rejected(rejected)
@@ -152,7 +152,7 @@ def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: 
     """Warn if at least 30 questions have several answers, but no question has two different answers.
 
     `answers` contains the texts of each question's answers. `has_varied` states whether the answers in the preflight
-    differed. If they did not, an `InputError` is raised instead of the warning.
+    differed. If they did not, an `InputError` is raised instead.
     """
     distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
     if len(distinct) < _LEAST_REPEATED or max(distinct) > 1:

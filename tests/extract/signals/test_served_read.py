@@ -136,7 +136,7 @@ def test_a_model_whose_prompts_are_longer_than_the_server_counted_is_refused(
         return store
 
     for scope in get_args(Scope):
-        with pytest.raises(InputError, match=r"differs from the model or chat template"):
+        with pytest.raises(InputError, match=r"or has a different chat template"):
             reads(f"all-{scope}", lambda i: 1, scope)
         assert not (tmp_path / f"all-{scope}" / "store" / "reader.json").exists()
         with pytest.raises(InputError, match=r"'q3' to have "):  # in the second block

@@ -76,7 +76,10 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
 
 
 def _names(answer: str, names: set[str]) -> bool:
-    """Return whether an answer consists of a one-letter name alone, or contains a longer name as whole words."""
+    """Return whether an answer gives one of `names`.
+
+    A name of one letter must be the entire answer. A longer name may occur anywhere in it, as whole words.
+    """
     letters = {name for name in names if len(name) == 1 and name.isalpha()}
     return answer.strip(" .():") in letters or contains_answer(answer, names - letters)
 

@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Evaluate the novelties of the questions in left-out sets, and the confidences with and without back-off.
+    """Evaluate the novelty of questions from left-out sets, and their confidences with and without back-off.
 
     The AUROC includes only pairs of questions from the same set.
     """

@@ -186,7 +186,10 @@ class SharedCache(DynamicCache):
             group.width += 1
 
     def _set_prompts(self, read: AnswerCache | None, added: Sequence[int]) -> int:
-        """Remove prompts without rows, and append the prompts `added` of `read`. Returns the number of kept prompts."""
+        """Remove prompts without rows, and append the prompts in `read` with the indices `added`.
+
+        Returns the number of prompts that are kept.
+        """
         used = sorted(set(self._questions))
         kept, new = (torch.tensor(each, dtype=torch.int64, device=self._mask.device) for each in (used, added))
         for i, layer in enumerate(self.layers):
@@ -281,7 +284,7 @@ def _bias(hidden: Tensor) -> Tensor:
 
 
 def _stacked(a: Tensor, b: Tensor, dim: int) -> Tensor:
-    """Concatenate tensors along dimension 0, after padding the shorter tensor at the start of dimension `dim`."""
+    """Concatenate tensors along dimension 0, after padding them to the same size at the start of dimension `dim`."""
     n_tokens = max(a.shape[dim], b.shape[dim])
     after = (0, 0) * (a.dim() - 1 - dim)
     return torch.cat([torch.nn.functional.pad(each, (*after, n_tokens - each.shape[dim], 0)) for each in (a, b)])

@@ -113,7 +113,7 @@ class SlotCache(DynamicCache):
 
 
 def fits_slots(model: Any, read: AnswerCache, n_slots: int, most_tokens: int) -> bool:
-    """Whether to use a `SlotCache`: the whole model is on one CUDA device that has enough free memory.
+    """Return True if the whole model is on one CUDA device, and a `SlotCache` fits into the free memory.
 
     `most_tokens` is the maximum number of tokens in a prompt with its answer.
     """

@@ -119,7 +119,8 @@ def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | 
     """Run a two-sided test of the hypothesis that the mean of differences [unit] is 0.
 
     McNemar's test is used if all differences are −1, 0 or 1 and there are no clusters. Otherwise, a sign-flip test
-    is used: `n_flips` random patterns flip the signs of units or of whole clusters.
+    is used (see `sign_flip`). `n_flips` is the number of random sign patterns. With clusters, the signs of all
+    differences in a cluster are flipped together.
 
     Returns:
         A dict with the name of the `test`, its p-value `p`, and `p_mid` from `mcnemar` (None for sign-flip tests).

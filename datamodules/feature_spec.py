@@ -207,7 +207,7 @@ def choose_keys(
 ) -> list[str]:
     """Return the ``layer/position`` keys of a signal at the given positions and layers (None for all).
 
-    `option` is the option that error messages name if a position is missing.
+    `option` is the name of the option to show in the error message if a position is missing.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

@@ -55,10 +55,10 @@ class FeatureDataModule(L.LightningDataModule):
         split_seed: Seed of the split.
         batch_size: Number of questions per batch, or of answers and prefixes for the `response` target.
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on their
-            questions and on the training and validation questions of `store`. The confidence of a question unlike those
-            of `store` is shifted towards the mean accuracy of the training and validation questions. If the question
-            resembles the second probe's training questions, its confidence is also shifted towards that of the second
-            probe.
+            questions and on the training and validation questions of `store`. If a question is unlike the questions of
+            `store`, its confidence is shifted towards the mean accuracy of the training and validation questions. If
+            such a question resembles the second probe's training questions, its confidence is also shifted towards the
+            second probe's confidence.
         in_memory: Whether the features are held in memory. If false, they are read from the store in chunks. The
             features of `broader` stores are always held in memory.
         num_workers: Number of threads that read chunks if `in_memory` is false.

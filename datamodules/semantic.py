@@ -96,8 +96,8 @@ def entropy_threshold(entropies: NDArray[np.float64]) -> float:
 def clusters_of(answers: Iterable[str | int | None]) -> list[Hashable]:
     """Assign identical normalised answers to the same cluster. Each unreadable answer forms its own cluster.
 
-    `answers` [sample] contains normalised answers, or classes of an `AnswerTable`. An answer is unreadable if it is
-    None, empty or 0.
+    `answers` [sample] contains normalised answers, or values of `AnswerTable.answer_class`. An answer is unreadable if
+    it is None, an empty string or class 0.
 
     >>> clusters_of(["lima", None, "lima", None])
     ['lima', -2, 'lima', -4]

@@ -41,7 +41,7 @@ class FeatureFiles:
     numbers: Tensor
 
     def read(self, features: Sequence[int], start: int, stop: int) -> Tensor:
-        """Read the rows `start` to `stop` − 1 of the features, [row, feature, d_model] float32."""
+        """Read the given features for the rows `start` to `stop` − 1, [row, feature, d_model] float32."""
         values = torch.empty(stop - start, len(features), self.width + self.numbers.shape[1])
         values[:, :, self.width :] = self.numbers[start:stop, None]
         for i in range(bisect_right(self.starts, start) - 1, bisect_left(self.starts, stop)):
@@ -72,7 +72,7 @@ class StreamedFeatures:
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
-        """Concatenate the rows of several parts, which must share the same files."""
+        """Concatenate the rows of several parts. All parts must have the same `files`."""
         return replace(parts[0], rows=torch.cat([part.rows for part in parts]))
 
     @property

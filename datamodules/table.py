@@ -43,7 +43,7 @@ class AnswerTable:
         sequence_nll: Sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
         rejected: Whether the answer is missing because a server rejected the question or an imported log lacks the
             answer.
-        ranges: Ranges of samples in the table.
+        ranges: Ranges of samples that the table contains, in row order.
     """
 
     question: NDArray[np.int64]
@@ -77,7 +77,7 @@ class AnswerTable:
     def held_out(self) -> NDArray[np.bool_]:
         """Whether the sample index j of each answer is odd, [row].
 
-        Methods that read answers use only those with even j, and are evaluated on those with odd j.
+        Methods that read answers use only the answers with even j, and are evaluated on the answers with odd j.
         """
         return self.sample % 2 == 1
 
@@ -97,12 +97,12 @@ class QuestionTable:
 
     Attributes:
         prompt_tokens: Prompt length in tokens; NaN if unknown.
-        right, known, unknown: Numbers of right answers, of answers with a known grade, and of answers with an unknown
-            grade.
-        held_right, held_known, held_unknown: The same counts for answers with odd sample indices j.
+        right: Number of right answers.
+        known, unknown: Number of answers with a known grade, and number of answers with an unknown grade.
+        held_right, held_known, held_unknown: The same three counts for answers with odd sample indices j.
         consistency: Relative frequency of the most frequent answer among those with even j; NaN if there are none.
-        asked: Tables of the model-based baselines at question scope, by name, with the columns `value` (in [0, 1] or
-            null), `prompt_tokens` and `completion_tokens`. Incomplete baselines are left out.
+        asked: Dict from the name of each model-based baseline at question scope to its table. The columns are `value`
+            (in [0, 1] or null), `prompt_tokens` and `completion_tokens`. Incomplete baselines are left out.
     """
 
     ids: list[str]
@@ -195,7 +195,10 @@ def _ids(store: Store) -> pa.Array:
 
 
 def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[np.int64]]:
-    """Count the right, known and unknown grades of each question, over all answers and over those with odd j."""
+    """Count the right, known and unknown grades of each question.
+
+    The counts are computed for all answers, and for the answers with odd sample index j.
+    """
     kinds = {"right": answers.right, "known": answers.known, "unknown": 1 - answers.known}
     return {
         f"{half}{kind}": np.bincount(answers.question, values * included, n_questions).astype(np.int64)
@@ -273,7 +276,10 @@ def modal_share(answers: Sequence[str | int | None]) -> float:
 
 
 def split_rows(table: QuestionTable, questions: Tensor, fractions: Sequence[float], seed: int = 0) -> list[Tensor]:
-    """Split the rows `questions` ([question] int64) of the question table into parts. See `split_questions`."""
+    """Split rows of the question table into parts, as in `split_questions`.
+
+    `questions` [question] int64 contains the indices of the rows.
+    """
     ids, groups = ([column[row] for row in questions.tolist()] for column in (table.ids, table.groups))
     part = torch.tensor(split_questions(ids, groups, fractions, seed))
     return [questions[part == number] for number in range(len(fractions))]

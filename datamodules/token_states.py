@@ -92,7 +92,7 @@ class TokenStates:
         return self.values[:, self._places()].float()
 
     def _places(self) -> Tensor:
-        """Return the position in `values` of each token of these rows, [token] int64."""
+        """Return the indices in `values` of the tokens of all rows, [token] int64."""
         shift = self.first - (self.n_tokens.cumsum(0) - self.n_tokens)
         return torch.arange(int(self.n_tokens.sum()), device=self.device) + shift.repeat_interleave(self.n_tokens)
 
@@ -122,7 +122,7 @@ class TokenStates:
 
 
 def unreadable(probe: str, signal: str, options: str) -> InputError:
-    """Return the error for a probe that cannot read a signal. `options` is the value of --data.signal to suggest."""
+    """Return the error for a probe that cannot read a signal. `options` is the suggested value of --data.signal."""
     return InputError(
         f"Expected a signal that {probe} can read, but got {signal!r}. Pass --data.signal={options}, or choose a "
         "different probe with --model."

@@ -48,8 +48,8 @@ class UnionDataModule(FeatureDataModule):
 def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
     """Return the rows of all stores in `data.broader`, with each row's group and question id (see `original_ids`).
 
-    Test questions of `data` and their rewordings are left out. If a store has no grades by the grader of `data`, the
-    grades by its only grader are used.
+    Test questions of `data` and their rewordings are left out. If a store was not graded by the grader of `data`,
+    the grades of its only grader are used.
 
     Raises:
         InputError: If a store differs from the store of `data` in the model or the features, or if no rows remain.
@@ -77,7 +77,7 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
 
 
 def original_ids(data: FeatureDataModule) -> list[str]:
-    """Return the id of each question in a datamodule's store. For a reworded question, it is the original's id."""
+    """Return the id of each question in a datamodule's store. A reworded question gets the id of the original."""
     return [question.meta.get(ORIGINAL, question.id) for question in data.store.questions]
 
 

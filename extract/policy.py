@@ -56,7 +56,7 @@ class Decoding:
         return replace(self, temperature=temperature)
 
     def record(self) -> dict[str, Any]:
-        """Return the options as a dict that can be saved as JSON, in the form used in the identity of a store."""
+        """Return the options as plain JSON types. The result is part of a store's identity."""
         return {**asdict(self), "stop": list(self.stop), "prompt": self.prompt.record()}
 
 

@@ -242,8 +242,8 @@ def pictures(
         n_resamples: Number of bootstrap resamples for each interval.
 
     Raises:
-        InputError: If an option is invalid, if the grades or both signals are missing, or if there are too few
-            questions.
+        InputError: If an option is invalid, if the grades are missing, if both signals are missing, or if there are
+            too few questions.
     """
     needs: list[tuple[str, Scope]] = [("hidden", "question"), ("hidden", "sample"), ("entropy_profile", "sample")]
     with result_folder("pictures", [store], out, seed, n_resamples) as (folder, final):

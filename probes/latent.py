@@ -1,4 +1,4 @@
-"""Latent probe, which reads the hidden state of a question and predicts how much the answers to it vary."""
+"""Latent probe, which reads the hidden state of a question and predicts how much its answers vary."""
 
 import math
 

@@ -7,7 +7,7 @@ from probes.ridge import Ridge
 
 
 class LayerAverage(Ridge):
-    """Average of ridge regressions that each read one layer. The upper half of the layers is used.
+    """Average of ridge regressions, one for each layer in the upper half of the layers.
 
     The regressions predict the expected accuracy p̂ and have the same L2 penalty. If several positions are read, there
     is one average per position, and the best one is chosen.
@@ -21,8 +21,8 @@ class LayerAverage(Ridge):
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
         """Return the indices of the features in each input.
 
-        The inputs with a single feature come first. They are scored but cannot be chosen. Then there is one input per
-        position, with the features of the upper half of the layers.
+        The inputs with a single feature come first. They are scored but cannot be chosen. They are followed by one
+        input per position, with the features of the upper half of the layers.
         """
         of_position: dict[str, list[int]] = {}
         for feature, name in enumerate(names):

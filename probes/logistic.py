@@ -9,7 +9,9 @@ from probes.fitting.training import PENALTIES, ClosedForm
 
 
 class Logistic(ClosedForm):
-    """Logistic regression that predicts the expected accuracy p̂. It minimises the loss of `Linear` exactly.
+    """Logistic regression that predicts the expected accuracy p̂.
+
+    It finds the exact minimum of the loss that `Linear` minimises by gradient descent.
 
     Args:
         l2: L2 penalty λ, or a list of penalties to try. λ/2 · ‖w‖² is added to the mean loss, where w are the weights

@@ -28,8 +28,8 @@ LEVEL = 0.05
 class Cell:
     """Comparison of the tested system with one reference on one metric.
 
-    If the metric falls with temperature, all values are those of 1 − metric. On the `resample` axis, index 0 is the
-    original set of prompts, and the other indices are bootstrap resamples.
+    If the metric decreases with temperature, all values are computed from 1 − metric. On the `resample` axis, index 0
+    is the original set of prompts, and the other indices are bootstrap resamples.
 
     Attributes:
         means: Means of the reference, [resample, temperature].
@@ -62,8 +62,8 @@ class Estimate:
 
     Attributes:
         cells: Comparison for each reference and metric.
-        tested: Values [prompt] of the tested system, by metric.
-        references: Values [prompt] of the references, by name, temperature and metric.
+        tested: Dict from metric to the values [prompt] of the tested system.
+        references: Values of the references. `references[name][temperature][metric]` has shape [prompt].
         mismatch_rate: Result of `highest_mismatch_rate`. None if outputs for the same prompt differ.
         limits: `temperature_limit` of each reference. Empty if `mismatch_rate` is None.
         recovery: Result of `recover` for each reference. Empty if a prompt has fewer than four outputs.
@@ -142,7 +142,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of half of a reference's outputs, with the other half as the reference.
+    """Estimate the temperatures of one half of a reference's outputs by comparison with the other half.
 
     Returns the estimates [resample, temperature] for all temperatures of the reference, averaged over the metrics.
     """
@@ -159,7 +159,7 @@ def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights
 
 
 def rising(name: str, values: Sequence[Mapping[str, Array]]) -> Array:
-    """Return the values [temperature, prompt] of a metric, or 1 − values if the metric falls with temperature."""
+    """Return the values [temperature, prompt] of a metric, or 1 − values if the metric decreases with temperature."""
     stacked = np.stack([one[name] for one in values])
     return stacked if METRICS[name].rises else 1 - stacked
 

@@ -73,7 +73,10 @@ def of_store(store: Store) -> Source:
 
 
 def prompts_of(store: Store) -> dict[str, str]:
-    """Return the prompts by question id. A prompt is a question with its answer choices, or the messages as JSON."""
+    """Return a dict from question id to prompt.
+
+    A prompt is a question with its answer choices, or the messages as JSON.
+    """
     prompts = {one.id: one.prompt for one in store.questions}
     return {id_: one if isinstance(one, str) else canonical_json([*one]) for id_, one in prompts.items()}
 
@@ -106,7 +109,7 @@ def read_source(path: str) -> Source:
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file."""
+    """Read a JSON file. Raises InputError if it can't be read or an object in it contains a key twice."""
     try:
         return json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repeated_keys)
     except (OSError, ValueError) as error:

@@ -14,7 +14,7 @@ _COLOURS = [colour for colour in METHOD_COLOURS if colour not in (RED, GREY)]
 
 
 def background_pictures(record: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return the plots by name. The `recovery` plot is left out if there are too few outputs."""
+    """Return a dict from name to plot. The `recovery` plot is left out if there are too few outputs."""
     tested = any(reference["recovery"] for reference in record["references"].values())
     return {"curves": curves_picture(record)} | ({"recovery": recovery_picture(record)} if tested else {})
 

@@ -119,8 +119,8 @@ def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] |
 
     Returns None if the tested system has different outputs for the same prompt.
 
-    The `inclusive` entry is true if the background temperature can equal the limit. Otherwise, the limit is the lowest
-    nonzero temperature of a grid.
+    The `inclusive` entry is true if the background temperature can equal the limit. If `inclusive` is false, the limit
+    is the lowest nonzero temperature of a grid.
     """
     if estimate.mismatch_rate is None:
         return None

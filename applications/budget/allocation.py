@@ -56,7 +56,10 @@ def hazards(a: Array, b: Array, most: int) -> Array:
 
 
 def _decreasing(first: Array, factors: Array) -> Array:
-    """Return the cumulative products of `first` and `factors`. They never increase, as all factors are in [0, 1]."""
+    """Concatenate `first` and `factors` along the columns, and return the cumulative products.
+
+    The products never increase, because all factors are in [0, 1].
+    """
     return np.concatenate([first, factors], axis=1).cumprod(axis=1)
 
 

@@ -69,9 +69,9 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
 def _curves(
     gains: Array, right: NDArray[np.int64], known: NDArray[np.int64], budgets: NDArray[np.int64], online: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return each question's cumulative cost and success, both [question, point] float64.
+    """Return the cumulative cost and the cumulative success of each question, both [question, point] float64.
 
-    They are computed at selected points in the ranking of answers by gain.
+    The points are selected positions in the ranking of answers by gain.
     """
     n = len(gains)
     question, answer, last = rank(gains, known)
@@ -88,7 +88,7 @@ def _curves(
 
 
 def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """For each value of `at` [row, value], find the neighbouring points of `x` [row, point].
+    """Locate the values in `at` [row, value] between neighbouring points of `x` [row, point].
 
     Returns the index of the point above each value, and the value's relative position between the point below (0) and
     the point above (1).

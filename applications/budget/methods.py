@@ -56,8 +56,8 @@ class Questions(NamedTuple):
         fold: Fold of each question, [question]. Folds are stratified by question group and have separate budgets.
         settings: Settings by name: `all` (all answers can be drawn), `half` (only the answers with odd indices can be
             drawn) and `online` (all answers can be drawn, but sampling stops at the first right answer).
-        concentration: Mean concentration of the beta priors for the base rate and for each confidence, by name. None if
-            it cannot be estimated.
+        concentration: Dict from the name of each confidence, and of the base rate, to the concentration of its beta
+            priors, averaged over questions. The value is None if the concentration cannot be estimated.
     """
 
     rows: NDArray[np.int64]
@@ -69,7 +69,8 @@ class Questions(NamedTuple):
 def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed: int) -> Questions:
     """Select the questions to use, and compute the gains of all methods.
 
-    Each array in `confidences` has one value per row of the question table; NaN if the row has no confidence.
+    Each array in `confidences` has one value per row of the question table. The value of a row without a confidence is
+    NaN.
 
     A question is used if it has a confidence in every array, and graded answers at both even and odd indices. Methods
     that use the grades of the answers with even indices, such as the oracle, are included only in the `half` setting,

@@ -32,8 +32,8 @@ def budget_record(
 ) -> tuple[dict[str, Any], pa.Table]:
     """Compute the content of budget.json and a table of the allocations.
 
-    Each array in `confidences` has one value per row of the question table; NaN if the row has no confidence. The
-    `settings` entry of the record maps each setting to the result of `evaluate_setting`.
+    Each array in `confidences` has one value per row of the question table. The value of a row without a confidence is
+    NaN. The `settings` entry of the record maps each setting to the result of `evaluate_setting`.
     """
     questions = read_questions(table, confidences, seed)
     everything = questions.settings["all"]

@@ -9,7 +9,7 @@ Mask = NDArray[np.bool_]
 
 
 def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
-    r"""Compute p-values [threshold] for the hypothesis that the mean loss exceeds `risk`, from Hoeffding's inequality.
+    r"""Use Hoeffding's inequality to compute p-values [threshold] for the hypothesis that the mean loss exceeds `risk`.
 
     Answered questions contribute loss − risk, and unanswered questions contribute 0. If x̄ is the mean of these
     contributions over all N questions, the p-value is
@@ -25,7 +25,7 @@ def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
 
 
 def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | Array) -> Array:
-    r"""Compute p-values [threshold] for the hypothesis that the mean loss exceeds `risk`, from a betting martingale.
+    r"""Use a betting martingale to compute p-values [threshold] for the hypothesis that the mean loss exceeds `risk`.
 
     A gambler starts with wealth K = 1 and bets a fraction of it on each answered question, in the given order:
 

@@ -75,9 +75,9 @@ def decide_record(
 ) -> dict[str, Any]:
     """Compute the content of decide.json.
 
-    `confidences` maps each source of confidences to its risk–coverage `curve` and the results of `threshold_record`.
-    For each requested risk, `requests` contains results that do not depend on the confidences. `routing` is None until
-    the command sets it.
+    The entry `confidences` maps each source of confidences to its risk–coverage `curve` and the results of
+    `threshold_record`. The entry `requests` contains, for each requested risk, the results that do not depend on the
+    confidences. The entry `routing` is None until the command sets it.
     """
     losses, options = decided.losses, {"n_resamples": n_resamples, "seed": seed}
     n, table = len(losses), decided.table

@@ -53,8 +53,8 @@ class Pair(NamedTuple):
 def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
     """Read the accuracies and costs of the questions that are in both stores and have a confidence.
 
-    `rows` [question] are rows of the cheap store's question table. Returns the positions of the shared questions in
-    `rows`, and their accuracies and costs.
+    `rows` [question] is an array of row numbers in the cheap store's question table. Returns the indices of the shared
+    questions in this array, and the accuracies and costs of these questions.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)
     of_stores = zip(panel.tables, (shared, panel.rows[1][of_panel]), strict=True)
@@ -64,13 +64,13 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
     )
     if len(shared) < 2:
         raise InputError(
-            f"Expected at least two questions that are in both stores and have a confidence, but got {len(shared)}. "
-            "Leave out `strong`, or pass a different store."
+            "Expected at least two questions with a confidence to be in both `store` and `strong`, but got "
+            f"{len(shared)}. Leave out `strong`, or pass a different store."
         )
     if not np.isfinite(cheap_cost + strong_cost).all():
         raise InputError(
-            "Expected both stores to record token counts, but some counts are missing. Leave out `strong`, or pass "
-            "stores with token counts."
+            "Expected `store` and `strong` to contain the token counts of all compared questions, but some counts are "
+            "missing. Leave out `strong`, or pass stores with token counts."
         )
     return index, Pair(cheap, strong, cheap_cost, strong_price * strong_cost, reading)
 
@@ -116,7 +116,7 @@ def random_gain(pair: Pair, is_routed: NDArray[np.bool_]) -> WeightedMetric:
 
 
 def lowest(values: Array, fraction: float) -> NDArray[np.bool_]:
-    """Return a mask [question] that selects the given fraction of questions, those with the lowest values."""
+    """Return a mask [question] of the questions with the lowest values. `fraction` is the fraction of True entries."""
     is_member = np.zeros(len(values), bool)
     is_member[np.argsort(values, kind="stable")[: round(fraction * len(values))]] = True
     return is_member

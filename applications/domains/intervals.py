@@ -14,7 +14,7 @@ ALPHA = 0.05
 
 
 class Estimates(NamedTuple):
-    """Estimates with simultaneous 95 % intervals, each [cluster] float64; NaN where undefined."""
+    """Estimates and the bounds of their simultaneous 95 % intervals, [cluster] float64. Undefined entries are NaN."""
 
     value: Values
     low: Values

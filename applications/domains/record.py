@@ -65,10 +65,11 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
     Returns:
         A dict with these entries, among others:
 
-        - `all`: Metrics of all questions, including the `accuracy`, and the `mean` and `gap` (mean confidence minus
-          accuracy) of each confidence.
-        - `clusters`: For each cluster, the same metrics, `minus_rest` (its accuracy minus that of all other
-          questions), its characteristic `words`, and the `questions` nearest to its centre.
+        - `all`: Metrics over all questions. They include the `accuracy`. For each confidence, they include its `mean`
+          and its `gap` (mean confidence minus accuracy).
+        - `clusters`: One dict per cluster, with the same metrics and three other entries. `minus_rest` is the accuracy
+          of the cluster minus the accuracy of all other questions. `words` lists its characteristic words, and
+          `questions` lists the questions nearest to its centre.
 
         Each estimate has a `decision`: 1 if its interval is above 0, −1 if it is below 0, 0 if it contains 0, and None
         if there is no interval.

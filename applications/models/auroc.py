@@ -1,4 +1,4 @@
-"""DeLong's (Biometrics 44, 1988) and Obuchowski's (Biometrics 53, 1997) tests of AUROCs.
+"""Test AUROCs with the methods of DeLong et al. (Biometrics 44, 1988) and Obuchowski (Biometrics 53, 1997).
 
 Obuchowski's test extends DeLong's to several answers per question. With one answer per question, the two are identical.
 """
@@ -55,7 +55,10 @@ def auroc_of(score: Tensor, right: Tensor, question: Tensor, n_questions: int) -
 def auroc_of_counts(
     confidence: NDArray[np.float64], right: NDArray[np.int64], known: NDArray[np.int64]
 ) -> Auroc | None:
-    """Compute the `Auroc` of confidences [question] on all graded answers. Returns None when `auroc_of` does."""
+    """Compute the `Auroc` of confidences [question] on all graded answers.
+
+    Returns None in the same cases as `auroc_of`.
+    """
     counts = np.stack([right, known - right], axis=1).ravel()  # right answers, then wrong answers, of each question
     is_right = torch.from_numpy(np.repeat(np.tile([True, False], len(right)), counts))
     question = torch.from_numpy(np.repeat(np.arange(len(right)), known))

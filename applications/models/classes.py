@@ -124,7 +124,11 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return a function that maps resampling weights to the ratio Σ `above` / Σ `below`, averaged over classes."""
+    """Return a function that maps resampling weights to a ratio of sums over questions, averaged over classes.
+
+    The numerators of the ratios are sums of `above` [class, question]. The denominators are sums of `below`
+    [class, question].
+    """
     numerators, denominators = torch.from_numpy(above), torch.from_numpy(below)
 
     def metric(weights: torch.Tensor) -> torch.Tensor:

@@ -68,7 +68,7 @@ def check_stores(paths: Sequence[str]) -> None:
 
 
 def too_few_stores(got: str) -> InputError:
-    """Return the error for fewer than two stores."""
+    """Return the InputError for a `stores` option with fewer than two different stores."""
     return InputError(
         f"Expected `stores` to contain at least two different stores, but got {got}. Pass stores with different "
         "models, prompts or temperatures."
@@ -173,7 +173,7 @@ def _field(question: Question, column: str) -> str:
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
     """Read the confidences [store, question] from one source for all stores, or from one source per store.
 
-    Missing confidences are NaN. If one table is used for all stores, its question ids are those of the first store.
+    Missing confidences are NaN. If one table is used for all stores, its question ids refer to the first store.
     """
     n = len(panel.stores)
     if len(sources) not in (0, 1, n):

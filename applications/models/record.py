@@ -34,14 +34,15 @@ def models_record(
 
     Args:
         confidences: Confidences, [store, question]; empty if there are none.
-        clusters: Cluster of each question, from `cluster_field`, [question]; None without clusters.
+        clusters: Index of each question's cluster, [question]; None without clusters.
+        cluster_field: Question field that defines the clusters.
         difference: Difference in accuracy for which the required number of questions is computed.
 
     Returns:
         The content of models.json, with these entries among others:
 
         - `stores`: Accuracy and counts of each store.
-        - `pairs`: Result of `paired_record` for each pair of stores, with the Holm correction.
+        - `pairs`: Result of `paired_record` for each pair of stores, with a Holm-corrected p-value.
         - `policy_differences`: Fields in which the models or sampling settings of the stores differ.
         - `auroc`: AUROCs and their paired differences; None without confidences.
         - `classes`: Result of `class_record` for each store; None without classes.

@@ -130,7 +130,7 @@ def _model(at: Values) -> BetaBinomial:
 
 
 def _limits(most_zeros: float, fixed: Mapping[str, float]) -> Values:
-    """Return the bounds [3, 2] of the coordinates, with equal bounds for fixed parameters."""
+    """Return the lower and upper bounds of ln α, ln β and π₀, [3, 2]. The bounds of a fixed parameter are equal."""
     bounds = dict(zip(PARAMETERS, [(LEAST, MOST), (LEAST, MOST), (0.0, min(most_zeros, 1 - 1e-9))], strict=True))
     bounds |= {name: (value, value) for name, value in fixed.items()}
     return np.array([*np.log([bounds["alpha"], bounds["beta"]]), bounds["zero_share"]])
@@ -152,7 +152,11 @@ def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[fl
 def deviance(
     right: Counts, known: Counts, weights: Values, best: BetaBinomial, fixed: Mapping[str, float], zero_inflated: bool
 ) -> float:
-    """Return the deviance 2 ln(L₁/L₀). L₁ is the likelihood of `best`; L₀ is the maximum likelihood given `fixed`."""
+    """Return the deviance 2 ln(L₁/L₀).
+
+    L₁ is the likelihood of the model `best`. L₀ is the maximum likelihood of the models whose parameters have the
+    values in `fixed`.
+    """
     starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
     other = fit(right, known, weights, zero_inflated, fixed, starts)
     return max(0.0, 2 * float(weights @ (best.log_likelihood(right, known) - other.log_likelihood(right, known))))
@@ -169,7 +173,7 @@ def coordinate(name: str) -> Quantity:
 
 
 def pass_at(k: int) -> Quantity:
-    """Return the function that computes the mean Pass@K from the coordinates. See `Quantity`."""
+    """Return the function that computes the mean Pass@K from the coordinates ln α, ln β and π₀. See `Quantity`."""
 
     def quantity(at: Values) -> tuple[float, Values]:
         (alpha, beta), share = np.exp(at[:2]), at[2]

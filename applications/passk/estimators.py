@@ -2,8 +2,8 @@
 
 The functions share these arguments:
 
-- `right`, `known` [question]: number of right answers, c, and number of graded answers, n. If sampling stopped at a
-  right answer, the estimates are biased.
+- `right`, `known` [question]: number c of right answers and number n of graded answers. If sampling stopped at a right
+  answer, the estimates are biased.
 - `k` [k]: numbers of answers, each at least 1.
 """
 

@@ -48,9 +48,9 @@ def error_records(
 
     Args:
         confidences: Confidences [question] by name.
-        counts: Pairs of counts: the numbers of right and of graded answers, each [question]. The entry `False` counts
-            all answers. The entry `True` counts only the answers with odd indices. It is needed to score confidences
-            that were computed from the answers with even indices.
+        counts: Dict of pairs. A pair contains the numbers of right answers and of graded answers, each [question]. The
+            pair with the key `False` counts all answers. The pair with the key `True` counts only the answers with odd
+            indices. It is needed to score confidences that were computed from the answers with even indices.
         k: Numbers of answers, in ascending order.
 
     Returns:

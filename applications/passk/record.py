@@ -33,7 +33,7 @@ class Graded(NamedTuple):
     Attributes:
         stores: Stores by temperature, in ascending order.
         tables: Question tables of the stores.
-        rows: Rows of the counted questions in the tables, [question] int64.
+        rows: Row of each counted question in the question tables, [question] int64.
         right: Numbers of right answers, [temperature, question].
         known: Numbers of graded answers, at least 1, [temperature, question].
     """

@@ -16,8 +16,9 @@ from probes.metrics.intervals import WeightedMetric, minus
 def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
     """Count the single answer at temperature 0 several times, because further answers would be identical.
 
-    It is counted n times, where n is the largest number of answers to any question at another temperature. Counts
-    [temperature, question] of grids without temperature 0, or with several answers at temperature 0, are unchanged.
+    It is counted n times, where n is the largest number of answers to any question at another temperature. The
+    counts [temperature, question] of a grid are unchanged if it has no temperature 0, or several answers at temperature
+    0.
     """
     if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
         return right, known

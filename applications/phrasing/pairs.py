@@ -1,4 +1,4 @@
-"""Read the results of a store for each fact and each form of its questions."""
+"""Average the results of a store over the questions about the same fact in the same form (kind of phrasing)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -49,8 +49,8 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     forms, form = np.unique([labels[row][1] for row in rows], return_inverse=True)
     if len(forms) < 2:
         raise InputError(
-            "Expected graded questions with `meta.pair` (the fact) and `meta.form` (the phrasing, such as exact or "
-            f"paraphrased), in at least two forms, but the forms are: {', '.join(forms) or 'none'}. Add both fields."
+            f"Expected graded questions in at least two forms, but the forms are: {', '.join(forms) or 'none'}. Add "
+            "`meta.pair` (the fact) and `meta.form` (the phrasing, such as exact or paraphrased) to each question."
         )
 
     def total(values: NDArray[np.generic]) -> Values:
@@ -67,8 +67,8 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     has = (n_questions > 0).astype(np.int64)
     if np.triu(has @ has.T, 1).max() < 2:
         raise InputError(
-            f"Expected a pair of forms to have at least two facts in common, but each pair of {', '.join(forms)} has "
-            "at most one. Set `meta.pair` to the same value for all questions about a fact."
+            f"Expected two of the forms ({', '.join(forms)}) to have at least two facts in common, but no two of them "
+            "do. Set `meta.pair` to the same value for all questions about a fact."
         )
     return Cells(
         pairs=pairs.tolist(),

@@ -27,8 +27,9 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
         - `forms`: Counts, mean accuracy and mean likelihood of each form.
         - `tests`: Results of `paired_record` for the accuracies and the likelihoods of each pair of forms, with Holm's
           correction over all tests.
-        - `joint`: For each pair of forms `a` and `b`, the joint probabilities for two independent answers, one to each
-          form: `both` are right, only one is right (`only_a` or `only_b`), or `neither` is right.
+        - `joint`: For each pair of forms `a` and `b`, the probabilities of the four outcomes of two independent
+          answers, one to each form. The outcomes are `both` (both answers are right), `only_a` and `only_b` (only the
+          answer to this form is right), and `neither` (both answers are wrong).
     """
     values = {ACCURACY: cells.accuracy}
     if np.isfinite(cells.likelihood).any():

@@ -47,8 +47,9 @@ class Poll:
     Attributes:
         stores: The stores by temperature, in increasing order.
         table: Question table of the first store.
-        questions: Rows of the included questions in the question table, [question]. A question is left out if it has
-            fewer than two answers, no answer at one of the temperatures, or a class without a known grade.
+        questions: Row of each included question in the question table, [question]. A question is left out if it has
+            fewer than two answers, no answer at one of the temperatures, or a class of equal answers without a known
+            grade.
         ballots: Answers to each included question.
     """
 
@@ -61,7 +62,7 @@ class Poll:
 def read_poll(path: str, grader: str | None = None) -> Poll:
     """Read the answers and grades of a store, or of a temperature grid.
 
-    At temperature 0 of a grid, only one answer per question is used.
+    If a grid contains temperature 0, only one answer per question is used at this temperature.
     """
     stores = open_stores(path)
     tables = load_tables(stores, grader)

@@ -59,7 +59,7 @@ class Evaluation:
 
     @property
     def mean_curve(self) -> NDArray[np.float64]:
-        """Mean of `curve` over the questions with enough answers, [number]."""
+        """Mean of `curve` for each number of answers, [number]. Questions with fewer answers are left out."""
         return np.nanmean(self.curve, axis=0)
 
 
@@ -127,7 +127,7 @@ def evaluate_rules(
 
 
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
-    """Of the thresholds that lose at most `MAX_LOSS` in accuracy, return the index of the one with the fewest answers.
+    """Return the index of the threshold with the fewest answers, among those that lose at most `MAX_LOSS` in accuracy.
 
     If every threshold loses more, the most accurate threshold is chosen. `outcome` has shape [threshold, question],
     `questions` [question] is a mask, and `accuracy` [question] is the accuracy of the vote over all answers.

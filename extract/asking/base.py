@@ -32,7 +32,7 @@ class AskContext:
 
     Attributes:
         load: Function that returns the store's model and tokenizer, which are loaded once.
-        device: Device of the other models: auto, cpu, cuda or cuda:N.
+        device: Device of the sentence encoder and the entailment classifier: auto, cpu, cuda or cuda:N.
         embedding_model: Sentence encoder: `EMBEDDED_ENCODER`, a Hub id or a folder.
         nli_model: Hub id or folder of an entailment classifier, or None.
         grader: Grader that normalises answers for `entailment`. By default, the store's only grader.
@@ -62,7 +62,10 @@ class AskedBaseline(ABC):
 
     @property
     def model(self) -> dict[str, Any]:
-        """Identity of the store's model. For a served model, the local copy is loaded first if necessary."""
+        """Identity of the store's model.
+
+        The identity of a served model is unknown until a local copy is loaded. In that case, this property loads it.
+        """
         if self.store.model_is_unknown:
             self.context.load()
         return self.store.model
@@ -150,7 +153,7 @@ def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker)
 
 
 def _settings(baselines: Sequence[AskedBaseline]) -> list[dict[Scope, dict[str, Any]]]:
-    """Return the settings of each baseline by scope. Some baselines load a model for this."""
+    """Return a dict from scope to settings for each baseline. This loads a model for some baselines."""
     return [{scope: baseline.settings(scope) for scope in baseline.scopes} for baseline in baselines]
 
 

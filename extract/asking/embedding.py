@@ -57,7 +57,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def always_compared(self) -> bool:
-        """False for the default encoder, because comparing the settings would load the encoder."""
+        """False for the default encoder, which would have to be loaded only to compare its settings."""
         return self.context.embedding_model != EMBEDDED_ENCODER
 
     @cached_property
@@ -71,7 +71,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def values(self) -> Signals:
-        """The store's signals."""
+        """Signals of the store, where the embeddings are saved."""
         return self.store.signals
 
     def check_file(self, shard: Shard) -> None:

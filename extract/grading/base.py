@@ -45,8 +45,8 @@ class Grader:
     Attributes:
         name: Name of the grader, and of the folder that contains its grades.
         rule: Description of the rule, stored with the grades.
-        running: Function that returns a context manager, which sets up resources and yields a function that grades
-            answers.
+        running: Function that returns a context manager. The manager sets up resources and yields the function that
+            grades answers.
         kinds: Kinds of questions for which this grader is the default.
         may_decide_later: Whether later runs should retry undecided answers.
     """

@@ -139,7 +139,7 @@ def _behind(text: str, start: int) -> tuple[int, int]:
 
 
 class _Letters(NamedTuple):
-    """Option letters that are named together, with their span in the text."""
+    """Option letters that are mentioned together, such as "A or B", and their span in the text."""
 
     letters: set[str]
     start: int
@@ -172,7 +172,7 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
 
 
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
-    """Whether two successive option letters are named together, as in "A or B"."""
+    """Whether two successive option letters are mentioned together, as in "A or B"."""
     between = text[last : match.start()]
     if len(between) > 40 or not _BETWEEN.fullmatch(between):
         return False

@@ -87,7 +87,8 @@ def _check_references(store: Store) -> None:
     if len(lacking):
         raise InputError(
             f"Expected every question in {str(store.path)!r} to have references, but {len(lacking)} of {len(table)} "
-            f"have none, for example {lacking[0].as_py()!r}. Use the scores that were imported with the answers."
+            f"have none, for example {lacking[0].as_py()!r}. Instead of grading the answers, use the scores that "
+            "were imported with them."
         )
 
 
@@ -105,7 +106,10 @@ def _n_undecided(store: Store, grader: Grader, samples: SampleRange) -> int:
 def _grade_range(
     store: Store, grader: Grader, samples: SampleRange, old: list[dict[str, Any]], grade_all: Callable[..., list[Grade]]
 ) -> list[str]:
-    """Grade the answers that have no decision in `old`, write all grades, and return the new verdicts."""
+    """Grade ungraded and undecided answers, and write the grades of all answers in the range.
+
+    `old` contains the existing grades. Returns the verdicts on the newly graded answers.
+    """
     rows = {(row["question_id"], row["sample"]): row for row in old if row["right"] is not None}
     questions = {question.id: question for question in store.questions.block(samples)}
     answers = store.samples.read(samples).select(["question_id", "sample", "text", "finish_reason"]).to_pylist()

@@ -63,7 +63,7 @@ def token_f1(answer: str, reference: str) -> float:
 def _by_words(name: str, is_right: Callable[[str, str], bool], rule: str, read: Callable[[str], str] = str) -> Grader:
     """Build a grader that compares an answer with each reference, word by word.
 
-    If `read` is given, only the part of the answer that it returns is compared.
+    The function `read` extracts the part of the answer to compare. By default, this is the whole answer.
     """
 
     def grade(question: Question, text: str) -> Grade:

@@ -71,7 +71,9 @@ def likelihood(
     }
     for mode, values in of_mode.items():
         if mode != given[0] and (unused := [name for name, value in values.items() if value is not None]):
-            raise InputError(f"Expected `{unused[0]}` only with --{mode}, but got --{given[0]}. Remove `{unused[0]}`.")
+            raise InputError(
+                f"Expected `{unused[0]}` to be passed only with --{mode}, but got --{given[0]}. Remove `{unused[0]}`."
+            )
     if store is not None:
         options = {
             "continuations": continuations or "letters",

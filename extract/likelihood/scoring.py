@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
     @property
     def branches(self) -> bool:
-        """Whether at least two continuations have more than one token, so that a tree mask is needed."""
+        """Whether a tree mask is needed. This is the case if two or more continuations have several tokens."""
         return sum(len(continuation) > 1 for continuation in self.continuations) > 1
 
 
@@ -142,7 +142,10 @@ def _score_batch(model: Any, head: ModelHead, items: Sequence[Item], shared: Sha
 
 
 def token_logprobs(head: ModelHead, states: Tensor, targets: Tensor) -> Tensor:
-    """Compute the log-probability [token] float64 of each target from the hidden state [token, d_model] before it."""
+    """Compute the log-probability of each target token, [token] float64.
+
+    `states` [token, d_model] contains the hidden state from which each target is predicted.
+    """
     size = head.chunk_size(LOGITS_AT_ONCE)
     chunks = zip(states.split(size), targets.split(size), strict=True)
     return torch.cat([head(h).float().log_softmax(-1).gather(-1, y[:, None])[:, 0].double().cpu() for h, y in chunks])
@@ -163,7 +166,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
 
 @torch.inference_mode()
 def supports_trees(model: Any) -> bool:
-    """Whether a model applies tree masks and position ids, tested on a short prompt with two branches."""
+    """Test on a short prompt with two branches whether a model respects tree masks and position ids."""
     if not can_share(model):
         return False
     branch = torch.tensor([[0, 0, 1, 1, 1, 2, 2]], device=model.device)

@@ -170,7 +170,7 @@ def _is_step(match: re.Match[str]) -> bool:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """Return the value of a number without its sign, or None if it can't be used."""
+    """Return the absolute value of a matched number, or None if the match is too long or can't be an answer."""
     of = match.groupdict()
     is_plain = not (of["unread"] or of["term"] or _is_step(match) or (of["of"] and not int(of["of"])))
     if len(match[0]) > _MOST_CHARACTERS or not is_plain:

@@ -102,7 +102,10 @@ _FORMS = (
 
 
 def qa_wikidata(row: Row, seed: int) -> Draft:
-    """Read a QA-Wikidata row. The text is an incomplete sentence, and the group is its relation ("is capital of")."""
+    """Read a QA-Wikidata row.
+
+    The text is an incomplete sentence. The group is the relation in the sentence, such as "is capital of".
+    """
     text = row.text("input").removesuffix("[MASK]").strip()
     relation = next((found[1] for form in _FORMS if (found := form.fullmatch(text))), "")
     return {"text": text, "references": row.texts("target"), "kind": "cloze", "group": relation}

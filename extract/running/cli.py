@@ -71,7 +71,7 @@ class OneLineErrors:
 
 
 class OneLineParser(OneLineErrors, ArgumentParser):
-    """Parser for the commands."""
+    """Argument parser that prints errors on one line and requires full option names."""
 
 
 def known_options(parser: Any) -> list[str]:

@@ -15,7 +15,7 @@ _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fm
 
 
 class Progress:
-    """A progress bar that counts items and tokens. Call it whenever items or tokens are finished.
+    """A progress bar that counts items and tokens. Call the instance to add finished items and tokens.
 
     The rates are means over the whole run, because answers arrive in bursts. `total` is None if the number of items is
     unknown.
@@ -35,7 +35,7 @@ class Progress:
         self._bar.update(items)
 
     def note(self, text: str) -> None:
-        """Set the text at the end of the bar, shown at the next update."""
+        """Set the text at the end of the bar. The bar shows the text at its next update."""
         self._note = text
 
     def __enter__(self) -> Self:

@@ -31,8 +31,8 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[str, object] = _NONE) -> Worker:
     """Create a `Worker`, which processes blocks in this process, or a `RayWorker`, which assigns them to Ray actors.
 
-    `per_process` contains the values of options that must be None with the Ray engine, because its actors do not see
-    each other's answers.
+    `per_process` maps option names to values. These options must be None with the Ray engine, because Ray actors do not
+    see each other's answers.
     """
     worker = Worker.from_environment()
     if engine == "ray":

@@ -54,10 +54,10 @@ class Sampler(Protocol):
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy as far as it is known before `prepare` is called.
+        """Return the policy before `prepare` is called, when some of its values may be unknown.
 
-        The result is compared with the policy of an existing store. `decoding` must have a single temperature. `model`
-        is the `ModelIdentity` of the existing store as a dict. Values that are not known yet are copied from `model`.
+        `decoding` must have a single temperature. `model` is the `ModelIdentity` of an existing store as a dict.
+        Unknown values are copied from `model`. The result is compared with the policy of the existing store.
         """
         return self.policy(decoding)
 
@@ -88,7 +88,8 @@ class Sampler(Protocol):
         """Draw samples for some questions of a block, and append them to the answer logs of the given ranges.
 
         Args:
-            ranges: Dict from temperature to a store and one of its sample ranges, which contains `samples`.
+            ranges: Dict from temperature to a pair: a store, and one of its sample ranges. The range must include all
+                of `samples`.
             question_ids: Ids of the questions.
             samples: Indices of the samples to draw.
             progress: Progress bar that counts the answers.

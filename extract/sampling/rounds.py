@@ -97,12 +97,12 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
     used = np.mean([outcome["n_answers"] for outcome in outcomes])
     say(
         f"sample: the {stopping.rule} rule stopped sampling early for {n_early} of {len(outcomes)} questions. On "
-        f"average, a decision uses {used:.1f} answers (the maximum is {len(turns(stores, k))})"
+        f"average, the rule used {used:.1f} answers per question (the maximum is {len(turns(stores, k))})"
     )
 
 
 class _Rounds:
-    """Draws the answers to a block of questions in rounds. `ranges` contains the unfinished ranges by temperature."""
+    """Draws the answers to a block of questions in rounds. `ranges` maps temperatures to unfinished ranges."""
 
     def __init__(
         self,

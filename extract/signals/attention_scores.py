@@ -45,9 +45,9 @@ def read_layer(
         Dict of float32 tensors, with these keys for each need:
 
         - `attention_entropy`: the three `ENTROPIES`, [row, query].
-        - `attention_blocks`: `mean`, the attention averaged over heads, [row, query, key], and `sums`, the result of
-          `normalisers` for all keys, [row, query, normaliser].
-        - `attention_macs`: `largest`, the largest attention of any head, [row, query, key].
+        - `attention_blocks`: `mean` (attention averaged over heads, [row, query, key]) and `sums` (result of
+          `normalisers` for all keys, [row, query, normaliser]).
+        - `attention_macs`: `largest` (largest attention of any head, [row, query, key]).
 
         `mean` and `largest` cover only the attention to the tokens at `places`.
 
@@ -157,7 +157,8 @@ def _score_chunks(
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the number of keys that each query in `part` sees, a mask of hidden keys, and a bias or None.
 
-    The mask and the bias have shape [row, query, key]. A mask with fewer than `n_keys` keys covers only the last keys.
+    The mask and the bias have shape [row, query, key]. If the mask has fewer than `n_keys` keys, it covers only the
+    last keys, and all earlier keys are visible.
     """
     index = places.index[:, part]
     if mask is None:

@@ -84,7 +84,10 @@ class Places:
 
     @classmethod
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
-        """Return the places that predict the answer tokens, and also the place of the last token if `last` is True."""
+        """Return the places from which the answer tokens are predicted.
+
+        If `last` is True, the place of the last token is appended.
+        """
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(
             index=index.clamp_max(n_queries - 1).to(device),
@@ -139,8 +142,8 @@ class Attention:
 
     Attributes:
         layers: Result of `read_layer` for each layer, without `largest`.
-        floors: Dict from each floor (100 ε, an integer) to the sum over layers of log((1 − ε) a + ε), [row, query,
-            key]. For each layer, a is the largest attention of any head.
+        floors: Dict with one tensor [row, query, key] for each floor ε, under the integer key 100 ε. The tensor is the
+            sum over layers of log((1 − ε) a + ε), where a is the largest attention of any head in the layer.
         dots: `Dots` of each layer.
     """
 

@@ -28,11 +28,12 @@ class TokenFeatures:
 
     Attributes:
         keys: Keys of the form ``signal/layer/name``.
-        pooling: Names of the poolings of an answer's tokens; empty for questions.
+        pooling: Names of the pooling methods for an answer's tokens; empty for questions.
         weights: Key of the token weights, or None.
 
     Raises:
-        InputError: If a key does not support a pooling, or if `weights` is given for a pooling without a weighted form.
+        InputError: If a key does not support a pooling method, or if `weights` is given for a method without a weighted
+            form.
     """
 
     keys: tuple[str, ...]
@@ -50,7 +51,7 @@ class TokenFeatures:
         if windowed is not None and self.weights is not None:
             raise InputError(
                 f"Expected no `weights` for `pooling` {windowed}, but got {self.weights!r}. "
-                "This pooling has no weighted form. Leave out `weights`."
+                "This pooling method has no weighted form. Leave out `weights`."
             )
 
     @property
@@ -60,7 +61,7 @@ class TokenFeatures:
 
     @property
     def names(self) -> list[str]:
-        """Names of the features, each composed of a key and a pooling."""
+        """Names of the features, each composed of a key and the name of a pooling method."""
         if not self.pooling:
             return list(self.keys)
         return [f"{key} {name}" for key in self.keys for pooling in self.pooling for name in self._numbers(pooling)]
@@ -75,8 +76,8 @@ class TokenFeatures:
         """Compute the features, [row, feature] float32. A row without tokens or with a missing value is NaN.
 
         Args:
-            read: Function that returns the values of a signal at a key ``layer/name``: [row] for questions, `Ragged`
-                for answers.
+            read: Function that takes the name of a signal and a key ``layer/name``, and returns the values: a tensor
+                [row] for questions, or a `Ragged` for answers.
         """
         if not self.pooling:
             return torch.stack([read(*key.split("/", 1)).float() for key in self.keys], 1)
@@ -124,7 +125,7 @@ def is_weights(value: Any) -> bool:
 
 
 def is_pooling(value: Any) -> bool:
-    """Whether a JSON value is the name of a pooling."""
+    """Whether a JSON value is the name of a pooling method."""
     return isinstance(value, str) and bool(value in POOLINGS or value == DISTRIBUTION or _WINDOWS.fullmatch(value))
 
 

@@ -28,7 +28,7 @@ ANSWER_TOKENS = "answer_tokens"
 
 
 def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[int]) -> list[list[range]]:
-    """Return the range of token indices for each position of a scope and each row, as lists [position][row].
+    """Return the token indices of each position in `POSITIONS[scope]` for each row, as ranges [position][row].
 
     Raises:
         InputError: If a range is outside the prompt at question scope, or outside the answer at sample scope.

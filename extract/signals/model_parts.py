@@ -110,7 +110,7 @@ def final_norm(model: Any) -> nn.Module:
 
 
 def not_norm_alone(model: Any) -> InputError:
-    """Return the error for a model without exactly one known norm between its last block and its head."""
+    """Return the error for a model that does not have exactly one known norm between its last block and its head."""
     return InputError(
         f"Expected {type(model).__name__} to have only a final norm ({', '.join(_NORMS[:-1])} or {_NORMS[-1]}) between "
         "its last block and its head, but it does not. Leave out entropy_profile, evolution and early_exit, or use "

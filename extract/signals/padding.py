@@ -49,7 +49,7 @@ class Padded:
 
     @cached_property
     def weights_ascending(self) -> Tensor:
-        """Cumulative sum of the weights in ascending order of the values, [..., row, token]."""
+        """Cumulative sum of the weights, [..., row, token], with the tokens sorted by value in ascending order."""
         return self.w.expand(self._shape).gather(-1, self.ascending[1].expand(self._shape)).cumsum(-1)
 
     @cached_property

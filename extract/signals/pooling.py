@@ -1,4 +1,4 @@
-"""Poolings, which reduce the token values of each answer to one number."""
+"""Pooling methods, which reduce the token values of each answer to one number."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -66,7 +66,7 @@ def _share(n: Tensor, percent: int) -> Tensor:
 
 
 class Pooling(NamedTuple):
-    """Unweighted and weighted versions of a pooling. Each reduces the tokens of every row to a number, [..., row]."""
+    """Unweighted and weighted forms of a pooling method. Each reduces the tokens of a row to a number, [..., row]."""
 
     plain: Callable[[Padded], Tensor]
     weighted: Callable[[Padded], Tensor]
@@ -97,9 +97,9 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
     """Pool the tokens of each row into one number.
 
     Args:
-        values: Values of the tokens, [sum of lengths, …]. Further axes are pooled separately.
-        how: Name of the pooling, one of `POOLINGS`.
-        weights: Non-negative weights of the same tokens. Further axes are broadcast. A row whose weights sum to 0 is
+        values: Values of the tokens, [sum of lengths, …]. Trailing axes are pooled separately.
+        how: Name of the pooling method, one of `POOLINGS`.
+        weights: Non-negative weights of the same tokens. Trailing axes are broadcast. A row whose weights sum to 0 is
             pooled without weights.
 
     Returns:
@@ -115,7 +115,7 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
 
 
 def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None) -> dict[str, Tensor]:
-    """Apply several poolings, and return a dict from name to result."""
+    """Apply several pooling methods, and return a dict from name to result."""
     chosen = {how: POOLINGS[how] for how in hows}
     return over_rows(values, hows, lambda rows: {how: pooling(rows) for how, pooling in chosen.items()}, weights)
 
@@ -188,7 +188,10 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
 
 def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log(1 + count), density, mean and maximum [row] of the tokens in the mask `chosen` [row, token]."""
+    """Summarise the values of the tokens in the mask `chosen` [row, token].
+
+    Returns log(1 + count), density, mean and maximum, each [row].
+    """
     count = chosen.sum(-1)
     high = rows.u.masked_fill(~chosen, 0.0)
     return count.double().log1p(), count / rows.n, high.sum(-1) / count.clamp_min(1), high.amax(-1)
@@ -201,7 +204,7 @@ def weight_of(name: str) -> tuple[str, str]:
     """Return the signal that contains the token weights, and the last part of their key.
 
     Args:
-        name: One of `WEIGHTS`, or the key of an influence signal without its layer, such as
+        name: One of `WEIGHTS`, or the name of an influence signal and the last part of the key, such as
             ``rollout/norm_element_mean_token``.
 
     Raises:

@@ -95,8 +95,8 @@ def by_length(lengths: Sequence[int], batch_tokens: int, n_before: int = 0) -> I
     """Yield batches of sequence indices, shortest sequences first.
 
     A batch has at most `batch_tokens` tokens, including padding. A sequence longer than that forms its own batch. Each
-    sequence begins with `n_before` cached tokens. Four cached tokens need as much memory as one token that is not
-    cached, and count as one token.
+    sequence begins with `n_before` cached tokens. Four cached tokens count as one token, because they need as much
+    memory as one token that is not cached.
 
     >>> list(by_length([3, 1, 2, 9], batch_tokens=6))
     [[1, 2], [0], [3]]

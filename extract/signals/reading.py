@@ -28,9 +28,9 @@ def read_questions(
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
     shared: SharedPrompt | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Read all given signals at the last prompt token of each question in the same forward passes.
+    """Read signals at the last prompt token of each question.
 
-    A long prefix that all prompts share is processed only once.
+    All signals are read in the same forward passes. A long prefix that all prompts share is processed only once.
 
     Args:
         model: Causal language model in evaluation mode.
@@ -110,10 +110,11 @@ def read_answers(
     progress: Callable[[int, int], object] = lambda n_rows, n_tokens: None,
     shared: SharedPrompt | None = None,
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Read all given signals of answers in the same forward passes.
+    """Read signals of answers.
 
-    Identical answers to the same prompt are processed once. If the model's key/value cache can be shared, each prompt
-    is processed once for all its answers, and the common prefix of all prompts is processed only once.
+    All signals are read in the same forward passes. Identical answers to the same prompt are processed once. If the
+    model's key/value cache can be shared, each prompt is processed once for all its answers, and the common prefix of
+    all prompts is processed only once.
 
     Args:
         model, signals, layers, batch_tokens, progress, shared: See `read_questions`.
@@ -154,9 +155,11 @@ def read_answers(
 def _batches(
     model: Any, answers: Sequence[Answer], batch_tokens: int, beginning: SharedPrompt | None
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
-    """Yield batches of answer indices, each with the cache of a prefix that its prompts share.
+    """Yield pairs of a cache and a batch of answer indices.
 
-    This cache extends `beginning`. If a prompt has several answers, they are not batched with answers to other prompts.
+    The cache contains a prefix that all prompts in the batch share. It extends `beginning`. If a prompt has several
+    answers, they are not batched with answers to other prompts. If the model's cache can't be shared, the yielded cache
+    is None, and a batch can contain any of the answers.
     """
 
     def batches(indices: Sequence[int], shared: SharedPrompt | None) -> Iterator[tuple[SharedPrompt | None, list[int]]]:

@@ -160,7 +160,10 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
 
 
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
-    """Return ``name (description)`` for each signal that supports scope `scope` but not scope `besides`."""
+    """Return ``name (description)`` for each signal that supports `scope`.
+
+    Signals that also support the scope `besides` are left out.
+    """
     names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
     return [f"{name} ({SIGNALS[name].description})" for name in names]
 

@@ -166,7 +166,8 @@ class _ShardReader:
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> Counter[str]:
         """Read signals of a shard and write them to the store.
 
-        Returns the counts `_UNKNOWN` and `_RETOKENIZED`, and the number of rows with non-finite values for each signal.
+        Returns a counter of answers with unknown tokens (`_UNKNOWN`), of texts that were tokenized (`_RETOKENIZED`),
+        and of rows with non-finite values for each signal.
         """
         compute: Callable[..., dict[str, Any]]
         counts = Counter[str]()

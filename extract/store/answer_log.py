@@ -193,7 +193,7 @@ def _header(store: Store, samples: SampleRange) -> str:
 
 
 def _rows(line: bytes) -> list[Row]:
-    """Return the rows in a line, or an empty list if the line is incomplete or invalid."""
+    """Return the rows that a line of a log contains, or an empty list if the line is incomplete or invalid."""
     with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         if line.endswith(b"\n"):
             rows = pa.Table.from_pylist(json.loads(line), SAMPLES_SCHEMA).to_pylist()

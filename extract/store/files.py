@@ -138,7 +138,7 @@ def check_file(path: Path, folder: Path) -> None:
     """Check the size, location and checksum of a data file.
 
     Raises:
-        Damaged: If `check_size` raises it, if the file can't be read, or if its checksum differs from the recorded one.
+        Damaged: If the file fails `check_size`, can't be read, or does not have the recorded checksum.
     """
     sidecar = check_size(path, folder)
     try:

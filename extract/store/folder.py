@@ -163,5 +163,5 @@ class ShardFiles:
             return record
         samples = self._folder.samples_sha256(shard)
         if samples is None:
-            raise Damaged(self.file(name, shard), "the store does not contain its samples")
+            raise Damaged(self.file(name, shard), "the store contains no samples for this file")
         return {**record, "scope": "sample", "part": [shard.start, shard.stop], "samples": samples}

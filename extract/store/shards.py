@@ -76,7 +76,7 @@ def range_of(path: Path, n_blocks: int) -> SampleRange:
 
 
 def overlap(ranges: Iterable[SampleRange]) -> tuple[SampleRange, SampleRange] | None:
-    """Return the first two different ranges that overlap, or None."""
+    """Return the first pair of different ranges that overlap, or None if no ranges overlap."""
     pairs = pairwise(sorted(set(ranges)))
     return next(((a, b) for a, b in pairs if a.block == b.block and b.start < a.stop), None)
 

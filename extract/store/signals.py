@@ -34,7 +34,10 @@ _ASKED = ("text_embedding",)
 
 
 class Entry(NamedTuple):
-    """Dtype of a tensor, as named by safetensors, and the shape of one row, or of one token if the tensor is ragged."""
+    """Dtype and shape of a tensor.
+
+    `dtype` is the name that safetensors uses. `shape` is the shape of one row, or of one token if the tensor is ragged.
+    """
 
     dtype: str
     shape: torch.Size
@@ -192,7 +195,12 @@ class Signals(ShardFiles):
         return self._header(signal, shard).layout
 
     def _shards(self, signal: str, key: str, scope: Scope, ragged: bool) -> list[Shard]:
-        """Return the shards of a complete signal. `ragged` states whether tensor `key` must be ragged or plain."""
+        """Return all shards of a signal, after checking its files and the tensor `key`.
+
+        Raises:
+            InputError: If a file is missing or damaged, the key is unknown, or the tensor is ragged although `ragged`
+                is False, or vice versa.
+        """
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the {signal!r} signal in {str(self._folder.path)!r}"
         if key not in keys:

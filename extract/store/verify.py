@@ -39,7 +39,7 @@ def find_problems(store: Store) -> Iterator[str]:
 
 
 def _check(store: Store, path: Path) -> None:
-    """Check a data file by reading it. For a folder, check that its files are consistent."""
+    """Check a data file by reading it, or check that the files of a folder are consistent with each other."""
     match path.relative_to(store.path).parts:
         case ("questions.parquet",):
             _ = store.questions

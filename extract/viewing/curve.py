@@ -20,10 +20,10 @@ _OTHER_SCRIPTS = (
 
 
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
-    """Plot each token's entropy in nats, and below it 1 − p_max and the token's share of the total influence.
+    """Plot the entropy of each token in nats.
 
-    p_max is the largest probability in a token's distribution. `model` and `influence` are names to show in the
-    title.
+    Lower panels show 1 − p_max and each token's share of the total influence, where p_max is the largest probability in
+    a token's distribution. `model` and `influence` are names to show in the title.
 
     Raises:
         InputError: If the answer has no tokens, more than `LONGEST` tokens, or missing entropies.

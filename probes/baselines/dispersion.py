@@ -39,9 +39,8 @@ def eigenvalue_sum(similarity: NDArray[np.float64]) -> float:
 def eccentricity(similarity: NDArray[np.float64], threshold: float = 0.9) -> float:
     """Compute the distance of the answers from their centre in a spectral embedding of the similarities (Lin et al.).
 
-    The result is √(Σ_j ‖v_j − v̄‖²), where the vector v_j represents answer j, and v̄ is the mean of all v_j. The
-    entries of v_j are the jth entries of all eigenvectors of the Laplacian (see `eigenvalue_sum`) whose eigenvalues are
-    below `threshold`.
+    The eigenvectors of the Laplacian (see `eigenvalue_sum`) with eigenvalues below `threshold` are the columns of a
+    matrix. Its jth row v_j represents answer j. The result is √(Σ_j ‖v_j − v̄‖²), where v̄ is the mean of all v_j.
     """
     values, vectors = np.linalg.eigh(_normalised(similarity))
     coordinates = vectors[:, 1 - values < threshold]

@@ -115,12 +115,12 @@ def baselines_of(scope: Scope) -> list[str]:
 
 
 def is_half(name: str) -> bool:
-    """Whether a method is a baseline that is computed from half of each question's answers."""
+    """Return whether a method is a baseline that is computed from half of each question's answers."""
     return name in BASELINES and BASELINES[name].half
 
 
 def available(name: str, data: FeatureDataModule) -> bool:
-    """Whether the store contains everything that a baseline needs."""
+    """Return whether the store contains everything that a baseline needs."""
     asked, signals, baseline = data.store.asked, data.store.signals, BASELINES[name]
     return not any(signals.missing(need, "question") for need in baseline.prompt_needs) and all(
         need in data.table.asked

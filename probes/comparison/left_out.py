@@ -22,7 +22,7 @@ class LeftOut(NamedTuple):
 
     Attributes:
         raw: Confidences without back-off, [question] float64.
-        found: Result of the novelty detector: novelties, and confidences after back-off.
+        found: Novelty of the questions, and confidences after back-off, [question] each.
         right, known: Numbers of right answers and of graded answers, [question].
         training_mean: Mean accuracy of the probe's training questions, [question] float64.
         own: Index of the set that contains the question, [question] int64.
@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Evaluate the novelty of questions from left-out sets, and their confidences with and without back-off.
+    """Compute the mean novelty of left-out questions, and metrics of the confidences with and without back-off.
 
     The AUROC includes only pairs of questions from the same set.
     """

@@ -62,7 +62,8 @@ class Fit(NamedTuple):
     """Result of fitting a probe in one fold.
 
     Attributes:
-        chosen: The probe's name, chosen layers, position and option, validation loss, and warning (or None).
+        chosen: Dict with the probe's name, layers, position and option value, its validation loss, and the warning
+            from fitting (or None).
         losses: Validation losses in nats, [question]; NaN for questions outside the validation split.
     """
 
@@ -71,7 +72,7 @@ class Fit(NamedTuple):
 
 
 def is_close(differences: Tensor) -> bool:
-    """Whether the mean of paired differences is at most its standard error. NaNs are ignored.
+    """Return whether the mean of paired differences is at most its standard error. NaNs are ignored.
 
     >>> is_close(torch.tensor([0.3, -0.1, torch.nan])), is_close(torch.tensor([0.3, 0.2, torch.nan]))
     (True, False)
@@ -164,7 +165,7 @@ class Comparison:
         return self.out
 
     def _is_missing(self, name: str, method: ProbeMethod) -> bool:
-        """Whether the store lacks a signal that a probe needs. If so, the reason is added to `masked`."""
+        """Return whether the store lacks a signal that a probe needs. If it does, add the reason to `masked`."""
         signals, of_target = self.data.store.signals, FeatureDataModule(target=method.target).needs
         needs: list[tuple[str, Scope]] = [(name, TARGETS[method.target]) for name in (method.signal, *method.join)]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]

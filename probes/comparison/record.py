@@ -25,7 +25,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
     """Compute the metrics and tests of a comparison.
 
     Args:
-        n_resamples: Number of resamples for each interval. Each p-value uses five times this number.
+        n_resamples: Number of resamples for each interval. Each p-value uses five times as many draws.
 
     Returns:
         The content of comparison.json. `methods` contains the metrics of each method. Methods that use answers with

@@ -191,7 +191,7 @@ def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Train a probe and its back-off on the `others`, and score the left-out set `own`.
+    """Train a probe with back-off on all sets in `others`, and score the questions in `own`, the left-out set.
 
     `number` is the index of `own` among the left-out sets.
     """
@@ -226,7 +226,7 @@ def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def transfer_page(record: dict[str, Any], plots: Sequence[str]) -> str:
-    """Render the record of a transfer as a Markdown page. `plots` contains the names of the plots."""
+    """Render the record as a Markdown page. `plots` contains the names of the plots."""
     trains, tests = sets_of(record)
     cells = record["cells"]
     return render(

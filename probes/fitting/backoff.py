@@ -33,7 +33,7 @@ MOST_BYTES = 96 * 2**20
 def fit_novelty(module: ProbeModule) -> Novelty:
     """Fit the novelty measure and the back-off of a probe to the rows of the training and validation splits.
 
-    If the features of these rows take more than `MOST_BYTES` bytes, only evenly spaced rows are used.
+    If the features of these rows take up more than `MOST_BYTES` bytes, only evenly spaced rows are used.
     """
     assert module.choice is not None
     data, rows, chosen = module.data, module.data.batch("train", "val", prefixes=True), module.choice.features
@@ -104,7 +104,7 @@ def fit_backoff(
     """Fit a novelty measure and its back-off.
 
     Args:
-        features: Features, [row, layer, width] float32. Novelties are computed from the hidden states of the first
+        features: Features, [row, layer, width] float32. The novelty is computed from the hidden states of the first
             layer.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: Numbers of right answers and of graded answers, [row].
@@ -131,9 +131,9 @@ def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, sh
 
     .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
 
-    where row i has the confidence f_i, the measured accuracy p̂_i and the share s_i of the total row weight, and r_i is
-    the base rate of the folds that do not contain row i. The prior weight w₀ is `PRIOR`, and the penalty ρ is
-    `PENALTY`.
+    where f_i is the confidence for row i, p̂_i is its measured accuracy, and s_i is its share of the total row weight.
+    The base rate r_i is computed from the folds that do not contain row i. The prior weight w₀ is `PRIOR`, and the
+    penalty ρ is `PENALTY`.
 
     Args:
         confidence, base_rate, accuracy, share: Each [row] float64. The shares sum to 1.

@@ -29,12 +29,12 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Use all questions to fit a broader probe, its weight in a mixture with the existing probe, and a `Distance`.
+    """Fit a broader probe and a `Distance` to all questions, and fit the probe's weight in a mixture.
 
-    The weight is fitted by cross-validation over the question groups that the existing probe was not trained on.
-    Rewordings of the held-out questions are also left out, unless fewer than `LEAST_ROWS` of the existing probe's
-    training questions would remain. For this fit, the existing probe is replaced by a ridge regression on its
-    remaining training questions.
+    The mixture consists of the existing probe and the broader probe. The weight is fitted by cross-validation over the
+    question groups that the existing probe was not trained on. Rewordings of the held-out questions are also left out,
+    unless fewer than `LEAST_ROWS` of the existing probe's training questions would remain. During cross-validation,
+    the existing probe is replaced by a ridge regression on its remaining training questions.
 
     Args:
         features: Features of all questions, [row, layer, width] float32.
@@ -74,9 +74,9 @@ def fit_broader(
 
 
 def mixture_weight(narrow: Tensor, broad: Tensor, accuracy: Tensor) -> Tensor:
-    """Return the weight w in [0, 1] that minimises the squared error of (1 − w) · `narrow` + w · `broad`.
+    """Return the weight w in [0, 1] of the least-squares fit of (1 − w) · `narrow` + w · `broad` to `accuracy`.
 
-    The error is the difference from `accuracy`. All three arguments are [row].
+    All three arguments have shape [row].
 
     >>> half = torch.tensor([0.5, 0.5])
     >>> mixture_weight(torch.tensor([0.9, 0.1]), half, torch.tensor([0.6, 0.4]))

@@ -80,7 +80,7 @@ def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Primal:
-    """Coordinates [feature, penalty, d + 1]: the weights and the bias.
+    """Coordinate system in which a point [feature, penalty, d + 1] consists of the weights and the bias.
 
     The image Kβ of a vector β (see `_Dual`) is the vector itself. `spread` is the derivative of the confidence with
     respect to the logit at zero weights.
@@ -141,14 +141,17 @@ class _Primal:
 
 
 class _Dual:
-    """Coordinates [feature, penalty, row]: coefficients α of the rows. For the methods, see `_Primal`.
+    """Coordinate system in which a point [feature, penalty, row] consists of coefficients α of the rows.
 
-    The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. Instead, the mean
-    of α determines the bias b = r Σ αᵢ, where r is a constant. The logits are therefore Kα, where K is the Gram matrix
-    with r added to each entry. The inner product of α and β is α · Kβ, and Kβ is called the image of β. For this inner
+    For the methods, see `_Primal`.
+
+    The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. Therefore, the mean
+    of α can be used for the bias b = r Σ αᵢ, where r is a constant. The logits are Kα, where K is the Gram matrix with
+    r added to each entry. The inner product of α and β is α · Kβ, and Kβ is called the image of β. For this inner
     product, the gradient is the derivative of the mean loss with respect to the logits, plus λ times the centred α. The
-    inverse of the Hessian at zero weights maps v to β = (scale · K + shift)⁻¹ v. The image Kβ = (v − shift · β) / scale
-    needs no further matrix product.
+    inverse of the Hessian at zero weights maps v to β = (scale · K + shift)⁻¹ v, where `scale` is an argument of
+    `_inverse_at_zero` and the shift is the penalty that it returns. The image Kβ = (v − shift · β) / scale needs no
+    further matrix product.
 
     In Newton steps, the bias also has a small penalty, and the formula for the image uses a slightly smaller shift.
     These approximations save operations and keep the coefficients bounded if K is singular.
@@ -200,10 +203,11 @@ def _centred(point: Tensor) -> Tensor:
 
 
 def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a penalty [feature, 1, 1] and the inverse of `scale` · `products` + penalty, the Hessian at zero weights.
+    """Return a penalty [feature, 1, 1] and the inverse of the Hessian at zero weights.
 
-    The inverse is the preconditioner for all L2 penalties in `l2`. The returned penalty is the geometric mean of the
-    smallest and the largest of them, or a larger penalty if that mean would be lost to rounding in the steps' dtype.
+    The Hessian is `scale` · `products`, with the penalty added to the diagonal. Its inverse is the preconditioner for
+    all L2 penalties in `l2`. The returned penalty is the geometric mean of the smallest and the largest of these. If
+    this mean would be lost to rounding in the dtype of the Newton steps, a larger penalty is returned.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
     dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32

@@ -241,5 +241,5 @@ class ClosedForm(Directions, AtOnce):
         self.learn(self.standardised(rows.features), rows.target)
 
     def _score_validation(self) -> tuple[Tensor, Batch]:
-        """Return the out-of-fold scores once the probe is fitted. See `ProbeModule._score_validation`."""
+        """Return the out-of-fold scores if the probe has been fitted. See `ProbeModule._score_validation`."""
         return self._out_of_fold or super()._score_validation()

@@ -63,7 +63,10 @@ def round_numbers(most: int) -> list[int]:
 
 
 def random_ranks(answers: AnswerTable, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Shuffle the answers to each question, with ungraded answers last, and return the rank of each answer, from 0."""
+    """Shuffle the answers to each question, with ungraded answers last, and return the rank of each answer.
+
+    Ranks start at 0.
+    """
     order = np.lexsort((rng.random(len(answers.question)), 1 - answers.known, answers.question))
     question, places = answers.question[order], np.arange(len(order))
     ranks = np.empty_like(places)
@@ -133,8 +136,8 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected all fits on {self.store!r} to succeed for at least one pair of `n` and `k`, but some "
-                f"fits failed for every pair. {next(iter(self.masked.values()))}"
+                f"Expected all fits on {self.store!r} to succeed for at least one pair of `n` and `k`, but every "
+                f"pair has at least one failed fit. {next(iter(self.masked.values()))}"
             )
         return self
 

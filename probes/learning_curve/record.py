@@ -75,17 +75,17 @@ class _Measured:
         self._reference = torch.tensor(constants, dtype=torch.float64)[self._fold]
 
     def metrics(self, split: Split, name: str) -> list[WeightedMetric]:
-        """Return the metric `name` for each training subset of a cell."""
+        """For each training subset of a cell, return a function that maps question weights to values of a metric."""
         confidence = self._curve.cells[split].confidence[:, self._curve.questions]
         scored = [Scored(values, self.right, self.known, fold=self._fold) for values in confidence]
         return [metric_of(one, name, self._reference) for one in scored]
 
     def estimate(self, split: Split, name: str) -> dict[str, Any] | None:
-        """Compute the metric `name` of a cell with its interval."""
+        """Compute the mean of a metric over the training subsets of a cell, with its interval."""
         return self._over_subsets(self.metrics(split, name))
 
     def difference(self, a: Split, b: Split, name: str = "auroc") -> dict[str, Any] | None:
-        """Compute the difference a − b in the metric `name` between two cells, with paired subsets."""
+        """Compute the difference a − b of a metric between two cells, as a mean over subset pairs with its interval."""
         of_a, of_b = self.metrics(a, name), self.metrics(b, name)
         n_subsets = max(len(of_a), len(of_b))
         pairs = [(of_a[s % len(of_a)], of_b[s % len(of_b)]) for s in range(n_subsets)]
@@ -99,8 +99,8 @@ def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
     """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
     A split (n, k) has n questions with k graded answers each, so it costs n · k answers. Each distinct cost is used as
-    a budget. The splits of a budget cost more than half of it and at most all of it. Of the splits with the same k,
-    only the one with the highest n is kept. A budget is left out if it has only one split, or if it is at most 5 %
+    a budget. The splits of a budget use at most the whole budget, but more than half of it. Of the splits with the same
+    k, only the one with the highest n is kept. A budget is left out if it has only one split, or if it is at most 5 %
     below a larger budget.
 
     >>> splits_of_budgets([(48, 1), (96, 1), (48, 2), (96, 2), (48, 5), (96, 5)])
@@ -120,7 +120,7 @@ def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
 
 
 def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the metrics of all cells and the best split of each labelling budget.
+    """Compute the metrics of all cells, and find the best split of each labelling budget into questions and answers.
 
     Returns:
         The content of curve.json, which includes these entries:

@@ -26,7 +26,9 @@ def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, se
 def entropy_profile(
     layers: list[int], means: Tensor, answers: AnswerTable, n_resamples: int = 2000, seed: int = 0
 ) -> dict[str, Any]:
-    """Compute the entropy profile from each answer's mean entropy in nats, `means` [layer, answer]; NaN if missing.
+    """Compute the entropy profile from the mean entropy of each answer at each layer.
+
+    `means` [layer, answer] contains the mean entropies in nats; NaN if missing.
 
     Returns:
         A dict. `right` and `wrong` contain the mean entropy in nats at each layer, with a pointwise 95 % interval.

@@ -56,8 +56,8 @@ def layer_map(
 
     Returns:
         A dict. `auroc` is a nested list [position][layer], in which missing cells are None. `best` describes the cell
-        with the highest AUROC. Its 95 % interval is not corrected for this selection, and its entry `of` is the number
-        of cells that are not missing. `n_questions` and `n_rows` are the numbers of tested questions and of tested rows
+        with the highest AUROC. Its 95 % interval is not corrected for this selection. ``best["of"]`` is the number of
+        cells that are not missing. `n_questions` and `n_rows` are the numbers of tested questions and of tested rows
         (questions or answers). `n_missing` is the number of graded rows that are left out because their hidden states
         are missing.
 

@@ -20,8 +20,7 @@ def by_fraction(module: ProbeModule, data: FeatureDataModule, **resampling: Any)
 
     Returns:
         A list with one dict per `fraction`. `auroc` and `brier` use the calibrator for that fraction, and `brier_whole`
-        uses the calibrator for whole answers. The values are results of `estimate`, which takes the arguments in
-        `resampling`.
+        uses the calibrator for whole answers. All three are computed by `estimate` with the options in `resampling`.
     """
     assert module.choice is not None
     batch, head, rows = data.batch("test", prefixes=True), module.head(), []

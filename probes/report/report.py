@@ -44,7 +44,7 @@ class Report:
         confidences: Maps each method to its confidences for all rows of the store, [row]; NaN if missing. The
             confidences of the probe include the back-off (see `Novelty`).
         novelty: The fitted `Novelty` of the probe.
-        novelties: Novelties of all rows of the store, [row] float64; NaN outside the splits.
+        novelties: Novelty of each row of the store, [row] float64; NaN outside the splits.
         methods: Maps each method to its confidences and grades on the test split.
         masked: Maps each missing baseline to the reason why it is missing.
         record: Content of report.json.
@@ -65,7 +65,7 @@ class Report:
         self.record = self._record()
 
     def _probe_confidences(self) -> tuple[Tensor, Tensor]:
-        """Return the probe's confidences [row] and novelties [row]."""
+        """Return the probe's confidence and the novelty for each row, both [row] float64."""
         confidences, novelties = torch.full((2, len(self.data.question_of)), torch.nan, dtype=torch.float64)
         for split in self.rows:
             batch = self.data.batch(split)
@@ -132,7 +132,7 @@ class Report:
         }
 
     def _of_novelty(self) -> dict[str, Any]:
-        """Summarise the back-off and the novelties of the test split."""
+        """Summarise the back-off and the novelty of the rows in the test split."""
         test = self.novelties[self.data.split_rows["test"]]
         return {
             "base_rate_weight": float(self.novelty.weight),
@@ -246,7 +246,7 @@ class Report:
         return ConfidenceProbe(head, self.choice.calibrator, config, prefixes, self.novelty, model_card(config))
 
     def _prior(self) -> dict[str, float]:
-        """Fit the prior of `extract.sampling.prior` to the validation questions, and return its parameters."""
+        """Fit the concentration and diversity of a `Prior` to the validation questions, and return them in a dict."""
         rows, table = self.module.val_rows.numpy(), self.table
         columns = (table.right[rows], table.known[rows], table.wrong_classes[rows])
         fitted = fit_prior(self.module.val_confidence.numpy(), *columns)

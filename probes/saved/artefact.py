@@ -46,7 +46,8 @@ class ConfidenceProbe(ModelHubMixin):
         calibrator: Maps scores to confidences.
         config: Content of config.json.
         prefixes: Calibrators for prefixes of answers, or None.
-        novelty: Computes novelties and applies the back-off. None in probes saved by earlier versions of this package.
+        novelty: Computes the novelty of rows and applies the back-off. None in probes saved by earlier versions of this
+            package.
         card: Model card, with its metadata.
     """
 
@@ -83,9 +84,10 @@ class ConfidenceProbe(ModelHubMixin):
         return hidden + ([] if self.pooled is None else self.pooled.signals)
 
     def features(self, read: Mapping[str, Mapping[str, Tensor | Ragged]]) -> Tensor | Ragged:
-        """Assemble the head's features [row, d_model] on the CPU. `read[signal]` maps keys to tensors.
+        """Assemble the head's features [row, d_model] on the CPU.
 
-        If the probe reads `hidden_tokens`, the features are ragged, [row, token, d_model].
+        `read` maps each signal to a dict from keys to tensors. If the probe reads `hidden_tokens`, the features are
+        ragged, [row, token, d_model].
 
         Raises:
             InputError: If `read` lacks a layer or a token signal of the probe.
@@ -109,7 +111,7 @@ class ConfidenceProbe(ModelHubMixin):
         return torch.cat(parts, 1)
 
     def confidences(self, features: Tensor | Ragged, backoff: bool = True) -> Confidences:
-        """Compute confidences and novelties [row] from features [row, d_model], as returned by `features`.
+        """Compute the confidence and novelty of each row from features [row, d_model], as returned by `features`.
 
         For ragged features [row, token, d_model], the results are NaN for rows without tokens. `backoff` says whether
         to shift the confidences of novel rows. See `Confidences`.
@@ -134,7 +136,7 @@ class ConfidenceProbe(ModelHubMixin):
         return self.prefixes.to(where)(score_there, fraction, calibrator).to(score.device)
 
     def with_novelty(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
-        """Compute novelties from features [row, d_model], and apply the back-off to the confidences [row]."""
+        """Compute the novelty of each row from features [row, d_model], and apply the back-off to the confidences."""
         if self.novelty is not None:
             return self.novelty.to(features.device)(features, confidence, backoff)
         return Confidences(confidence, torch.full_like(confidence, torch.nan), torch.zeros_like(confidence).bool())
@@ -159,7 +161,7 @@ class ConfidenceProbe(ModelHubMixin):
             backoff: Whether to shift the confidences of novel questions. See `Confidences`.
 
         Returns:
-            The confidences and novelties [question] on the CPU; NaN for an empty answer.
+            The confidence and novelty of each question, on the CPU; NaN for an empty answer.
 
         Raises:
             InputError: If `hf_model` is the wrong model, a prompt is empty, or `answers` is missing or not accepted.
@@ -188,7 +190,7 @@ class ConfidenceProbe(ModelHubMixin):
         return folder
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write all files, because the mixin itself only adds a missing config or model card."""
+        """Write all files. The mixin itself writes only the config and the model card, and only if they are missing."""
         self.save(save_directory)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:

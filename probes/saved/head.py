@@ -112,7 +112,9 @@ class CountsHead(VectorHead):
 
 
 def expected_log_odds(logits: Tensor) -> Tensor:
-    """Return the log-odds of Σ j p_j / k for classes j = 0 … k with `logits` [..., class].
+    """Return the log-odds of the expected fraction Σ j p_j / k, where p is the softmax of `logits` [..., class].
+
+    The classes are j = 0 … k.
 
     >>> torch.sigmoid(expected_log_odds(torch.tensor([0.1, 0.5, 0.4]).log()))  # (0.5 · 1 + 0.4 · 2) / 2
     tensor(0.6500)
@@ -144,7 +146,8 @@ class LatentHead(VectorHead):
     See `probes.fitting.latent_model`.
 
     Attributes:
-        shared: Scalar Σ τ², the sum of the variances of the random offset that all answers to a question share.
+        shared: Scalar Σ τ², summed over components. τ² is the variance of the random offset that all answers to a
+            question share.
         noise: Standard normal draws, [draw, component], which are the same for all questions.
     """
 

@@ -11,7 +11,8 @@ A broader probe, if there is one, was trained on the same rows and on the questi
 close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The weight of
 the broader probe increases with the row's distance in the same way as that of the base rate. In addition, it decreases
 linearly to 0 as the row's distance from the broader probe's training rows increases from the 90th to the 95th
-percentile. These are percentiles of the distances of held-out question groups from the other stores.
+percentile. For these percentiles, question groups of the other stores are held out, and the distances of their
+questions from the remaining training rows are computed.
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from probes.saved.head import zeros
 
 
 class Confidences(NamedTuple):
-    """Confidences of questions or answers, with their novelties.
+    """Confidence and novelty of questions or answers.
 
     Attributes:
         confidence: Probability of being right, [row] float32. For a novel row, the probability is shifted towards the

@@ -20,7 +20,7 @@ def drawn_tokens(
 ) -> Generator[int]:
     """Yield the tokens of one answer, including the end token. Transformers' `generate` returns the same tokens.
 
-    `arguments` are those of `generate`. `during_pass` returns a new context manager for each pass of the model.
+    `arguments` are the arguments of `generate`. `during_pass` returns a new context manager for each pass of the model.
     """
     from transformers import StopStringCriteria
 

@@ -99,7 +99,7 @@ class Gate:
 def _sent_key(header: bytes) -> bytes:
     """Return the key in an `Authorization` header: a bearer token, or the password of basic authentication.
 
-    Clients use basic authentication if the URL is http://user:KEY@host.
+    Clients use basic authentication if the URL has the form http://user:KEY@host.
     """
     scheme, _, value = header.partition(b" ")
     if scheme.lower() == b"bearer":
@@ -126,7 +126,11 @@ def error_response(error: RequestError) -> Response:
 
 
 async def read_body(request: Request) -> bytes:
-    """Read the body of a request. Raises RequestError if it is too large, too slow or not declared as JSON."""
+    """Read the body of a request.
+
+    Raises:
+        RequestError: If the body is too large, arrives too slowly or is not declared as JSON.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # browsers prevent other sites from sending this type
         message = "Expected the Content-Type header to be application/json, but it is not."

@@ -215,7 +215,7 @@ class Endpoints:
 
 
 async def _in_thread_if_long(work: Callable[[], Result], lengths: Sequence[int]) -> Result:
-    """Call `work`. If it has to tokenise a lot of text, it is called in another thread."""
+    """Call `work` in this thread, or in another thread if it has to tokenise a lot of text."""
     return work() if len(lengths) <= FEW and sum(lengths) <= SHORT else await asyncio.to_thread(work)
 
 

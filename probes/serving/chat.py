@@ -58,7 +58,7 @@ class Defaults:
         )
 
     def settings(self, request: ChatRequest) -> Settings:
-        """Return the settings of the answer to a request."""
+        """Return the settings for generating the answer to a request."""
         return Settings(
             max_tokens=self.max_tokens if request.token_limit is None else request.token_limit,
             temperature=self.temperature if request.temperature is None else request.temperature,

@@ -140,7 +140,7 @@ class Engine:
         return job
 
     def counts(self) -> dict[str, float]:
-        """Return the counts of requests, passes, rows and tokens by name.
+        """Return a dict with the counts of requests, passes, rows and tokens.
 
         `queued` and `running` are the current numbers of requests. `n_rejected` counts requests refused with
         `QueueFull`. `n_passes` counts the batches that the model processed, and `n_rows` counts their rows. `n_tokens`
@@ -243,7 +243,7 @@ class Engine:
                 end_jobs(jobs, error, f"Reading {len(jobs)} prompts")
 
     def _step(self) -> None:
-        """Remove cancelled answers, and generate one token of each remaining answer."""
+        """Remove cancelled answers, and generate one token for each remaining answer."""
         try:
             self._batch.drop_cancelled()
             if n_rows := len(self._batch.rows):

@@ -142,7 +142,11 @@ class Batch:
         layers: Sequence[int] | None,
         last: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Return logits [row, vocab] and a dict from layer to states [row, d_model], at token `last[i]` of row i."""
+        """Run a forward pass.
+
+        Returns logits [row, vocab] and a dict from layer to states [row, d_model]. For row i, both are taken at the
+        token with index `last[i]`.
+        """
         from extract.signals.hidden import HiddenCapture
 
         kept = sorted(set(last))
@@ -208,7 +212,7 @@ def _draw(rows: Sequence[Row], logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _entropies(rows: Sequence[Row], logits: Tensor) -> dict[int, float]:
-    """Return the next-token entropy in nats of each row that requests it, by row index."""
+    """Return a dict from row index to next-token entropy in nats, for the rows that request it."""
     from extract.signals.lens import entropy, softmax
 
     chosen = [i for i, row in enumerate(rows) if row.job.settings.entropy]

@@ -122,7 +122,10 @@ class ScoreJob:
         return self.future.done()
 
     def add(self, row: int, found: Confidences) -> None:
-        """Add the confidences of one row, as tensors of shape [1]. The last missing row completes the request."""
+        """Add the confidences of one row, as tensors of shape [1].
+
+        The request is complete when all rows have been added.
+        """
         self._found[row] = found
         if len(self._found) == len(self.prompts) and self.future.set_running_or_notify_cancel():
             ordered = [self._found[i] for i in range(len(self.prompts))]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """Reads rows of all requests in turn, so that a long request does not delay the others.
+    """Reads rows from all requests in turn, so that a long request does not delay the others.
 
     Attributes:
         jobs: Requests that still have unread rows.

@@ -1,7 +1,7 @@
 """Verification of an answer, in the format of the AutoMix verifiers for vLLM's semantic router.
 
-Those verifiers sample verdicts from a language model. A probe samples nothing, so `verified_count` and `total_samples`
-are 0.
+The AutoMix verifiers sample verdicts from a language model. A probe samples nothing, so `verified_count` and
+`total_samples` are 0.
 """
 
 from typing import Any

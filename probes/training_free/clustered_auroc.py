@@ -30,8 +30,8 @@ class ClusteredAuroc(NamedTuple):
         n_answers: Number of answers that have the score, [score] int64.
         has_answer: Whether any answer to the question has the score, [score, question] bool.
         varies: Whether the score differs between answers, [score] bool.
-        enough: Whether enough questions have right answers, and enough have wrong answers, for a standard error,
-            [score] bool.
+        enough: Whether there are enough questions to compute a standard error, [score] bool. At least
+            `LEAST_OF_A_CLASS` questions must have right answers, and at least as many must have wrong answers.
     """
 
     auroc: Tensor

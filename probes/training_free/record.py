@@ -25,7 +25,7 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
     """Evaluate the best score of each family in a grid, and return the results as a record.
 
     Args:
-        n_resamples: Number of resamples for each interval. Each p-value uses five times this number.
+        n_resamples: Number of resamples for each interval. Each p-value uses five times as many draws.
 
     Returns:
         A record. `chosen` is the name of the best score. `rows` contains the test metrics of all reported scores.
@@ -104,7 +104,10 @@ class _Tested:
         self._scored = {name: Scored(score, right, known, question) for name, score in scores.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Compute metrics of each reported score on all answers, untruncated answers, and answers of equal length."""
+        """Compute metrics of each reported score.
+
+        The AUROC is computed for all answers, for untruncated answers, and within length classes.
+        """
         part, scores = self._part, torch.stack([scored.confidence for scored in self._scored.values()])
         p_values = max_t(scores, part.right, part.question, part.sample, 5 * self._n_resamples, self._seed).tolist()
         rows = []

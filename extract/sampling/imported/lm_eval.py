@@ -32,11 +32,11 @@ _KEYS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "fil
 def read_lm_eval(path: Path, kind: Kind | None) -> Log:
     """Read a samples_TASK_DATE.jsonl file, and results_DATE.json if it is in the same folder.
 
-    Scores become grades of the first answer to a question. Scores that combine several answers are left out.
+    The scores of a question become grades of its first answer. Scores that combine several answers are left out.
 
     Raises:
-        InputError: If a line is damaged or has an unknown version, if a line occurs twice, or if the task does not
-            generate answers.
+        InputError: If a line is damaged or was written by an unsupported version of lm-evaluation-harness, if a line
+            occurs twice, or if the task does not generate answers.
     """
     with readable(path, "a samples file of lm-evaluation-harness 0.4"):
         task, _, date = path.stem.removeprefix("samples_").rpartition("_")
@@ -84,7 +84,7 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
 
 
 def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> list[tuple[str, Grade]]:
-    """Return the grader name and the grade for each score of the first answer.
+    """Return a pair (grader name, grade) for each score of the first answer.
 
     Metrics for which lower values are better, and scores that combine several answers, are left out.
     """

@@ -144,7 +144,7 @@ def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], w
 
 @contextmanager
 def readable(path: Path, form: str) -> Iterator[None]:
-    """Context manager that raises an `InputError` if reading a file fails. `form` says what the file should be."""
+    """Context manager that raises an `InputError` if reading a file fails. `form` describes the expected file."""
     try:
         yield
     except InputError:

@@ -160,7 +160,7 @@ class AnswerBatch:
         return removed
 
     def _branch(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Give each different continuation its own row. `keys` contains the row and the next token of each answer."""
+        """Give each distinct continuation its own row. `keys` contains the row and the next token of each answer."""
         if not keys:
             self._cache = None
             return
@@ -181,7 +181,7 @@ class AnswerBatch:
         self._set_rows(rows, members)
 
     def _set_rows(self, rows: Sequence[int], members: Sequence[int]) -> None:
-        """Set the row of each answer, and the index of one of the answers in each row."""
+        """Set the row of each answer. `members` contains the index of one answer from each row."""
         device = self._answers.ids.device
         self._rows, self._members = (torch.tensor(each, dtype=torch.int64, device=device) for each in (rows, members))
 

@@ -1,7 +1,7 @@
 """Attention from the newest token of each answer to its context. Several answers can share parts of their context.
 
-Attention to the common prefix of all prompts, to the rest of the prompt and to the answer is computed separately and
-then merged exactly (Juravsky et al. 2024, "Hydragen", section 3).
+Attention is computed separately for the common prefix of all prompts, the rest of the prompt and the answer. The
+results are then merged exactly (Juravsky et al. 2024, "Hydragen", section 3).
 """
 
 import threading
@@ -109,7 +109,10 @@ def attend(
 
 
 def _attend_to_shared(queries: Tensor, cache: SharedCache, layer: SharedLayer) -> list[Part]:
-    """Attend to the answers, and to the rest of the prompts, in a `SharedCache`."""
+    """Attend to the tokens after the common prefix in a `SharedCache`.
+
+    Returns one part for the answers and one for the prompts.
+    """
     n_key_heads, of_groups = queries.shape[1], []
     for group, (keys, values) in zip(cache.groups, layer.answers, strict=True):
         used, bias = (slice(len(group.padding)), slice(None), slice(group.width)), group.bias

@@ -26,7 +26,8 @@ class AnswerLayer(DynamicLayer):
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
         handed_out: Keys and values that the last call to `update` returned while prompts were being read, or None.
-        keys, values: [question, head, token, d_head] of the prompts, or [row, …] of prompts and answers.
+        keys, values: While prompts are read, [question, head, token, d_head] of the prompts. While answers are drawn,
+            [row, head, token, d_head] of prompts and answers.
     """
 
     keys: Tensor
@@ -95,8 +96,8 @@ class AnswerCache(DynamicCache):
     Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window prevent sharing.
 
     Attributes:
-        mask: [question, token] int64 mask of the prompts, including the common prefix, or [row, token] of prompts and
-            answers. Padding is 0.
+        mask: int64 mask, 0 for padding. While prompts are read, [question, token] of the prompts, including the common
+            prefix. While answers are drawn, [row, token] of prompts and answers.
         n_prefix: Number of tokens in the common prefix.
     """
 
@@ -145,8 +146,8 @@ class AnswerCache(DynamicCache):
     def may_be_prefix(self) -> bool:
         """Whether the cached tokens can be the prefix of padded prompts.
 
-        The padding follows the prefix, so all layers must respect the mask, as the functions in transformers' attention
-        registry do.
+        The padding follows the prefix, so all layers must respect the mask. The functions in transformers' attention
+        registry do so.
         """
         return self._called == set(range(len(self.layers)))
 

@@ -160,9 +160,10 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor, rows: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Find the index [row, 1] of the first cumulative sum in `ends` that is above the target.
+    """Find the first cumulative sum above the target in each row, and return its index [row, 1].
 
-    If no sum is above the target, return the last index at which the sum increases.
+    `ends` contains the cumulative sums of each row, and `targets` [row, 1] contains the targets. If no sum is above the
+    target, return the last index at which the sum increases.
     """
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

@@ -66,7 +66,7 @@ def has_bfloat16() -> bool:
 
 @contextmanager
 def fast_products(model: Any) -> Iterator[None]:
-    """Replace the products of linear layers on CPUs inside the with block, if there are faster ones."""
+    """Inside the with block, compute linear layers on CPUs with faster products, if their dtype has any."""
     with _lock:
         _users[id(model)] += 1
         if _users[id(model)] == 1:
@@ -96,7 +96,7 @@ def _is_slow(layer: nn.Module, slow: set[torch.dtype]) -> bool:
 
 
 class _FastForward:
-    """Forward pass of a linear layer. If `packs` is true, call number `_PACKING_CALL` packs the weight."""
+    """Forward pass of a linear layer. If `packs` is true, the weight is packed on the `_PACKING_CALL`-th call."""
 
     def __init__(self, layer: nn.Linear, packs: bool) -> None:
         self._layer, self._packs = layer, packs

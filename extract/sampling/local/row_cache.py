@@ -90,7 +90,7 @@ class RowCache(DynamicCache):
         return cache
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Append rows of another cache. That cache must contain all tokens of its prompts, padded on the right.
+        """Append rows of the cache `read`, which must contain all tokens of its prompts, padded on the right.
 
         `lengths` contains the number of tokens in each row of `read`. `rows` contains the indices of the rows to
         append.
@@ -156,7 +156,7 @@ class RowCache(DynamicCache):
 
 
 class FixedCache:
-    """Cache of rows that start together with equal lengths, for models for which `can_merge` is false."""
+    """Cache of rows that all join at once and have equal lengths. Used if `can_merge` is false for the model."""
 
     def __init__(self, model: Any) -> None:
         self.cache, self.lengths, self._device = DynamicCache(config=model.config), list[int](), model.device
@@ -167,7 +167,7 @@ class FixedCache:
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Take over the given rows of `read`, whose prompts have equal lengths. This cache must be empty."""
+        """Fill this empty cache with some rows of the cache `read`, all of whose rows must have equal lengths."""
         assert not self.lengths
         assert len(set(lengths)) == 1
         self.cache, self.lengths = read, list(lengths)

@@ -52,8 +52,8 @@ class SharedLayer(DynamicLayer):
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
         prompts: Keys and values [question, head, token, d_head] of the prompts after the common prefix, padded on the
-            left. If `prefix` is None, they include it.
-        answers: Keys and values [slot, head, column, d_head] of each group. Its rows are in the first slots.
+            left. If `prefix` is None, the prompts include the common prefix.
+        answers: For each group, keys and values [slot, head, column, d_head]. The group's rows are in the first slots.
     """
 
     def __init__(self, read: AnswerLayer, has_prefix: bool, groups: list[Group]) -> None:
@@ -81,7 +81,7 @@ class SharedLayer(DynamicLayer):
         self.prompts = keys, values
 
     def merge(self, sources: Sequence[Sequence[int]], groups: Sequence[Group]) -> None:
-        """Make the buffers of `groups`. For `groups[i]`, combine the current groups with the indices `sources[i]`."""
+        """Make the buffers of `groups`. `groups[i]` combines the current groups whose indices are in `sources[i]`."""
         keys, values = (
             [self._merged_buffer(of_group, group, part) for of_group, group in zip(sources, groups, strict=True)]
             for part in (0, 1)
@@ -105,7 +105,7 @@ class SharedLayer(DynamicLayer):
         return buffer
 
     def rearrange(self, index: int, group: Group, slots: Tensor, changed: Tensor) -> None:
-        """Put the row of the old slot `slots[i]` into slot i. Only the slots `changed` differ.
+        """Put the row of the old slot `slots[i]` into slot i. `changed` contains every i that differs from `slots[i]`.
 
         If `group` has a different number of slots than its buffers, the rows are copied to new buffers.
         """
@@ -123,9 +123,10 @@ class SharedCache(DynamicCache):
     sorted from long to short. Attention is computed for one group at a time, so that short rows need little padding.
 
     Attributes:
-        slots: Dict from number of key heads (which can differ between layers) to the indices [question · head · slot]
-            of each question's rows and heads in flattened [row, head]. Free slots contain arbitrary rows.
-        places: Dict from number of key heads to the index of each row and head [row · head] in `slots`.
+        slots: Dict from number of key heads, which can differ between layers, to int64 [question · head · slot]. Each
+            element is an index into a flattened [row, head] tensor. Each row of a question has its own slot. Free slots
+            contain arbitrary rows.
+        places: Dict from number of key heads to int64 [row · head], the position of each row and head in `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
     """
 

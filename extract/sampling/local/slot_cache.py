@@ -48,10 +48,10 @@ class SlotLayer(DynamicLayer):
 
 
 class SlotCache(DynamicCache):
-    """Cache in which each answer has a slot with a copy of its prompt after the common prefix.
+    """Cache with one slot per answer. A slot contains a copy of the prompt without the common prefix, then the answer.
 
     Shapes and addresses only change if a longer buffer is needed, so a forward pass can be captured and replayed.
-    All slots take part in each pass. The results of free slots, which end at column 0, are arbitrary.
+    All slots take part in each pass. Free slots end at column 0, and their results are arbitrary.
 
     Attributes:
         bias: [slot, 1, 1, column] float32, −inf for padding and for columns after the newest token, and 0 elsewhere.
@@ -73,7 +73,7 @@ class SlotCache(DynamicCache):
         self.bias = torch.zeros(n_slots, 1, 1, 0, device=device)
 
     def join(self, read: AnswerCache, questions: Sequence[int]) -> list[int]:
-        """Copy a prompt of `read` to a free slot for each entry of `questions`. Returns the slots."""
+        """For each index in `questions`, copy that prompt of `read` to a free slot. Returns the slots."""
         slots = [self._free.pop() for _ in questions]
         mask = read.mask[:, self._n_prefix :]
         padding, n_tokens = (mask == 0).sum(1).tolist(), mask.shape[1]

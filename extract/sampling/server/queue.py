@@ -14,9 +14,8 @@ from extract.store.store import Store
 def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
     """List the ranges of samples that a worker still has to request, in the order of the requests.
 
-    The first samples of all questions come before all second samples. New ranges have at most `n` samples, with indices
-    below `k`. Damaged ranges, and ranges begun by an earlier run, are listed in full, even if they exceed these
-    limits.
+    Ranges are sorted by their first sample index, then by block. New ranges have at most `n` samples, with indices
+    below `k`. Damaged ranges, and ranges begun by an earlier run, are listed in full, even if they exceed these limits.
     """
     ranges = unfinished_ranges(store, k, damaged, worker)
     begun = {*damaged, *logged_ranges(store)}

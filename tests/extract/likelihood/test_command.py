@@ -176,9 +176,12 @@ def test_a_damaged_table_is_written_again(store: str, tiny_folder: Path) -> None
         ({"prompt": "a", "texts": "b.txt"}, "but got prompt and texts"),
         ({"store": "nowhere"}, "nowhere"),
         ({"texts": "nowhere.txt"}, "does not exist"),
-        ({"store": "nowhere", "top_k": 3}, "`top_k` only with --prompt, but got --store"),
-        ({"prompt": "a", "window": 8}, "`window` only with --texts, but got --prompt"),
-        ({"texts": "nowhere.txt", "continuations": "letters"}, "`continuations` only with --store, but got --texts"),
+        ({"store": "nowhere", "top_k": 3}, "`top_k` to be passed only with --prompt, but got --store"),
+        ({"prompt": "a", "window": 8}, "`window` to be passed only with --texts, but got --prompt"),
+        (
+            {"texts": "nowhere.txt", "continuations": "letters"},
+            "`continuations` to be passed only with --store, but got --texts",
+        ),
     ],
 )
 def test_impossible_requests_are_refused(options: dict[str, Any], message: str, tiny_folder: Path) -> None:

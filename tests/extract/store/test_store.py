@@ -421,7 +421,7 @@ def test_a_signal_of_deleted_answers_is_named(made: Store) -> None:
     for samples in made.samples.ranges():
         made.signals.write("mean", samples, {"0/answer": torch.zeros(made.questions.n_rows(samples), 2)})
     made.samples.file(made.samples.ranges()[3]).unlink()
-    assert "signals/mean/sample/00001.002-004.safetensors: the store does not contain its samples" in list(
+    assert "signals/mean/sample/00001.002-004.safetensors: the store contains no samples for this file" in list(
         find_problems(Store.open(made.path))
     )
 

@@ -39,9 +39,9 @@ class Cells(NamedTuple):
 
 
 def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
-    """Average the accuracies and likelihoods of the questions with the same pair and form.
+    """Average the accuracies and likelihoods of questions that have the same `meta.pair` and `meta.form`.
 
-    Questions whose pair or form is not a string or number are left out.
+    Questions are left out if one of these fields is neither a string nor a number.
     """
     labels = [(question.meta_label("pair"), question.meta_label("form")) for question in questions]
     rows = [row for row, (pair, form) in enumerate(labels) if pair and form and table.known[row]]

@@ -83,9 +83,10 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def found_numbers(text: str) -> list[Fraction | None]:
-    """Find all numbers in `text`, in order, except those that the text rules out.
+    """Return the numbers in `text`, in order.
 
-    Powers, roots, operands and alternatives become None, because they can't be answers.
+    Denied numbers ("not 4") and divisions with a whole-number result ("21/3") are left out. Powers, roots, operands
+    and alternatives are returned as None, because they can't be answers.
     """
     text = _spelled(text)
     found: list[Fraction | None] = []

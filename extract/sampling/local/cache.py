@@ -96,8 +96,8 @@ class AnswerCache(DynamicCache):
     Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window prevent sharing.
 
     Attributes:
-        mask: int64 mask, 0 for padding. While prompts are read, [question, token] of the prompts, including the common
-            prefix. While answers are drawn, [row, token] of prompts and answers.
+        mask: int64 mask, 0 for padding. Its shape is [question, token] while prompts are read, and [row, token] while
+            answers are drawn. It covers the common prefix, the rest of the prompts, and the answers.
         n_prefix: Number of tokens in the common prefix.
     """
 

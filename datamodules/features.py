@@ -200,7 +200,7 @@ class FeatureDataModule(L.LightningDataModule):
         return torch.from_numpy(counted.right), torch.from_numpy(counted.known)
 
     def _target(self) -> Tensor:
-        """Compute the target [row] float32. The threshold for `semantic_entropy` is fitted to the training split."""
+        """Compute the targets, [row] float32. The threshold for `semantic_entropy` is fitted to the training split."""
         if self.target == "semantic_entropy":
             answers = self.table.answers
             rows_of = answers.rows_by_question(len(self.table.ids))

@@ -135,7 +135,8 @@ def check_options(options: object, fields: Mapping[str, Field], prefix: str = ""
 def check_record(record: Any, schema: Schema, path: Path, prefix: str = "") -> None:
     """Check a JSON value against its schema.
 
-    Raises an `InputError` that names `path` and the key, preceded by `prefix` (for example ``"of.policy."``).
+    Raises an `InputError` that names `path` and the key. The key is preceded by `prefix` (for example
+    ``"of.policy."``).
     """
     where = repr(str(path))
     if not isinstance(record, dict):

@@ -130,7 +130,7 @@ def curve(
         out: New folder for the results. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
         n: Numbers of training questions. The default is the number of questions outside a test fold, half of it, a
-            quarter of it, and so on, down to at least 40.
+            quarter of it, and so on, as long as the result is at least 40.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.

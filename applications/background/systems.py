@@ -25,7 +25,7 @@ class Systems:
     """Outputs of the tested system and of the references for the same prompts.
 
     Attributes:
-        prompts: Prompts, or the ids of their questions if a system is a store.
+        prompts: Texts of the prompts, or question ids if any system is a store.
         tested: Outputs of the tested system, [prompt].
         references: For each reference, a dict from temperature (ascending) to outputs [prompt].
         unit: Unit of the outputs.
@@ -42,7 +42,7 @@ class Systems:
 
     @property
     def n(self) -> int:
-        """Smallest number of outputs of any system for any prompt."""
+        """Minimum number of outputs per prompt over all systems."""
         grids = (outputs for grid in self.references.values() for outputs in grid.values())
         return min(one.n for outputs in (self.tested, *grids) for one in outputs)
 

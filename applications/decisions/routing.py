@@ -69,7 +69,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
         )
     if not np.isfinite(cheap_cost + strong_cost).all():
         raise InputError(
-            "Expected `store` and `strong` to contain the token counts of all compared questions, but some counts are "
+            "Expected `store` and `strong` to contain the token counts for all compared questions, but some counts are "
             "missing. Leave out `strong`, or pass stores with token counts."
         )
     return index, Pair(cheap, strong, cheap_cost, strong_price * strong_cost, reading)
@@ -134,9 +134,9 @@ def routing_record(
         - `curve`: Points at several fractions.
         - `oracle`: Points of an oracle, which routes the questions with the largest gain in accuracy first.
         - `gains`: Results of `random_gain` at `FRACTIONS`.
-        - `thresholds`: One dict per risk. `threshold` is the certified threshold. `certified` is the point at this
-          threshold. Both are None if no threshold is certified. If the threshold is infinite (all questions are
-          routed), only `threshold` is None.
+        - `thresholds`: One dict per risk. `threshold` is the certified threshold, and `certified` is the point at this
+          threshold. If no threshold is certified, both are None. If the certified threshold is infinite (all questions
+          are routed), `threshold` is None, but `certified` is still a point.
     """
     n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
 

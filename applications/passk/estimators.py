@@ -33,7 +33,7 @@ def pass_at_k(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
 
 def none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    """Estimate the probability [k, question] that none of k answers is right, 1 − `pass_at_k`."""
+    """Estimate the probability [k, question] that none of k answers is right. It equals 1 − `pass_at_k`."""
     for one in k:
         if not 1 <= one <= known.min(initial=one):
             raise InputError(
@@ -116,8 +116,8 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
 def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
     """Estimate the squared error [k, question] of `predict` if the confidence is the accuracy on half of the answers.
 
-    The prediction is scored on the other half, and the error is averaged over all divisions into halves. Each n must be
-    at least 2 · max(k).
+    The prediction is scored on the other half, and the error is averaged over all divisions into halves. Each value
+    of `known` must be at least 2 · max(k).
     """
     both = none_right(right, known, [2 * one for one in k])
     (right, known), place = distinct(right, known)

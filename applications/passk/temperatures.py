@@ -17,8 +17,8 @@ def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tup
     """Count the single answer at temperature 0 several times, because further answers would be identical.
 
     It is counted n times, where n is the largest number of answers to any question at another temperature. The
-    counts [temperature, question] of a grid are unchanged if it has no temperature 0, or several answers at temperature
-    0.
+    counts [temperature, question] are returned unchanged if the grid does not include temperature 0, or if a question
+    has several answers at temperature 0.
     """
     if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
         return right, known

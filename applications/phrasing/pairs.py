@@ -1,4 +1,4 @@
-"""Average the results of a store over the questions about the same fact in the same form (kind of phrasing)."""
+"""Average a store's results over questions that are about the same fact and have the same form of phrasing."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -132,7 +132,7 @@ class AskedTable(AskedBaseline):
 
 
 def fill_asked(store: Store, baselines: Sequence[AskedBaseline], worker: Worker) -> None:
-    """Compute all missing values. The settings must match those in the store."""
+    """Compute all missing values of `baselines`. Their settings must match those recorded in the store."""
     missing = {}
     for baseline in baselines:
         shards = [shard for scope in baseline.scopes for shard in store.shards(scope)]

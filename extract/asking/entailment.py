@@ -131,7 +131,7 @@ class Entailment(AskedTable):
 
     @cached_property
     def classifier(self) -> Classifier:
-        """The entailment classifier."""
+        """Entailment classifier, loaded on first use."""
         assert self.context.nli_model is not None
         return Classifier(self.context.nli_model, self.context.device)
 

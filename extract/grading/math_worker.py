@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def load_equal() -> Callable[[list[str], str], Verdict]:
-    """Return a function that compares an answer with gold answers, all in LaTeX without delimiters."""
+    """Return a function that compares an answer with gold answers. Its inputs are LaTeX without delimiters."""
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 

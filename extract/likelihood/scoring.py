@@ -187,14 +187,14 @@ def _inputs(item: Item) -> list[int]:
 
 
 def _branches_and_positions(item: Item) -> tuple[list[int], list[int]]:
-    """Return the branch and the position id of each token of `_inputs`."""
+    """Return the branch and the position id of each token that `_inputs` returns."""
     n, lengths = len(item.prompt), [len(one) - 1 for one in item.continuations]
     branches = [number for number, length in enumerate(lengths, 1) for _ in range(length)]
     return [0] * n + branches, [*range(n), *(n + step for length in lengths for step in range(length))]
 
 
 def _sources(item: Item) -> Iterator[int]:
-    """For each token of each continuation, yield the preceding token's index in `_inputs`."""
+    """For each token of each continuation, yield the index of the preceding token in the output of `_inputs`."""
     start = len(item.prompt)
     for one in item.continuations:
         yield len(item.prompt) - 1

@@ -1,4 +1,4 @@
-"""Rewordings of questions, which show how much accuracies and confidences depend on the wording.
+"""Rewordings of questions, which show how much accuracy and confidence depend on the wording.
 
 To add a rewording, add an entry to `REWORDINGS`.
 """

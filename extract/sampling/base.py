@@ -54,7 +54,7 @@ class Sampler(Protocol):
     def __init__(self, options: SamplingOptions, decoding: Decoding, worker: Worker) -> None: ...
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy before `prepare` is called, when some of its values may be unknown.
+        """Return the policy. This method is called before `prepare`, so some values may be unknown.
 
         `decoding` must have a single temperature. `model` is the `ModelIdentity` of an existing store as a dict.
         Unknown values are copied from `model`. The result is compared with the policy of the existing store.

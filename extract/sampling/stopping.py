@@ -107,7 +107,9 @@ def count(classes: NDArray[np.int64], n_classes: int) -> NDArray[np.int16]:
 
 
 def leading(counts: NDArray[np.int16]) -> NDArray[np.int64]:
-    """Return the leading class [order, answer] of counts [order, answer, class]. Ties go to the earliest class.
+    """Return the leading class after each answer, [order, answer]. Ties go to the class that occurred first.
+
+    `counts` is the result of `count`, [order, answer, class].
 
     >>> leading(count(np.array([[2, 1, 1, 0]]), 3))
     array([[2, 2, 1, 1]])

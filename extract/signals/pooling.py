@@ -190,7 +190,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 def _heights(rows: Padded, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Summarise the values of the tokens in the mask `chosen` [row, token].
 
-    Returns log(1 + count), density, mean and maximum, each [row].
+    Returns log(1 + count), the count as a fraction of the row's tokens, the mean and the maximum, each [row].
     """
     count = chosen.sum(-1)
     high = rows.u.masked_fill(~chosen, 0.0)
@@ -201,11 +201,11 @@ WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax"
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Return the signal that contains the token weights, and the last part of their key.
+    """Return the signal that contains the token weights, and the part of the weights' key after ``layer/``.
 
     Args:
-        name: One of `WEIGHTS`, or the name of an influence signal and the last part of the key, such as
-            ``rollout/norm_element_mean_token``.
+        name: One of `WEIGHTS`, or the name of an influence signal, followed by a slash and the part of the key after
+            ``layer/``. An example is ``rollout/norm_element_mean_token``.
 
     Raises:
         InputError: If the name is unknown.
@@ -221,7 +221,7 @@ def weight_of(name: str) -> tuple[str, str]:
         known = [*WEIGHTS, *(f"{influence}/POSITION" for influence in influences)]
         hint = "" if signal in influences else nearest(signal, [*WEIGHTS, *influences])
         raise InputError(
-            f"Expected `weights` to be one of {', '.join(known)}, for example rollout/norm_element_mean_token, but got "
-            f"{name!r}.{hint}"
+            f"Expected `weights` to be one of {', '.join(known)} (for example, rollout/norm_element_mean_token), but "
+            f"got {name!r}.{hint}"
         )
     return signal, position

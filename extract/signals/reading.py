@@ -157,9 +157,10 @@ def _batches(
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
     """Yield pairs of a cache and a batch of answer indices.
 
-    The cache contains a prefix that all prompts in the batch share. It extends `beginning`. If a prompt has several
-    answers, they are not batched with answers to other prompts. If the model's cache can't be shared, the yielded cache
-    is None, and a batch can contain any of the answers.
+    The cache contains a prefix that all prompts in the batch share. If `beginning` (a cache of a common prefix of all
+    prompts) is given, it is reused, and extended where possible. If a prompt has several answers, they are not batched
+    with answers to other prompts. If the model's cache can't be shared, the yielded cache is None, and a batch can
+    contain any of the answers.
     """
 
     def batches(indices: Sequence[int], shared: SharedPrompt | None) -> Iterator[tuple[SharedPrompt | None, list[int]]]:

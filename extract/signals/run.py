@@ -76,7 +76,7 @@ def fill_signals(
         for shard in missing_shards(store, shards, worker, file, check):
             missing[shard].append(name)
     if not missing:
-        say(f"read: {', '.join(names)} already stored for all {unit}")
+        say(f"read: these signals are already stored for all {unit}: {', '.join(names)}")
     elif scope == "question":
         missing = copy_known(store, missing, layers_of, settings)
     if not missing:

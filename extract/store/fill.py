@@ -1,4 +1,4 @@
-"""Find shards with missing or damaged files, and write those files."""
+"""Find shards with missing or damaged files, and create or replace these files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -50,7 +50,7 @@ def fill(
     """Process all items, show a progress bar, and return the results.
 
     Args:
-        unit: Unit of the rows, for example ``"answers"``.
+        unit: What the rows are called in the progress bar, for example ``"answers"``.
         n_rows: Function that returns the number of rows in an item.
         start: Function that returns a context manager. The context manager prepares a process, for example by loading a
             model, and yields a function that writes an item's file and reports progress. That function should skip

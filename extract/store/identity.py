@@ -1,4 +1,4 @@
-"""JSON records of a store: identity.json, and reader.json with the identity of a served model's local copy."""
+"""JSON records of a store: identity.json and reader.json. The latter identifies the local copy of a served model."""
 
 import json
 import os

@@ -170,7 +170,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 
 
 def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | None:
-    """Return the signal and key of the influence to show.
+    """Return the signal and key of the token weights to show as influence.
 
     The result is None if `influence` is None and the default weights were not read.
     """

@@ -100,8 +100,8 @@ class Summary:
 def summarize(store: Store, show_of: str | None, n_shown: int) -> Summary:
     """Count the answers of a store, and draw `n_shown` examples.
 
-    The examples are answers that the grader `show_of` has graded, and include its grades. If `show_of` is None, no
-    examples are drawn.
+    The examples are drawn from the answers that the grader `show_of` has graded. Each example includes its grade. If
+    `show_of` is None, no examples are drawn.
 
     Raises:
         Damaged: If a file is damaged.

@@ -62,8 +62,8 @@ class Fit(NamedTuple):
     """Result of fitting a probe in one fold.
 
     Attributes:
-        chosen: Dict with the probe's name, layers, position and option value, its validation loss, and the warning
-            from fitting (or None).
+        chosen: Dict with the probe's name, layers, position, option value and validation loss, and the warning from
+            fitting (or None).
         losses: Validation losses in nats, [question]; NaN for questions outside the validation split.
     """
 

@@ -108,8 +108,8 @@ def fit_backoff(
             layer.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
         right, known: Numbers of right answers and of graded answers, [row].
-        random: Folds to which questions are assigned at random, [row] int64.
-        groups: Folds that keep question groups together, [row] int64.
+        random: Fold of each row, [row] int64, with questions assigned to folds at random.
+        groups: Fold of each row, [row] int64, with question groups kept together.
     """
     distance = fit_distance(features[:, 0, :n_hidden], random, groups)
     novelty = Novelty(n_hidden, distance.rank)

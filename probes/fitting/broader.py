@@ -29,9 +29,9 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe and a `Distance` to all questions, and fit the probe's weight in a mixture.
+    """Fit a broader probe, a `Distance`, and the broader probe's weight in a mixture with the existing probe.
 
-    The mixture consists of the existing probe and the broader probe. The weight is fitted by cross-validation over the
+    The broader probe and the `Distance` are fitted to all questions. The weight is fitted by cross-validation over the
     question groups that the existing probe was not trained on. Rewordings of the held-out questions are also left out,
     unless fewer than `LEAST_ROWS` of the existing probe's training questions would remain. During cross-validation,
     the existing probe is replaced by a ridge regression on its remaining training questions.

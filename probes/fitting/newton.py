@@ -4,8 +4,8 @@ The weights and the bias are linear functions of a vector of coordinates, which 
 are either the weights and the bias themselves (`_Primal`) or, if there are fewer rows than weights, coefficients of the
 rows (`_Dual`).
 
-Losses and gradients are computed in float64. Unless a penalty is tiny, Newton steps are computed in float32, because
-later steps correct the errors of earlier steps.
+Losses and gradients are computed in float64. Newton steps are computed in float32 unless a penalty is tiny. Float32 is
+sufficient because each step corrects the errors of earlier steps.
 """
 
 import torch
@@ -206,8 +206,8 @@ def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tenso
     """Return a penalty [feature, 1, 1] and the inverse of the Hessian at zero weights.
 
     The Hessian is `scale` · `products`, with the penalty added to the diagonal. Its inverse is the preconditioner for
-    all L2 penalties in `l2`. The returned penalty is the geometric mean of the smallest and the largest of these. If
-    this mean would be lost to rounding in the dtype of the Newton steps, a larger penalty is returned.
+    all L2 penalties in `l2`. The returned penalty is the geometric mean of the smallest and the largest value in `l2`,
+    or a larger value if this mean is too small for the precision of the Newton steps.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
     dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32

@@ -12,7 +12,9 @@ from probes.fitting.sums import Column, Statistics, outside_folds
 
 
 class Fits(NamedTuple):
-    """Float32 linear fits to one feature: for each fold, a fit to the rows outside it, and a final fit to all rows.
+    """Linear fits to one feature, in float32.
+
+    For each fold, there is a fit to the rows outside the fold. The last fit is to all rows.
 
     Attributes:
         mean, scale: Mean and scale of the feature, [fit, d], used to standardise it.

@@ -61,9 +61,10 @@ def logistic(column: Column, target: Tensor, fold: Tensor, penalties: Sequence[f
 def passes(
     column: Column, target: Tensor, outside: Tensor, centre: Tensor, inverse: Tensor, l2: Tensor
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return a function that maps points to losses [fit, penalty] and gradients in one pass over the rows.
+    """Return a function that computes losses and gradients at given points in one pass over the rows.
 
-    Points and gradients are [fit, penalty, d + 1]: the weights of the standardised feature and the bias.
+    The losses have shape [fit, penalty]. Points and gradients have shape [fit, penalty, d + 1]. The last axis of a
+    point holds the weights of the standardised feature, followed by the bias.
 
     Args:
         column, target: See `logistic`.
@@ -101,7 +102,8 @@ def passes(
 def newton_step(covariance: Tensor, l2: Tensor, curvature: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a function that multiplies gradients [fit, penalty, d + 1] by the inverse Hessian at zero weights.
 
-    `covariance` [d, d] of the standardised rows is overwritten. `curvature` is the variance of the labels, p (1 − p).
+    `covariance` [d, d] is the covariance of the standardised rows, and is overwritten. `curvature` is p (1 − p), where
+    p is the mean label.
     """
     hessian, factors = covariance.mul_(curvature), covariance.new_empty(len(l2), *covariance.shape)
     for added, factor in zip(l2.diff(prepend=l2.new_zeros(1)), factors, strict=True):

@@ -126,9 +126,10 @@ class Sums:
 
 
 def fold_sums(column: Column, target: Tensor, fold: Tensor, products: bool) -> list[Sums]:
-    """Sum the rows of each fold, with targets [row] float64 and folds [row] int64.
+    """Compute the `Sums` of each fold's rows.
 
-    If `products` is false, only the squared coordinates are summed, not the products of different coordinates.
+    `target` [row] is float64, and `fold` [row] is int64. If `products` is false, only the squared coordinates are
+    summed, not the products of different coordinates.
     """
     sums = [Sums.zeros(column.reference, products) for _ in range(int(fold.max()) + 1)]
     for places, x in column.chunks(lambda _, x: x):

@@ -85,7 +85,10 @@ class _Measured:
         return self._over_subsets(self.metrics(split, name))
 
     def difference(self, a: Split, b: Split, name: str = "auroc") -> dict[str, Any] | None:
-        """Compute the difference a − b of a metric between two cells, as a mean over subset pairs with its interval."""
+        """Compute the difference a − b of a metric between two cells, with its interval.
+
+        The difference is averaged over pairs of a subset of `a` and a subset of `b`.
+        """
         of_a, of_b = self.metrics(a, name), self.metrics(b, name)
         n_subsets = max(len(of_a), len(of_b))
         pairs = [(of_a[s % len(of_a)], of_b[s % len(of_b)]) for s in range(n_subsets)]
@@ -99,9 +102,9 @@ def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
     """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
     A split (n, k) has n questions with k graded answers each, so it costs n · k answers. Each distinct cost is used as
-    a budget. The splits of a budget use at most the whole budget, but more than half of it. Of the splits with the same
-    k, only the one with the highest n is kept. A budget is left out if it has only one split, or if it is at most 5 %
-    below a larger budget.
+    a budget. A split belongs to a budget if it costs more than half of the budget and at most all of it. Of the splits
+    with the same k, only the one with the highest n is kept. A budget is left out if it has only one split, or if it is
+    at most 5 % below a larger budget.
 
     >>> splits_of_budgets([(48, 1), (96, 1), (48, 2), (96, 2), (48, 5), (96, 5)])
     {96: [(96, 1), (48, 2)], 240: [(96, 2), (48, 5)]}

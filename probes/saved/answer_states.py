@@ -15,7 +15,8 @@ from extract.store.ragged import Ragged
 class AnswerStates:
     """Token ids that the model reads in each step after the prompt, and their hidden states.
 
-    The lists `tokens` and `states` have one tensor per step, [row, token] int64 and [row, token, d_model].
+    The lists `tokens` and `states` have one tensor per step. The tensors in `tokens` have shape [row, token] and dtype
+    int64, and those in `states` have shape [row, token, d_model].
     """
 
     def __init__(self, model: Any) -> None:

@@ -177,7 +177,10 @@ class ConfidenceProbe(ModelHubMixin):
         return ConfidentModel(self, hf_model, tokenizer)
 
     def save(self, folder: str | Path, card: str | None = None) -> Path:
-        """Write the probe and a model card (by default, the probe's own) to a folder, and return the folder."""
+        """Write the probe and a model card to a folder, and return the folder.
+
+        If `card` is None, the attribute of the same name is used.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = probe_tensors(self.head, self.calibrator, self.prefixes, self.novelty)

@@ -178,7 +178,7 @@ def _reading(target: Any, signal: Any) -> Schema:
 
 
 def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
-    """Whether a JSON value is a list of distinct values that all satisfy `holds`."""
+    """Whether a JSON value is a list of distinct values, each of which satisfies the predicate `holds`."""
     return isinstance(value, list) and all(map(holds, value)) and len(set(value)) == len(value)
 
 
@@ -195,7 +195,10 @@ def _are_decisions(value: Any) -> bool:
 def read_weights(
     path: Path, config: dict[str, Any]
 ) -> tuple[Head, Calibrator, PrefixCalibrator | None, Novelty | None]:
-    """Load the head, calibrators and novelty that a config describes. Raises an InputError if the file is damaged."""
+    """Load the modules that a config describes: the head, the calibrators and `Novelty`.
+
+    Raises an InputError if the file is damaged.
+    """
     with torch.device("meta"):  # allocates no memory, even if the sizes in the config are huge
         head = HEADS[config["head"]](config["d_model"], **config["sizes"])
         novelty = Novelty(**config["novelty"]) if "novelty" in config else None

@@ -53,7 +53,7 @@ class RunningConfidence:
         return self.after(n_read + 1)
 
     def _update(self, state: Tensor) -> float:
-        """Add a token with the state [1, d_model]. Return the expected fraction of the answer that has been read."""
+        """Add a token, given its hidden state. Return the expected fraction of the answer that has been read."""
         self._scores.append(self._running.update(state))
         self._features.append(self._running.features)
         prefixes = self.probe.prefixes
@@ -120,7 +120,10 @@ class RunningScore:
         self._n_tokens = 0
 
     def update(self, state: Tensor) -> Tensor:
-        """Add a token with the state [1, d_model], and return the score [1] float32 of all tokens so far."""
+        """Add a token, and return the score of all tokens so far, [1] float32.
+
+        `state` is the hidden state of the token, [1, d_model].
+        """
         head, kept = self._head.to(state.device), self._kept
         self._n_tokens += 1
         self._total = state.float() if self._total is None else self._total + state

@@ -89,7 +89,10 @@ class SequenceHead(Head):
         return scores.where(hidden.lengths.to(scores.device) > 0, torch.nan)
 
     def numbers(self, states: Tensor) -> Tensor:
-        """Compute the numbers W (h − mean) / scale [token, number] float32 from raw states h [token, d_model]."""
+        """Compute the numbers W (h − mean) / scale of each token, [token, number] float32.
+
+        `states` are the raw hidden states h, [token, d_model].
+        """
         return (states.float() - self.mean) / self.scale @ self.weight.T
 
     def pooled(self, numbers: Ragged) -> Tensor:

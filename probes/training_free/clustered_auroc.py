@@ -31,7 +31,8 @@ class ClusteredAuroc(NamedTuple):
         has_answer: Whether any answer to the question has the score, [score, question] bool.
         varies: Whether the score differs between answers, [score] bool.
         enough: Whether there are enough questions to compute a standard error, [score] bool. At least
-            `LEAST_OF_A_CLASS` questions must have right answers, and at least as many must have wrong answers.
+            `LEAST_OF_A_CLASS` questions must have right answers, and at least `LEAST_OF_A_CLASS` questions must have
+            wrong answers.
     """
 
     auroc: Tensor
@@ -102,7 +103,10 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
 
 
 def placements(scores: Tensor, others: Tensor) -> Tensor:
-    """Return the fraction [score, answer] of `others` below each value in `scores`. Ties count ½; NaN means missing."""
+    """For each value in `scores`, return the fraction of values in the same row of `others` that are lower.
+
+    Ties count ½; NaN means missing. The result has the shape of `scores`, [score, answer].
+    """
     present, others_present = scores.isfinite(), others.isfinite()
     ordered = torch.where(others_present, others, torch.inf).sort(1).values.contiguous()  # missing scores come last
     values = torch.where(present, scores, 0.0).contiguous()
@@ -182,7 +186,7 @@ class _Exchange:
         self._n_scores, self._step = len(scores), max(1, _CHUNK // max(len(scores), shape[0] * shape[1]))
 
     def distances(self, order: Tensor) -> Tensor:
-        """Compute |AUROC − ½| [draw, score] after permuting the grades across questions.
+        """Compute |AUROC − ½| after permuting the grades across questions, [draw, score].
 
         Question q gets the grades of question `order[draw, q]`. The result is NaN for scores that are missing for all
         right or all wrong answers.

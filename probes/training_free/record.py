@@ -31,7 +31,7 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
         A record. `chosen` is the name of the best score. `rows` contains the test metrics of all reported scores.
         `groups` contains the test metrics of the chosen score for each group of questions. `tests` compares the chosen
         score with other scores. `grid` and `parts` contain counts. `masked` maps each signal or family without a
-        reported score to the reason.
+        reported score to the reason why it has none.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc

@@ -66,7 +66,7 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
 
 
 def merge(parts: Sequence[Part]) -> Tensor:
-    """Merge parts into attention to all tokens, [..., query, d_head] float32."""
+    """Merge attention to parts of the tokens into attention to all tokens, [..., query, d_head] float32."""
     values, log_total = parts[0]
     for part in parts[1:]:
         values = values.lerp(part.values, (part.log_total - log_total).sigmoid_())
@@ -111,7 +111,7 @@ def attend(
 def _attend_to_shared(queries: Tensor, cache: SharedCache, layer: SharedLayer) -> list[Part]:
     """Attend to the tokens after the common prefix in a `SharedCache`.
 
-    Returns one part for the answers and one for the prompts.
+    Returns a `Part` for the answer tokens and a `Part` for the prompt tokens.
     """
     n_key_heads, of_groups = queries.shape[1], []
     for group, (keys, values) in zip(cache.groups, layer.answers, strict=True):

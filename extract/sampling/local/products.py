@@ -3,8 +3,8 @@
 torch computes float32 products with MKL, which does not use AVX-512 instructions on CPUs from vendors other than
 Intel. oneDNN, which torch also contains, is about twice as fast on such CPUs, and slightly faster on CPUs without
 AVX-512. On CPUs without bfloat16 instructions, converting bfloat16 matrices to float32 is faster than multiplying them
-in bfloat16. The precision is the same. Products with a packed copy of the weights, in oneDNN's own layout, take 5 to
-35 % less time than products with the weights themselves.
+in bfloat16. The results have the same precision. Products with a packed copy of the weights, in oneDNN's own layout,
+take 5 to 35 % less time than products with the weights themselves.
 """
 
 import threading
@@ -66,7 +66,10 @@ def has_bfloat16() -> bool:
 
 @contextmanager
 def fast_products(model: Any) -> Iterator[None]:
-    """Inside the with block, compute linear layers on CPUs with faster products, if their dtype has any."""
+    """Inside the with block, use faster products for a model's linear layers on CPUs.
+
+    This applies to float32 layers, and to bfloat16 layers if `has_bfloat16` returns False.
+    """
     with _lock:
         _users[id(model)] += 1
         if _users[id(model)] == 1:

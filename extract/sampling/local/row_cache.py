@@ -167,7 +167,7 @@ class FixedCache:
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Fill this empty cache with some rows of the cache `read`, all of whose rows must have equal lengths."""
+        """Fill this empty cache with some rows of the cache `read`. All rows of `read` must have the same length."""
         assert not self.lengths
         assert len(set(lengths)) == 1
         self.cache, self.lengths = read, list(lengths)

@@ -285,7 +285,7 @@ def _bias(hidden: Tensor) -> Tensor:
 
 
 def _stacked(a: Tensor, b: Tensor, dim: int) -> Tensor:
-    """Concatenate tensors along dimension 0, after padding them to the same size at the start of dimension `dim`."""
+    """Pad the shorter of two tensors at the start of dimension `dim`, then concatenate them along dimension 0."""
     n_tokens = max(a.shape[dim], b.shape[dim])
     after = (0, 0) * (a.dim() - 1 - dim)
     return torch.cat([torch.nn.functional.pad(each, (*after, n_tokens - each.shape[dim], 0)) for each in (a, b)])

@@ -109,7 +109,7 @@ class Client(AbstractAsyncContextManager["Client"]):
     If `known_as` (model names in the replies to the preflight) is not empty, replies from other models are rejected.
 
     Attributes:
-        given_up: Failure of the final attempt at the most recent request that was given up, or None.
+        given_up: Last failure of the most recent request for which all attempts failed, or None.
 
     Raises:
         InputError: If a required package is not installed, or if the API key is invalid.

@@ -32,7 +32,7 @@ _TRANSIENT, _ABOUT_REQUEST = (408, 409, 425, 429), (400, 413, 422)
 
 
 class RejectedRequest(InputError):
-    """Raised if the server rejects the content of one request, for example a long prompt."""
+    """Raised if the server rejects a request because of its content, for example a prompt that is too long."""
 
 
 class Failure(Exception):

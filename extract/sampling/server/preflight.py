@@ -160,7 +160,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
 
 
 async def _fails_on_seeds(client: Client, request: Request, was_up: bool) -> str | None:
-    """Describe how the server fails on requests with a seed. Returns None if the seed did not cause the failure.
+    """Check whether the seed made `request` fail. Returns a description of the failure if so, and None otherwise.
 
     Some versions of vLLM fail on requests with a seed.
     """

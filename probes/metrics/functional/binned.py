@@ -11,8 +11,8 @@ from probes.metrics.functional.inputs import midranks, prepare
 def bin_index(preds: Tensor, n_bins: int, by: str, weights: Tensor | None = None) -> Tensor:
     """Return the bin of each confidence, int64 from 0 to n_bins − 1. Identical confidences share a bin.
 
-    If `by` is "width", bins have equal width in [0, 1], and the result is [question]. If it is "mass", bins have about
-    equal total weight, and the result is [..., question].
+    If `by` is "width", bins have equal width in [0, 1], and the result has shape [question]. If `by` is "mass", bins
+    have about equal total weight, and the result has shape [..., question].
     """
     if by not in ("width", "mass"):
         raise ValueError(f"Expected `by` to be 'width' or 'mass', but got {by!r}.")

@@ -65,7 +65,11 @@ def ties(values: Tensor, strata: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
 
 def midranks(values: Tensor, weights: Tensor) -> Tensor:
-    """Return ranks [..., question]: the weight of all smaller values plus half the weight of identical values."""
+    """Return the weighted rank of each value, [..., question].
+
+    The rank of a value is the total weight of all smaller values, plus half the total weight of the values equal to it
+    (including itself).
+    """
     group, of_group = ties(values)
     mass = by_group(weights, group, len(of_group))
     return (mass.cumsum(-1) - mass / 2)[..., group]

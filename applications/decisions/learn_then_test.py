@@ -46,8 +46,8 @@ class Certified(NamedTuple):
 def n_needed(risk: float, level: float) -> int:
     """Return the number of questions that the betting test needs to certify a risk if no answer is wrong.
 
-    Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions. Here, w is the largest fraction of
-    the error probability 1 − level that a sequence in `STARTS` may spend. The betting test needs slightly more.
+    Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions, where w is the largest share of
+    1 − level in `STARTS`. The betting test needs slightly more.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
     (14, 58)

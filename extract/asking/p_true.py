@@ -59,7 +59,10 @@ class YesNoReader:
         self._batch_tokens = _BATCH_TOKENS
 
     def read(self, prompts: Sequence[Sequence[int]], progress: Done) -> list[tuple[float | None, float]]:
-        """Return `yes_against_no` for each prompt. The ratio is None if the mass is below `LEAST_MASS`."""
+        """Return the ratio and the mass from `yes_against_no` for each prompt.
+
+        The ratio is None if the mass is below `LEAST_MASS`.
+        """
         check_prompts(self.model, prompts, 1)
         prefix = common_prefix(prompts)
 

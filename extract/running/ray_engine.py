@@ -182,7 +182,7 @@ def _gone(error: Exception) -> InputError:
 
 
 def check_address(address: str) -> None:
-    """Raise an OSError if nothing listens at HOST:PORT. Addresses in other forms are not checked."""
+    """Raise an OSError if nothing is listening on HOST:PORT. Addresses in other forms are not checked."""
     host, _, port = address.rpartition(":")
     if port.isdecimal() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CHECK_SECONDS).close()

@@ -182,7 +182,7 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings(made_store: Pat
         ({"join": ["tokens/entrpy"]}, "`join` to be one of entropy, .*Did you mean `entropy`"),
         ({"join": ["tokens"], "target": "capability", "pooling": ["mean"]}, "`pooling` to be omitted"),
         ({"join": ["rollout"], "target": "capability"}, "token signals of questions .*but got 'rollout'"),
-        ({"signal": "rollout", "target": "capability"}, "'rollout' is a signal of answers. Pass --data.target=response"),
+        ({"signal": "rollout", "target": "capability"}, "'rollout' is available only for answers. Pass --data.target=response"),
         ({"pooling": ["mean"]}, "`pooling` to be omitted, but got .*Only token signals of answers"),
         ({"weights": "entropy"}, "`weights` to be omitted, but got .*Only token signals of answers"),
         ({"signal": "tokens", "pooling": ["meen"]}, "`pooling` to be one of mean, .*Did you mean `mean`"),

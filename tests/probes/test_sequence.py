@@ -208,7 +208,7 @@ def test_answers_without_tokens_or_with_nan_are_not_used(tmp_path: Path) -> None
         ("attention", {"signal": "hidden"}, "Attention can read, but got 'hidden'. Pass --data.signal=hidden_tokens"),
         ("attention", {"join": ["tokens"]}, "`join` to be omitted"),
         ("attention", {"pooling": ["mean"]}, "`pooling` to be omitted"),
-        ("attention", {"target": "capability"}, "a signal of answers. Pass --data.target=response"),
+        ("attention", {"target": "capability"}, "available only for answers. Pass --data.target=response"),
         ("attention", {"positions": ["last_answer"]}, "`positions` to be one of answer_tokens"),
     ],
 )

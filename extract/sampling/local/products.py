@@ -2,9 +2,9 @@
 
 torch computes float32 products with MKL, which does not use AVX-512 instructions on CPUs from vendors other than
 Intel. oneDNN, which torch also contains, is about twice as fast on such CPUs, and slightly faster on CPUs without
-AVX-512. On CPUs without bfloat16 instructions, converting bfloat16 matrices to float32 is faster than multiplying them
-in bfloat16. The results have the same precision. Products with a packed copy of the weights, in oneDNN's own layout,
-take 5 to 35 % less time than products with the weights themselves.
+AVX-512. On CPUs without bfloat16 instructions, products of bfloat16 matrices are faster after a conversion to float32.
+The results have the same precision. Products with a packed copy of the weights, in oneDNN's own layout, take 5 to
+35 % less time than products with the weights themselves.
 """
 
 import threading

@@ -146,7 +146,7 @@ def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Lab
         - `n`, `value`: Number of units and mean difference.
         - `low`, `high`: Bounds of the clustered interval, or of the t interval if there are no clusters.
         - `t`, `bootstrap`, `clustered`: The three intervals. `clustered` is None without clusters.
-        - `n_above`, `n_below`: Numbers of units with a positive and with a negative difference.
+        - `n_above`, `n_below`: Number of units with a positive difference, and number with a negative difference.
         - `error`: Standard error of the mean difference.
         - `detectable`: Smallest detectable difference; None if the standard error is 0.
     """

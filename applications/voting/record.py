@@ -47,7 +47,7 @@ def label_of(name: str) -> str:
 
 
 def halves(poll: Poll, seed: int) -> NDArray[np.int64]:
-    """Split the questions into two halves, stratified by group. Return the half of each question, 0 or 1."""
+    """Split the questions into two halves, stratified by group. Return 0 or 1 for each question."""
     if len(poll.ballots) < LEAST_QUESTIONS:
         raise InputError(
             f"Expected at least {LEAST_QUESTIONS} questions with votes, but got {len(poll.ballots)}. The rules are "

@@ -166,7 +166,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
 
 @torch.inference_mode()
 def supports_trees(model: Any) -> bool:
-    """Test on a short prompt with two branches whether a model respects tree masks and position ids."""
+    """Test whether a model respects tree masks and position ids, using a short prompt with two branches."""
     if not can_share(model):
         return False
     branch = torch.tensor([[0, 0, 1, 1, 1, 2, 2]], device=model.device)

@@ -122,7 +122,7 @@ def leading(counts: NDArray[np.int16]) -> NDArray[np.int64]:
 def two_stage(
     answers: Answers, prior: Prior | None = None, cross: float = CROSS, least: int = LEAST_ANSWERS
 ) -> NDArray[np.float64]:
-    """Compute the evidence of two-stage voting over temperatures (arXiv 2510.02611).
+    """Compute the evidence for stopping in two-stage voting over temperatures (arXiv 2510.02611).
 
     For each temperature, τ_intra is the relative frequency of the most frequent answer. The evidence is the smallest
     τ_intra, except in three cases, in which it is −∞:
@@ -154,7 +154,7 @@ def two_stage(
 
 
 def adaptive_consistency(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
-    r"""Compute the evidence of Adaptive-Consistency with the beta criterion (arXiv 2305.11860).
+    r"""Compute the evidence for stopping in Adaptive-Consistency, by the beta criterion (arXiv 2305.11860).
 
     .. math:: P(q > \tfrac12), \quad q \sim \mathrm{Beta}(v_1 + 1, v_2 + 1)
 
@@ -173,7 +173,7 @@ def _beta_above_half(n: int) -> NDArray[np.float64]:
 
 
 def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
-    """Compute the evidence of early-stopping self-consistency.
+    """Compute the evidence for stopping in early-stopping self-consistency.
 
     The evidence after each answer is the number of consecutive equal answers up to and including that answer.
     """
@@ -191,7 +191,7 @@ def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np
 
 
 def prior_evidence(answers: Answers, prior: Prior | None) -> NDArray[np.float64]:
-    """Compute the evidence of the `prior` rule: the expected gain from the remaining budget."""
+    """Compute the evidence against stopping for the `prior` rule: the expected gain from the remaining budget."""
     assert prior is not None
     return expected_gain(prior, answers.counts, len(answers.temperatures))
 

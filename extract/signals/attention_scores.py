@@ -221,7 +221,7 @@ def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
 def element_field(query: Tensor, key: Tensor) -> Tensor:
     """Compute the element field [row, query, key] float32: weights that depend on the distance between query and key.
 
-    The weight is 1 / (i − j + 1) for a query at place i and a key at place j ≤ i, and 1 if j > i.
+    The weight is 1 / (i − j + 1) for a query at position i and a key at position j ≤ i, and 1 if j > i.
     """
     return (query.float()[..., None] - key.float()[:, None] + 1).clamp_min_(1).reciprocal_()
 

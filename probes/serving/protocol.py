@@ -89,7 +89,7 @@ def _listed(stop: Any) -> Any:
 
 
 class Body(BaseModel):
-    """Base class of requests. Values are not converted to other types, and unknown fields are refused."""
+    """Base class for requests. Values are not converted to other types, and unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 

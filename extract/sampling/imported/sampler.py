@@ -1,4 +1,4 @@
-"""Sampler of the stores that `python -m extract import` creates. It cannot draw answers and always raises an error."""
+"""Sampler for stores that `python -m extract import` creates. It cannot draw answers and always raises an error."""
 
 from extract.errors import InputError
 from extract.policy import Decoding

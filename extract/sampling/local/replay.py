@@ -71,7 +71,7 @@ class Replay:
             uncapturable.add(self._model)
 
     def _waits(self) -> bool:
-        """Whether a pass makes the CPU wait for the GPU, as far as torch detects this."""
+        """Whether torch detects that a pass makes the CPU wait for the GPU."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

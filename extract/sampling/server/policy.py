@@ -42,8 +42,8 @@ class Server:
     Attributes:
         url: Base address without /chat/completions, or a list of addresses that share the requests.
         max_concurrency: Maximum number of concurrent requests.
-        n: Number of answers per request. With n above 1, the server reads each prompt less often, but not all servers
-            support this.
+        n: Number of answers per request. With n above 1, the server processes each prompt fewer times, but not all
+            servers support this.
         logprobs: Whether to request the log-probability of each token.
         seeds: Whether to send a seed with each request, derived from policy.seed, the question and the sample.
         timeout: Time limit for one attempt, in seconds.
@@ -53,8 +53,8 @@ class Server:
         price_prompt: Price in dollars per million prompt tokens, for the displayed cost.
         price_answer: Price in dollars per million answer tokens.
         api_key_env: Environment variable that contains the API key.
-        extra_body: Additional fields of every request, which become part of the store's identity. A `generation_config`
-            is sent as JSON text, as `transformers serve` expects.
+        extra_body: Additional fields to send with every request. They become part of the store's identity. A
+            `generation_config` is sent as JSON text, as `transformers serve` expects.
     """
 
     url: str | list[str] = "http://localhost:8000/v1"

@@ -79,8 +79,9 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
     """Open two or more stores or temperature grids, and align their questions by content.
 
     Raises:
-        InputError: If there are fewer than two different stores, if the questions differ and `shared` is False, if grades
-            are missing or follow different rules, or if fewer than two questions have a known grade in every store.
+        InputError: If there are fewer than two different stores, if the questions differ and `shared` is False, if
+            grades are missing or follow different rules, or if fewer than two questions have a known grade in every
+            store.
     """
     stores = [store for path in paths for store in open_stores(path).values()]
     grader = stores[0].grades.choose(grader)

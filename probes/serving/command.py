@@ -50,7 +50,7 @@ def serve(
         port: Port on which the server listens; 0 selects a free one.
         served_model_name: Name of the model in requests. The default is the model name saved in the probe.
         max_batch_size: Maximum number of questions or answers in one forward pass of the model.
-        max_queue: Maximum number of waiting requests. Further requests are refused with status 429.
+        max_queue: Maximum number of waiting requests. Further requests are rejected with status 429.
         api_key_env: Environment variable with the API key that requests must contain.
         revision: Commit, branch or tag of a Hub model.
         dtype: auto (the dtype of the probe's model), float32, bfloat16 or float16.

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import wandb
 import yaml
 
 import train
 from tests.helpers.experiments import ROOT
-from tests.helpers.offline_run import OfflineRun
+from tests.helpers.offline_run import OfflineRun, logging_offline
 from tests.helpers.planted import planted
 from tests.helpers.synthetic import add_answer_signals, make_store
 
@@ -146,7 +145,6 @@ def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path
         monkeypatch.setenv("WANDB_DIR", str(tmp_path / "elsewhere"))
         command = agent_command(sweep, values, before_args=[f"--config={tmp_path / 'small.yaml'}"])
         if in_process:
-            wandb.teardown()  # W&B keeps the environment of the last run
             monkeypatch.chdir(ROOT)
             train.run(command[command.index(sweep["program"]) + 1 :])
         else:
@@ -154,8 +152,8 @@ def start_run(monkeypatch: pytest.MonkeyPatch, whole_store: Path, tmp_path: Path
             assert done.returncode == 0, done.stderr
         return tmp_path / "runs/drawn1"
 
-    yield start
-    wandb.teardown()
+    with logging_offline():
+        yield start
     gc.collect()  # W&B leaves the file of drawn values open. The warning must occur here, not in a later test
 
 

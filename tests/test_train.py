@@ -26,7 +26,7 @@ from extract.running.exit import exit_status
 from probes import load_probe
 from probes.registry import METHODS
 from tests.helpers.experiments import ROOT, experiment, few_baselines
-from tests.helpers.offline_run import OfflineRun
+from tests.helpers.offline_run import OfflineRun, logging_offline
 from tests.helpers.tiny import write_questions
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ SECRET = "0123456789abcdef" * 2 + "01234567"
 @pytest.fixture(scope="module")
 def folders(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Return the folders of two runs of the same experiment, with secrets in the environment."""
-    with pytest.MonkeyPatch.context() as patch:
+    with logging_offline() as patch:
         patch.setenv("WANDB_API_KEY", SECRET)
         patch.setenv("HF_TOKEN", f"hf_{SECRET}")
         together = tmp_path_factory.mktemp("twice")

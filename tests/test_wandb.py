@@ -21,13 +21,14 @@ from probes.fitting.calibration import fit_platt
 from probes.metrics.functional import capability_auroc, debiased_brier
 from probes.report.report import Report
 from tests.helpers.experiments import ROOT, experiment
-from tests.helpers.offline_run import OfflineRun
+from tests.helpers.offline_run import OfflineRun, logging_offline
 
 
 @pytest.fixture(scope="module")
 def folder(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run whose last validation was logged five epochs before its end."""
-    return experiment(small_store, tmp_path_factory.mktemp("wandb"), "--model=Linear", "--trainer.max_epochs=15")
+    with logging_offline():
+        return experiment(small_store, tmp_path_factory.mktemp("wandb"), "--model=Linear", "--trainer.max_epochs=15")
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +168,7 @@ def test_a_run_that_raises_an_error_is_marked_as_failed(
 
     assert logged.exit_code == 0
     monkeypatch.setattr(Report, "write", broken)
-    with pytest.raises(RuntimeError, match="no space left"):
+    with logging_offline(), pytest.raises(RuntimeError, match="no space left"):
         experiment(small_store, tmp_path, "--name=broken")
     assert OfflineRun(tmp_path / "runs/broken").exit_code == 1
     assert "anonymous" not in capfd.readouterr().err  # Lightning passes a setting that causes a warning in W&B

@@ -1,4 +1,4 @@
-"""Read an offline W&B run from the file that `wandb sync` would upload."""
+"""Log W&B runs offline, and read them from the files that `wandb sync` would upload."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ import json
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
 BLOCK = 32768  # block size of a LevelDB log, the format of a .wandb file after its 7 magic bytes
+
+
+@contextmanager
+def logging_offline() -> Iterator[pytest.MonkeyPatch]:
+    """Context manager inside which runs are logged offline. Yields a patch for more environment variables."""
+    wandb.teardown()  # W&B keeps the environment of the last run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        yield patch
+        wandb.teardown()
 
 
 def records(data: bytes) -> Iterator[Record]:

@@ -33,7 +33,7 @@ class TokenStates:
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
-        """Concatenate the rows of parts that share one `values` tensor."""
+        """Concatenate the rows of several objects, which must share one `values` tensor."""
         first, n_tokens = (torch.cat([getattr(part, name) for part in parts]) for name in ("first", "n_tokens"))
         return replace(parts[0], first=first, n_tokens=n_tokens)
 

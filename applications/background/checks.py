@@ -38,7 +38,7 @@ def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
 
 
 def check_policies(stores: Sequence[Store]) -> None:
-    """Check that all stores have the same prompt template, token limit and stop strings, as far as these are known."""
+    """Check that all stores have the same prompt template, token limit and stop strings. Unknown values are ignored."""
     for store in stores[1:]:
         first, second = (one.identity["policy"]["decoding"] for one in (stores[0], store))
         known = {name for name in _FIXED if first[name] is not None and second[name] is not None}

@@ -56,7 +56,7 @@ def hazards(a: Array, b: Array, most: int) -> Array:
 
 
 def _decreasing(first: Array, factors: Array) -> Array:
-    """Concatenate `first` and `factors` along the columns, and return the cumulative products.
+    """Concatenate `first` and `factors` along axis 1, and return the cumulative products along this axis.
 
     The products never increase, because all factors are in [0, 1].
     """

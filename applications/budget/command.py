@@ -23,8 +23,8 @@ def budget(
 ) -> Path:
     """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
-    The allocations are uniform, or they use one of the following: the base rates of the question groups, confidences,
-    or half of the grades (oracle).
+    The uniform allocation is compared with allocations that use the base rates of the question groups, confidences, or
+    half of the grades (oracle).
 
     Args:
         store: Folder of the store. It must contain samples and grades.

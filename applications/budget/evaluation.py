@@ -71,7 +71,7 @@ def _curves(
 ) -> tuple[Tensor, Tensor]:
     """Return the cumulative cost and the cumulative success of each question, both [question, point] float64.
 
-    The points are selected positions in the ranking of answers by gain.
+    Each point is a position in the ranking of answers by gain. Only some of the positions are included.
     """
     n = len(gains)
     question, answer, last = rank(gains, known)
@@ -88,7 +88,7 @@ def _curves(
 
 
 def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Locate the values in `at` [row, value] between neighbouring points of `x` [row, point].
+    """Find the points of `x` [row, point] between which each value of the argument `at` [row, value] lies.
 
     Returns the index of the point above each value, and the value's relative position between the point below (0) and
     the point above (1).

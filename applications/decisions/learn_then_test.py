@@ -46,8 +46,8 @@ class Certified(NamedTuple):
 def n_needed(risk: float, level: float) -> int:
     """Return the number of questions that the betting test needs to certify a risk if no answer is wrong.
 
-    Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions, where w is the largest share of
-    1 − level in `STARTS`. The betting test needs slightly more.
+    Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions, where w is the largest fraction of the
+    error probability 1 − level that `STARTS` gives to a sequence. The betting test needs slightly more.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
     (14, 58)
@@ -83,9 +83,9 @@ def certify(
     """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
     The guarantee fails with a probability of at most 1 − `level`. For each entry of `STARTS`, a sequence of thresholds
-    is tested in descending order. The sequence starts at the highest threshold that keeps enough questions: at least
-    twice the result of `n_needed`, and at least the fraction given in `STARTS`. It stops at the first threshold for
-    which the test does not reject the hypothesis that the threshold's risk exceeds `risk`.
+    is tested in descending order. The sequence starts at the highest threshold that keeps at least twice as many
+    questions as `n_needed` returns, and at least the fraction of questions given in `STARTS`. It stops at the first
+    threshold for which the test does not reject the hypothesis that the threshold's risk exceeds `risk`.
 
     Args:
         confidence: Confidences f, [question]. A question whose confidence is NaN is never answered.

@@ -115,7 +115,7 @@ def _centres(points: Vectors, n_clusters: int, seed: int) -> Vectors:
 
 
 def _nearest(points: Vectors, centres: Vectors) -> NDArray[np.intp]:
-    """Return the index of the nearest centre of each point."""
+    """Return the index of the centre that is nearest to each point."""
     from sklearn.metrics import pairwise_distances_argmin
 
     found: NDArray[np.intp] = pairwise_distances_argmin(points, centres)

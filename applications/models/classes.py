@@ -51,8 +51,8 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
 
     A right answer is in the class of its question, and a wrong answer in the class that it names. The last column is
     for wrong answers that name no class, several classes or the class of their question. An answer names a class if it
-    contains the class name or an alias as whole words. If a name is a single letter, the answer must consist of it
-    alone, apart from punctuation.
+    contains the class name or an alias as whole words. A name of one letter must be the entire answer, apart from
+    punctuation.
     """
     n_classes, answers = len(classes.names), table.answers
     aliases: list[set[str]] = [{name} for name in classes.names]

@@ -27,7 +27,7 @@ class BetaBinomial(NamedTuple):
     zero_share: float = 0.0
 
     def pass_at_k(self, k: Sequence[int]) -> Values:
-        """Return the mean Pass@K [k] over the population of questions, (1 − π₀)(1 − B(α, β + k)/B(α, β))."""
+        """Return the mean Pass@K [k] over the population of questions. It is (1 − π₀)(1 − B(α, β + k)/B(α, β))."""
         none = np.exp(betaln(self.alpha, self.beta + np.array(k)) - betaln(self.alpha, self.beta))
         return (1 - self.zero_share) * (1 - none)
 
@@ -154,8 +154,8 @@ def deviance(
 ) -> float:
     """Return the deviance 2 ln(L₁/L₀).
 
-    L₁ is the likelihood of the model `best`. L₀ is the maximum likelihood of the models whose parameters have the
-    values in `fixed`.
+    L₁ is the likelihood of the model `best`. L₀ is the maximum likelihood under the constraint that the parameters in
+    `fixed` have the given values.
     """
     starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
     other = fit(right, known, weights, zero_inflated, fixed, starts)

@@ -67,7 +67,7 @@ def pass_of_split(right: Counts, known: Counts, k: Sequence[int]) -> Values:
     .. math:: 1 - \prod_t \binom{n_t-c_t}{k_t} \Big/ \binom{n_t}{k_t}
 
     Args:
-        right: Number c_t of right answers from each source, such as a temperature, [source, question].
+        right: Number c_t of right answers from each source (for example, each temperature), [source, question].
         known: Number n_t of graded answers from each source, [source, question].
         k: Number of answers k_t from each source; can be 0.
     """

@@ -74,10 +74,11 @@ def temperature_record(
         - `union`: Fraction of questions with a right answer at any temperature.
         - `solved`: Fraction of questions with a right answer at each temperature, [temperature].
         - `n_answers`: Mean number of graded answers per question, summed over the temperatures.
-        - `budgets`: One dict per budget; empty if there are fewer than two questions. `k` is the number of answers, and
-          `split` is the number at each temperature. The pass rates are `of_split`, `of_single` [temperature] and
-          `of_best` (see `best_single`). `split_minus_best` is the difference `of_split` − `of_best`. `chosen` lists the
-          best temperature on each half of the questions.
+        - `budgets`: List with one dict per budget. The list is empty if there are fewer than two questions. In each
+          dict, `k` is the budget, and `split` lists the number of answers at each temperature if the budget is split.
+          `of_split` is the pass rate of the split, `of_single` [temperature] contains the pass rate at each single
+          temperature, and `of_best` is the result of `best_single`. `split_minus_best` is the difference
+          `of_split` − `of_best`. `chosen` lists the best temperature on each half of the questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

@@ -64,7 +64,8 @@ class AskedBaseline(ABC):
     def model(self) -> dict[str, Any]:
         """Identity of the store's model.
 
-        The identity of a served model is unknown until a local copy is loaded. In that case, this property loads it.
+        The identity of a served model is unknown until a local copy is loaded. If it is unknown, this property loads
+        the local copy.
         """
         if self.store.model_is_unknown:
             self.context.load()

@@ -57,7 +57,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def always_compared(self) -> bool:
-        """False for the default encoder, which would have to be loaded only to compare its settings."""
+        """False for the default encoder, to avoid loading it only for the comparison."""
         return self.context.embedding_model != EMBEDDED_ENCODER
 
     @cached_property

@@ -109,7 +109,7 @@ class Verbalized(AskedTable):
     def replies(
         self, ids: Sequence[str], prompts: Sequence[Sequence[int]], attempts: range, progress: Done
     ) -> list[list[Sample]]:
-        """For each question, draw one reply per attempt."""
+        """Draw one reply per question and attempt. Returns a list of replies for each question."""
         # random numbers that differ from those of the sampled answers
         names = [f"verbalized\0{id_}" for id_ in ids]
 

@@ -33,7 +33,7 @@ class AnswerClasses:
         self.first: list[str | None] = []
 
     def add(self, answer: str | None) -> int:
-        """Return the class number of the next answer. An answer that is None or empty forms its own class."""
+        """Return the class number of the next answer. Each answer that is None or empty gets a new class."""
         if answer and answer not in self._number and self._equal:
             for number, first in enumerate(self.first):
                 if first and self._equal(first, answer):

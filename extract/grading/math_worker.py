@@ -24,7 +24,7 @@ Verdict = bool | None | Literal["unread"]
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
+    """Handle requests until standard input ends."""
     import resource  # not on every system
 
     answers = os.fdopen(os.dup(1), "w")

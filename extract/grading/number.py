@@ -21,7 +21,7 @@ _INTEGER = re.compile(r"\s*(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\$?\s*(\d{1,
 def _stated_number(text: str) -> Fraction | None:
     r"""Return the number that `text` states as its answer.
 
-    In order of preference, this is the first number that follows the first #### on its line, the last number in the
+    In order of preference, this is the first number after the first #### (on the same line), the last number in the
     last \boxed{}, or the last number in the text.
     """
     _, _, after = text.partition("####")

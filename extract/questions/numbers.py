@@ -196,7 +196,7 @@ def gold_number(text: str, where: str) -> str:
     """Convert a gold number to its canonical form. Text up to the last ``####`` is ignored.
 
     Raises:
-        InputError: If the text is not a number, or the number has more than 300 digits or misplaced commas.
+        InputError: If the text is not a number, or if the number has more than 300 digits or misplaced commas.
 
     >>> gold_number("145.0", "row 1"), gold_number("3 apples of 2 each: #### $1,006.", "row 2")
     ('145', '1006')

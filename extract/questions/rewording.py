@@ -63,7 +63,7 @@ def reworded(questions: Iterable[Question], n: int = 6, seed: int = 0) -> list[Q
         seed: Seed for choosing the rewordings.
 
     Raises:
-        InputError: If `n` is not between 1 and the number of rewordings, or a question is a chat.
+        InputError: If `n` is not between 1 and the number of rewordings, or if a question is a chat.
 
     >>> [one] = reworded([Question("a", "mine", "1 + 1?", references=("2",))], n=1)
     >>> one.id, one.text, one.meta

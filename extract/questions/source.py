@@ -222,7 +222,8 @@ def check_questions(questions: Iterable[Question], source: str, need_references:
         need_references: Whether every question must have references.
 
     Raises:
-        InputError: If there are no questions, an id is missing or repeated, or a question is invalid for its kind.
+        InputError: If there are no questions, if an id is missing or repeated, or if a question is invalid for its
+            kind.
     """
     checked: dict[str, Question] = {}
     for number, question in enumerate(questions, 1):

@@ -28,7 +28,7 @@ def subset(
         name: Name of the source, for error messages.
 
     Raises:
-        InputError: If there are too few questions, or no question has the `stratify_by` field.
+        InputError: If there are too few questions, or if no question has the `stratify_by` field.
     """
     if n_questions is not None and not 1 <= n_questions <= len(questions):
         raise InputError(

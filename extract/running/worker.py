@@ -41,7 +41,7 @@ class Worker:
         """Create the worker from RANK and WORLD_SIZE, which `torchrun` sets. By default, there is only one worker.
 
         Raises:
-            InputError: If RANK or WORLD_SIZE is not a whole number, or RANK is not below WORLD_SIZE.
+            InputError: If RANK or WORLD_SIZE is not a whole number, or if RANK is not below WORLD_SIZE.
         """
         rank, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         if not rank and not count:

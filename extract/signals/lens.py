@@ -134,7 +134,7 @@ class LensReader(Hooks):
         return Lens({name: spans.pad(values) for name, values in numbers.items()})
 
     def _chunk(self, chunk: slice, normed: Tensor, drawn: Tensor | None, kept: dict[int, Tensor]) -> dict[str, Tensor]:
-        """Compute the statistics of a chunk of tokens, each [token, …]."""
+        """Compute the statistics of a chunk of tokens. Each statistic has the shape [token, …]."""
         last = softmax(self._head(normed[chunk]))
         log_p = torch.full_like(last.total, torch.nan)
         if drawn is not None:

@@ -166,8 +166,8 @@ class _ShardReader:
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> Counter[str]:
         """Read signals of a shard and write them to the store.
 
-        Returns a counter of answers with unknown tokens (`_UNKNOWN`), of texts that were tokenized (`_RETOKENIZED`),
-        and of rows with non-finite values for each signal.
+        Returns a counter. Its keys are `_UNKNOWN` (answers with unknown tokens), `_RETOKENIZED` (texts that were
+        tokenized) and the name of each signal (rows with non-finite values).
         """
         compute: Callable[..., dict[str, Any]]
         counts = Counter[str]()

@@ -32,7 +32,7 @@ _LARGEST = 2**20  # bytes
 def member_stores(folder: Path) -> list[Path]:
     """Return the stores of a temperature grid, sorted by name, or an empty list if the folder is not a grid.
 
-    Unfinished imports are left out.
+    Stores whose import is not finished (hidden folders) are left out.
     """
     if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # Path.is_file raises for overlong names
         return []
@@ -129,7 +129,7 @@ def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
-    """Read a record. Return the SHA-256 of its store's identity, and its content."""
+    """Read a record. Return the SHA-256 of the store's identity, and the content of the record."""
     form, key = _RECORDS[file.name]
     try:
         if not is_inside(file, file.parent):

@@ -82,7 +82,7 @@ def overlap(ranges: Iterable[SampleRange]) -> tuple[SampleRange, SampleRange] | 
 
 
 def missing_ranges(ranges: Iterable[SampleRange], n_blocks: int, k: int) -> list[SampleRange]:
-    """Return the ranges that are missing if every question needs k samples. `ranges` must not overlap."""
+    """Return the ranges to add so that every question has k samples. The given `ranges` must not overlap."""
     missing, before = [], SampleRange(0, 0, 0)
     for after in sorted([*ranges, *(SampleRange(block, k, k) for block in range(n_blocks))]):
         start = before.stop if before.block == after.block else 0

@@ -58,7 +58,7 @@ class _Header(NamedTuple):
 
 
 class Signals(ShardFiles):
-    """Signals on disk. Rows are in the order of the questions, or of `Samples.read`."""
+    """Signals on disk. Rows are in the order of the questions (question scope) or of `Samples.read` (sample scope)."""
 
     def __init__(self, folder: StoreFolder) -> None:
         super().__init__(folder, "signals/{name}/{scope}", "signal", ".safetensors")
@@ -118,7 +118,7 @@ class Signals(ShardFiles):
         """Return the keys of a signal's tensors, such as ``0/last_prompt``, sorted by position and layer.
 
         Raises:
-            InputError: If the file of a shard is missing or damaged, or two files have different layouts.
+            InputError: If the file of a shard is missing or damaged, or if two files have different layouts.
         """
         if (signal, scope) not in self._keys:
             path, option = self._folder.path, " --scope sample" if scope == "sample" else ""
@@ -133,7 +133,7 @@ class Signals(ShardFiles):
         """Read one tensor [row, …] for all questions or all answers. Rows without values are NaN.
 
         Raises:
-            InputError: If a file is missing or damaged, the key is unknown, or its tensor is ragged.
+            InputError: If a file is missing or damaged, if the key is unknown, or if its tensor is ragged.
         """
         shards = self._shards(signal, key, scope, ragged=False)
         return self._values(signal, key, shards, [self._folder.questions.n_rows(shard) for shard in shards])
@@ -142,7 +142,7 @@ class Signals(ShardFiles):
         """Read one ragged tensor [token, …] for all answers or all questions. Rows without values are empty.
 
         Raises:
-            InputError: If a file is missing or damaged, the key is unknown, or its tensor is not ragged.
+            InputError: If a file is missing or damaged, if the key is unknown, or if its tensor is not ragged.
         """
         shards, lengths = self._shards(signal, key, scope, ragged=True), []
         for shard in shards:
@@ -198,8 +198,8 @@ class Signals(ShardFiles):
         """Return all shards of a signal, after checking its files and the tensor `key`.
 
         Raises:
-            InputError: If a file is missing or damaged, the key is unknown, or the tensor is ragged although `ragged`
-                is False, or vice versa.
+            InputError: If a file is missing or damaged, if the key is unknown, or if the tensor is ragged but `ragged`
+                is False (or the other way round).
         """
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the {signal!r} signal in {str(self._folder.path)!r}"

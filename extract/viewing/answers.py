@@ -88,7 +88,7 @@ def read_answers(
         The answers, and the name of the token weights.
 
     Raises:
-        InputError: If an id or sample is unknown, a signal was not read, or a question is private.
+        InputError: If an id or sample is unknown, if a signal was not read, or if a question is private.
     """
     layer = max(int(key.split("/")[0]) for key in store.signals.keys("tokens", "sample"))
     rows = store.samples.read().to_pylist()

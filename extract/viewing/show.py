@@ -42,8 +42,8 @@ def show(
         Path to the output file.
 
     Raises:
-        InputError: If an id, a sample or the file suffix is unknown, a signal was not read, or the tokenizer differs
-            from the store's.
+        InputError: If an id, a sample or the file suffix is unknown, if a signal was not read, or if the tokenizer
+            differs from the store's.
     """
     path, opened = Path(out), Store.open(store)
     if path.suffix not in (".html", *_PICTURES):

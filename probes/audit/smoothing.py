@@ -45,8 +45,7 @@ def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
     """Compute the `capability_auroc` of each draw. Only pairs of questions from the same fold are compared.
 
     `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result has
-    shape [draw]. It is ½ for a draw in which no fold contains a right answer to one question and a wrong answer to
-    another.
+    shape [draw]. A draw gets ½ if there is no pair of a right and a wrong answer to compare.
     """
     won, pairs = torch.zeros(2, len(predicted), dtype=torch.float64)
     for test in (fold == number for number in fold.unique()):

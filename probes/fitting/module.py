@@ -109,8 +109,8 @@ class ProbeModule(L.LightningModule, ABC):
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
         """Fill a head with the tensors of one candidate, and return the head.
 
-        These are the feature's mean and scale, the candidate's entries of the tensors named in `parameters`, and the
-        tensors in `values`, which are passed by name.
+        The tensors are the feature's mean and scale, the candidate's entries of the tensors named in `parameters`, and
+        the tensors in `values`, which are passed by name.
         """
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)

@@ -94,7 +94,7 @@ class _Primal:
         self.step_rows, self.step_l2 = self.rows.to(inverse.dtype), self.l2.to(inverse.dtype)
 
     def constant(self, logit: Tensor) -> Tensor:
-        """Return the coordinates at which all weights are 0 and the bias is `logit`."""
+        """Return the point at which all weights are 0 and the bias is `logit`."""
         point = torch.zeros_like(self.l2)
         point[:, -1] = logit
         return point.expand(len(self.rows), -1, -1)
@@ -149,9 +149,9 @@ class _Dual:
     of α can be used for the bias b = r Σ αᵢ, where r is a constant. The logits are Kα, where K is the Gram matrix with
     r added to each entry. The inner product of α and β is α · Kβ, and Kβ is called the image of β. For this inner
     product, the gradient is the derivative of the mean loss with respect to the logits, plus λ times the centred α. The
-    inverse of the Hessian at zero weights maps v to β = (scale · K + shift)⁻¹ v, where `scale` is an argument of
-    `_inverse_at_zero` and the shift is the penalty that it returns. The image Kβ = (v − shift · β) / scale needs no
-    further matrix product.
+    inverse of the Hessian at zero weights maps v to β = (scale · K + shift)⁻¹ v. Here, `scale` is an argument of
+    `_inverse_at_zero`, and the shift is the penalty returned by `_inverse_at_zero`. The image
+    Kβ = (v − shift · β) / scale needs no further matrix product.
 
     In Newton steps, the bias also has a small penalty, and the formula for the image uses a slightly smaller shift.
     These approximations save operations and keep the coefficients bounded if K is singular.

@@ -43,7 +43,7 @@ class Statistics(NamedTuple):
 
     Attributes:
         mean, scale: Standardiser, [d] float32 each.
-        offset: Mean of z, which is not exactly 0, [d] float64.
+        offset: Mean of z, [d] float64. It is not exactly 0, because the standardiser is rounded to float32.
         target: Mean of y.
         cross: Covariance of y and z, with divisor n, [d] float64.
         covariance: Covariance of z, with divisor n, [d, d] float64. It is defined only if `Sums.xx` is a
@@ -80,7 +80,7 @@ class Sums:
 
     @classmethod
     def zeros(cls, reference: Tensor, products: bool) -> Self:
-        """Return the sums over zero rows. If `products` is false, `xx` is only the diagonal."""
+        """Return empty sums, to which rows can be added. If `products` is false, `xx` is only the diagonal."""
         zero = torch.zeros_like(reference)
         xx = torch.outer(zero, zero) if products else zero.clone()
         return cls(0, zero.sum(), zero, zero.clone(), xx, zero + torch.inf, zero - torch.inf)
@@ -101,7 +101,7 @@ class Sums:
         self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
 
     def add(self, other: Self) -> None:
-        """Add `other`, the sums over other rows."""
+        """Add the rows that `other` sums over."""
         self.n += other.n
         for name in ("y", "x", "xy", "xx"):
             getattr(self, name).add_(getattr(other, name))

@@ -140,7 +140,7 @@ def by_layer(
 
     Args:
         names: Name of each feature, in the form ``layer/position``.
-        intervals: For `auroc` and for `brier`, the interval of each feature.
+        intervals: Dict from `auroc` and `brier` to the intervals of the features.
         chosen: Layers that the probe reads.
         figures: AUROC and Brier score of the probe, drawn as circles, or as lines if the probe reads several layers.
         references: AUROC and Brier score of up to two baselines, by name, drawn as horizontal lines.

@@ -71,7 +71,7 @@ def p_equation(p: float | None) -> str:
 
 
 def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
-    """Describe the result of a test by its corrected p-value, for example ``significantly better``."""
+    """Describe the result of a test in words, such as ``significantly better``, based on its corrected p-value."""
     if test["p_holm"] is None or test["p_holm"] >= LEVEL:
         return "not significantly different"
     return "significantly better" if (test["value"] > 0) == higher_is_better else "significantly worse"

@@ -26,7 +26,7 @@ class AnswerStates:
         """Return the states of the answers' content tokens, [row, token, d_model] on the CPU.
 
         `drawn` [row, token] int64 contains the generated tokens, `mask` is the prompts' attention mask, and `cache` is
-        the key/value cache after the generation. `lengths` contains the number of content tokens of each answer.
+        the key/value cache after generation. `lengths` contains the number of content tokens of each answer.
 
         The last token of each row of `drawn` was not read during generation. If its state is needed, the model reads
         that token now. The result is None if the recorded tokens do not match `drawn`, for example after a beam search.

@@ -149,7 +149,10 @@ class _Reader(RunningConfidence):
             yield
 
     def _read(self, states: Mapping[int, Tensor]) -> None:
-        """Add the confidence after the last token. `states` maps each layer to the token's state [1, d_model]."""
+        """Record the confidence after the token that was read last.
+
+        `states` maps each layer to the hidden state of this token, [1, d_model].
+        """
         if self.probe.reads_answers and not self.has_read_prompt:
             add_prompts([self], None)
         elif self.probe.reads_answers:

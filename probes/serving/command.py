@@ -100,7 +100,10 @@ def serve(
 
 
 def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
-    """Create a server that prints `started` when it is ready, and ends unfinished answers when it shuts down."""
+    """Create a server that ends unfinished answers when it shuts down.
+
+    When the server is ready, it prints the message `started` to standard error.
+    """
     import uvicorn
 
     class Server(uvicorn.Server):

@@ -35,9 +35,9 @@ class EngineClosed(Exception):
 class Engine:
     """Scores and generates answers for many clients.
 
-    All passes of the model run in one thread. Passes that generate answers alternate with passes that read new prompts
-    and passes that score questions. If a pass fails, its requests end with the exception, and the engine continues.
-    Options in the model's generation config, such as a repetition penalty, are ignored.
+    All passes of the model run in one thread. This thread alternates between scoring, reading new prompts, and
+    generating the next token of each answer. If a pass fails, its requests end with the exception, and the engine
+    continues. Options in the model's generation config, such as a repetition penalty, are ignored.
 
     Args:
         probe: Trained probe.
@@ -121,9 +121,9 @@ class Engine:
             settings: Settings of the answer.
             on_step: Called with each step (see `ConfidentModel.stream`). If it raises an exception, the answer ends
                 with this exception.
-            on_end: Called once, after the last step, with the finish reason or the exception of a failed answer. The
-                reasons are "stop" (end token or stop string), "length" (`max_tokens` or the context of the model) and
-                "cancelled".
+            on_end: Called once, after the last step, with the finish reason, or with the exception if the answer
+                failed. The reasons are "stop" (end token or stop string), "length" (`max_tokens` or the context of the
+                model) and "cancelled".
             backoff: Whether to shift the confidence of a novel question. See `Confidences`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Generate many answers in one batch, which rows can join and leave between forward passes."""
+"""Generate many answers in one batch. Answers can join and leave the batch between forward passes."""
 
 from __future__ import annotations
 

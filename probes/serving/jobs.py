@@ -106,7 +106,7 @@ class ScoreJob:
 
     Attributes:
         rows: Indices of the rows that have not been read, shortest row first.
-        future: Future of the confidences. It can be cancelled until it has a result.
+        future: Future for the confidences. It can be cancelled until it has a result.
     """
 
     def __init__(self, prompts: list[list[int]], answers: list[list[int]] | None, backoff: bool) -> None:

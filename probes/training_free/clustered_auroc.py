@@ -44,7 +44,7 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def n_questions(self) -> Tensor:
-        """Number of questions with an answer that has the score, [score] int64."""
+        """Number of questions for which the score of at least one answer is not missing, [score] int64."""
         return self.has_answer.sum(1)
 
     @property

@@ -77,7 +77,7 @@ def _values(record: Record, where: str) -> dict[str, Any]:
 
 
 def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> None:
-    """Check that a line has the policy of the first line, and has a `sample` if and only if the first line has one."""
+    """Check that a line has the same policy as the first line, and that both lines or neither have a `sample`."""
     for name in _POLICY:
         if values[name] != first[name]:
             raise InputError(

@@ -66,7 +66,7 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
 
 
 def merge(parts: Sequence[Part]) -> Tensor:
-    """Merge attention to parts of the tokens into attention to all tokens, [..., query, d_head] float32."""
+    """Merge the outputs for several parts into the attention output for all tokens, [..., query, d_head] float32."""
     values, log_total = parts[0]
     for part in parts[1:]:
         values = values.lerp(part.values, (part.log_total - log_total).sigmoid_())

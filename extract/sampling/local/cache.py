@@ -26,8 +26,8 @@ class AnswerLayer(DynamicLayer):
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
         handed_out: Keys and values that the last call to `update` returned while prompts were being read, or None.
-        keys, values: Keys and values of the prompts, of shape [question, head, token, d_head], while prompts are read.
-            While answers are drawn, keys and values of prompts and answers, of shape [row, head, token, d_head].
+        keys, values: While prompts are read, keys and values [question, head, token, d_head] of the prompts. While
+            answers are drawn, keys and values [row, head, token, d_head] of the prompts and the answers.
     """
 
     keys: Tensor

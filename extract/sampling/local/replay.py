@@ -85,5 +85,8 @@ class Replay:
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return a stream for capturing. If each graph had its own stream, cuBLAS would allocate a workspace for each."""
+    """Return the stream for all captures on a device.
+
+    With one stream per graph, cuBLAS would allocate one workspace per graph.
+    """
     return torch.cuda.Stream(device)

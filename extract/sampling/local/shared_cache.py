@@ -107,7 +107,7 @@ class SharedLayer(DynamicLayer):
     def rearrange(self, index: int, group: Group, slots: Tensor, changed: Tensor) -> None:
         """Put the row of the old slot `slots[i]` into slot i. `changed` contains every i that differs from `slots[i]`.
 
-        If `group` has a different number of slots than its buffers, the rows are copied to new buffers.
+        If the number of slots differs between `group` and the current buffers, the rows are copied to new buffers.
         """
         device = self.prompts[0].device
         slots, changed = slots.to(device), changed.to(device)
@@ -123,10 +123,11 @@ class SharedCache(DynamicCache):
     sorted from long to short. Attention is computed for one group at a time, so that short rows need little padding.
 
     Attributes:
-        slots: Dict from number of key heads, which can differ between layers, to int64 [question · head · slot]. Each
-            element is an index into a flattened [row, head] tensor. Each row of a question has its own slot. Free slots
-            contain arbitrary rows.
-        places: Dict from number of key heads to int64 [row · head], the position of each row and head in `slots`.
+        slots: Dict from number of key heads (which can differ between layers) to an int64 tensor of shape
+            [question · head · slot]. Each element is an index into a flattened [row, head] tensor. Each row of a
+            question has its own slot. Free slots contain arbitrary rows.
+        places: Dict from number of key heads to an int64 tensor of shape [row · head]. It contains the position of each
+            row and head in `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
     """
 

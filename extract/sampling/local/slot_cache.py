@@ -73,7 +73,10 @@ class SlotCache(DynamicCache):
         self.bias = torch.zeros(n_slots, 1, 1, 0, device=device)
 
     def join(self, read: AnswerCache, questions: Sequence[int]) -> list[int]:
-        """Copy the prompts with the indices `questions` from the cache `read` to free slots. Returns the slots."""
+        """Copy prompts to free slots, and return the slots.
+
+        `questions` contains the indices of the prompts in the cache `read`.
+        """
         slots = [self._free.pop() for _ in questions]
         mask = read.mask[:, self._n_prefix :]
         padding, n_tokens = (mask == 0).sum(1).tolist(), mask.shape[1]

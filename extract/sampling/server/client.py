@@ -69,7 +69,7 @@ class Spending:
         finished.
 
         Raises:
-            BudgetSpent: If the attempt could still exceed the token budget, or the request budget is spent.
+            BudgetSpent: If the attempt could still exceed the token budget, or if the request budget is spent.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:
@@ -106,7 +106,8 @@ class Spending:
 class Client(AbstractAsyncContextManager["Client"]):
     """Sends requests to a server, with at most `server.max_concurrency` attempts in flight.
 
-    If `known_as` (model names in the replies to the preflight) is not empty, replies from other models are rejected.
+    `known_as` contains the model names in the replies to the preflight (see `run_preflight`). If it is not empty,
+    replies from other models are rejected.
 
     Attributes:
         given_up: Last failure of the most recent request for which all attempts failed, or None.
@@ -155,7 +156,10 @@ class Client(AbstractAsyncContextManager["Client"]):
         self._stopping.set()
 
     async def _attempt(self, request: Request) -> Reply:
-        """Make one attempt at the least busy endpoint. Paused endpoints are used only if all endpoints are paused."""
+        """Send a request once, to the least busy endpoint.
+
+        Paused endpoints are used only if all endpoints are paused.
+        """
         async with self._free, self.spending.reserved(request):
             if self._stopping.is_set():
                 raise Unanswered("no further requests are sent")

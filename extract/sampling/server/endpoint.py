@@ -169,7 +169,7 @@ class Endpoint:
         return kind(f"Expected {self.url} to answer, but it returned status {status}: {words}. {next_step}")
 
     def line(self, words: str) -> str:
-        """Put a server's text on one line, without the API key."""
+        """Convert text from the server to one line, and remove the API key."""
         return without_key(one_line(words, 300), self._key)
 
 

@@ -205,7 +205,10 @@ def _read_choice(choice: dict[str, Any], stop: tuple[str, ...]) -> Choice:
 
 
 def split_content(content: Any) -> tuple[str, str]:
-    """Split a string, null or a list of typed parts into answer and reasoning. Raises `BrokenReply` for other parts."""
+    """Split content into answer and reasoning. The content is a string, null or a list of typed parts.
+
+    Raises `BrokenReply` if a part is neither text nor reasoning.
+    """
     if content is None or isinstance(content, str):
         return content or "", ""
     text = reasoning = ""

@@ -125,7 +125,7 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
 
     Returns:
         A dict with `auroc` (`value`, `low`, `high`), `p`, `n_questions` and `n_features`. `low` and `high` are None if
-        too few questions have right answers or wrong answers.
+        too few questions have a right answer, or too few have a wrong answer.
     """
     assert grades.fold is not None
     predicted, permuted = cross_validate(features, grades.accuracy, grades.fold, n_resamples, seed)

@@ -22,8 +22,9 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
         hidden: Hidden states of the set, [row, d_model] float32.
         fold: Fold of each row, [row] int64. `Distance.quantiles` is computed from each row's distance to the rows of
             the other folds.
-        groups: Folds that keep question groups together, [row] int64. `Distance.full` is computed from each row's
-            distance to the rows of the other folds in `groups`. If None, `full` is the highest quantile.
+        groups: Fold of each row in a second split, in which question groups stay together, [row] int64.
+            `Distance.full` is computed from each row's distance to the rows in the other folds of this split. If None,
+            `full` is the highest quantile.
         rows: Mask of the rows used for the quantiles, [row] bool. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)

@@ -107,7 +107,7 @@ def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(request.get("arg_1"), dict):
         raise InputError(
             f"Expected the answers in {where} to be generated, but the task compares log-probabilities of given texts. "
-            "Log a task with the output type generate_until, or use `python -m extract likelihood`."
+            "Use the log of a task with the output type generate_until, or run `python -m extract likelihood`."
         )
     return request["arg_0"], request["arg_1"]
 

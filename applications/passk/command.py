@@ -31,7 +31,7 @@ def passk(
             the values that are too large.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and plots. The default is runs/passk-STORE.
-        seed: Seed for resampling, folds and halves.
+        seed: Seed for the bootstrap, the cross-validation folds and the split of the questions into halves.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

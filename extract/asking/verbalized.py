@@ -60,7 +60,7 @@ def parse_confidence(text: str, ended: bool = True) -> float | None:
 
 
 class Verbalized(AskedTable):
-    """Asks the model for a probability, up to `ATTEMPTS` times. The value is null if no reply states one."""
+    """Asks the model for a probability, up to `ATTEMPTS` times. The value is null if no reply has a probability."""
 
     @cached_property
     def decoding(self) -> Decoding:

@@ -71,7 +71,7 @@ class MixingCapture(Hooks):
 
     def _refusal(self) -> InputError:
         return InputError(
-            "Expected blocks that add the output of attention to their input, but the blocks of "
+            "Expected blocks that add their attention output to their input, but the blocks of "
             f"{type(self._model).__name__} don't. Leave out rollout and rollout_max, or use another model."
         )
 

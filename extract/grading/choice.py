@@ -205,7 +205,7 @@ def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
-    """Find the options whose text occurs in an answer, except denied options."""
+    """Find the options whose text occurs in an answer, except those that it denies ("not Paris")."""
     words, values = f" {_form(text)} ", set(numbers(text))
     found, forms = set(), {letter: _form(choice) for letter, choice in options.items()}
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):

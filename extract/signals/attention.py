@@ -50,7 +50,7 @@ def macs(batch: Pass) -> dict[str, Tensor]:
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last query.
       `last` is the value of the last query.
-    - ALIGN: A token is represented by its own position (`token`) or by the position from which it was drawn (`emit`).
+    - ALIGN: A token is represented by its own position (`token`) or by the position that predicts it (`emit`).
     """
     found: dict[str, Tensor] = {}
     width, valid = batch.spans.widest, batch.attention.places.valid[:, 1:]
@@ -77,7 +77,7 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
     - FIELD: field that weights the attention: `none`, `column` (see `column_field`) or `element` (see `element_field`).
     - AGG: how the rows of R are combined: mean of all rows (`mean`), mean of the rows that see the token (`rf_mean`),
       or only the last row (`last`).
-    - ALIGN: The influence is read at the token's own position (`token`) or the position from which it was drawn
+    - ALIGN: The influence is read at the token's own position (`token`) or at the position that predicts it
       (`emit`). For `emit`, R has no row for the last token of the answer.
     """
     places, width = batch.attention.places, batch.spans.widest

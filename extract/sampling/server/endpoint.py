@@ -36,7 +36,7 @@ class RejectedRequest(InputError):
 
 
 class Failure(Exception):
-    """Raised if an attempt failed but can be repeated.
+    """Raised if an attempt fails but can be retried.
 
     Args:
         reason: Why the attempt failed.

@@ -53,7 +53,7 @@ class FeatureDataModule(L.LightningDataModule):
         val_fraction: Fraction of the questions in the validation split.
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
-        batch_size: Number of questions per batch, or of answers and prefixes for the `response` target.
+        batch_size: Number of questions per batch. For the `response` target, number of answers and prefixes per batch.
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on their
             questions and on the training and validation questions of `store`. If a question is unlike the questions of
             `store`, its confidence is shifted towards the mean accuracy of the training and validation questions. If

@@ -41,8 +41,8 @@ class AnswerTable:
         mean_nll: Mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: Largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
         sequence_nll: Sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
-        rejected: Whether the answer is missing because a server rejected the question or an imported log lacks the
-            answer.
+        rejected: Whether the answer is missing, either because a server rejected the question, or because an imported
+            log lacks the answer.
         ranges: Ranges of samples that the table contains, in row order.
     """
 
@@ -101,8 +101,8 @@ class QuestionTable:
         known, unknown: Number of answers with a known grade, and number of answers with an unknown grade.
         held_right, held_known, held_unknown: The same three counts for answers with odd sample indices j.
         consistency: Relative frequency of the most frequent answer among those with even j; NaN if there are none.
-        asked: Dict from the name of each model-based baseline at question scope to its table. The columns are `value`
-            (in [0, 1] or null), `prompt_tokens` and `completion_tokens`. Incomplete baselines are left out.
+        asked: Dict from baseline name to table, for the model-based baselines at question scope. The columns are
+            `value` (in [0, 1] or null), `prompt_tokens` and `completion_tokens`. Incomplete baselines are left out.
     """
 
     ids: list[str]

@@ -122,7 +122,10 @@ class TokenStates:
 
 
 def unreadable(probe: str, signal: str, options: str) -> InputError:
-    """Return the error for a probe that cannot read a signal. `options` is the suggested value of --data.signal."""
+    """Return the error for a probe that cannot read a signal.
+
+    `options` is the text that follows ``--data.signal=`` in the suggestion to the user.
+    """
     return InputError(
         f"Expected a signal that {probe} can read, but got {signal!r}. Pass --data.signal={options}, or choose a "
         "different probe with --model."

@@ -23,7 +23,7 @@ def budget(
 ) -> Path:
     """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
-    The uniform allocation is compared with allocations that use the base rates of the question groups, confidences, or
+    The uniform allocation is compared with allocations that use confidences, the base rates of the question groups, or
     half of the grades (oracle).
 
     Args:

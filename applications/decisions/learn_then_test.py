@@ -46,8 +46,9 @@ class Certified(NamedTuple):
 def n_needed(risk: float, level: float) -> int:
     """Return the number of questions that the betting test needs to certify a risk if no answer is wrong.
 
-    Any valid test needs at least log(w (1 − level)) / log(1 − risk) questions, where w is the largest fraction of the
-    error probability 1 − level that `STARTS` gives to a sequence. The betting test needs slightly more.
+    `STARTS` divides the error probability 1 − level among several sequences of thresholds. If w is the largest fraction
+    given to one sequence, any valid test needs at least log(w (1 − level)) / log(1 − risk) questions. The betting test
+    needs slightly more.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
     (14, 58)

@@ -14,7 +14,7 @@ from probes.saved.artefact import load_probe
 
 
 def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
-    """Raise an InputError if a probe cannot store thresholds for the confidences from `sources`."""
+    """Raise an InputError if a probe's config.json cannot store thresholds for the confidences from `sources`."""
     if not Path(folder).is_dir():
         raise InputError(
             f"Expected `probe` to be the folder of a saved probe, but there is no folder {folder!r}. Pass the `probe` "

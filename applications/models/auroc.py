@@ -22,7 +22,7 @@ class Auroc(NamedTuple):
         value: The AUROC.
         parts: Contributions of each question to the sampling error of the AUROC, [2, question] float64. Row 0 is for
             right answers, and row 1 for wrong answers. Each row sums to 0.
-        n_questions: Numbers of questions with right and with wrong answers, [2] int64.
+        n_questions: Number of questions with right answers, and number of questions with wrong answers, [2] int64.
     """
 
     value: float

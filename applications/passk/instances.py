@@ -50,7 +50,7 @@ def error_records(
         confidences: Confidences [question] by name.
         counts: Dict of pairs. A pair contains the numbers of right answers and of graded answers, each [question]. The
             pair with the key `False` counts all answers. The pair with the key `True` counts only the answers with odd
-            indices. It is needed to score confidences that were computed from the answers with even indices.
+            indices, and is used to score confidences that were computed from the answers with even indices.
         k: Numbers of answers, in ascending order.
 
     Returns:

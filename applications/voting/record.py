@@ -71,7 +71,7 @@ def choose_rules(rules: Sequence[str] | None, poll: Poll) -> list[str]:
 
 
 def read_confidences(sources: Sequence[str], poll: Poll) -> dict[str, NDArray[np.float64]]:
-    """Read the confidences [question] of each source, by name."""
+    """Return a dict from the name of each source to its confidences [question]."""
     found = named_confidences(sources, next(iter(poll.stores.values())), reserved=[BASE_RATE])
     for name, values in found.items():
         if n_missing := int(np.isnan(values[poll.questions]).sum()):

@@ -57,7 +57,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def always_compared(self) -> bool:
-        """False for the default encoder, to avoid loading it only for the comparison."""
+        """False for the default encoder, so that it is not loaded just to compare settings."""
         return self.context.embedding_model != EMBEDDED_ENCODER
 
     @cached_property
@@ -71,7 +71,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def values(self) -> Signals:
-        """Signals of the store, where the embeddings are saved."""
+        """The store's signals, which include the embeddings."""
         return self.store.signals
 
     def check_file(self, shard: Shard) -> None:

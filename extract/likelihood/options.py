@@ -83,9 +83,10 @@ def probability(logprobs: Sequence[float]) -> float | None:
 
 
 def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
-    """Return whether the continuation with the largest score is right (1) or wrong (0), [question] float64.
+    """Return 1 if the continuation with the largest score is right and 0 if it is wrong, for each question.
 
-    The value is NaN if the right continuation is unknown, or if there is only one continuation.
+    The shape of the result is [question], and its dtype is float64. A value is NaN if the right continuation is
+    unknown, or if there is only one continuation.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

@@ -145,8 +145,7 @@ def rows_summed(
     Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of
     the tokens. Ã is the attention, averaged over heads, weighted by a field and normalised by row. The weight a is the
     share of attention in the residual stream. R = Â_L … Â_1 is the product over L layers. All matrices are lower
-    triangular, so the columns for the answer tokens can be computed from the attention among those tokens and the
-    sums in `norms`.
+    triangular, so the columns for the answer tokens can be computed from `norms` and the attention among those tokens.
 
     Args:
         blocks: For each layer, the attention averaged over heads, [row, query, key]. Queries and keys run from the last

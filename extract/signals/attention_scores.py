@@ -35,8 +35,8 @@ def read_layer(
     Args:
         query: Queries, [row, head, token, d_head] of any float dtype.
         key: Keys, [row, key head, key, d_head].
-        mask: [row, 1, token, key]. Either bool with True for visible keys, or float values that are added to the
-            scores. None for causal attention.
+        mask: Mask, [row, 1, token, key], or None for causal attention. A bool mask is True for visible keys. A float
+            mask is added to the scores.
         needs: Any of `attention_entropy`, `attention_blocks` and `attention_macs`.
         scaling: Factor by which the scores are multiplied. None for 1/√d_head.
         softcap: Soft cap of the scores: s becomes softcap · tanh(s / softcap). None for no cap.
@@ -181,7 +181,8 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
     entropy, and H' is the entropy without the first token.
 
     Args:
-        scores: [row, head, query, key] float32, with `HIDDEN` for keys that a query can't see. Overwritten.
+        scores: Attention scores, [row, head, query, key] float32. They are `HIDDEN` for keys that a query can't see.
+            The tensor is overwritten.
         n_visible: Number of keys that each query sees, [row, query] int64.
 
     Returns:

@@ -44,7 +44,7 @@ class TokenSpans:
     def drawn_at(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the row of each answer token, and the index of the distribution from which it was drawn.
 
-        Both are [sum of n_tokens] int64.
+        Both have shape [sum of n_tokens] and dtype int64.
         """
         n = torch.tensor(self.n_tokens)
         row = torch.arange(len(n)).repeat_interleave(n)
@@ -184,7 +184,7 @@ class Pass:
         return states[self.spans.drawn_at(states.device)]
 
     def logits(self, batch_size: int = 64) -> Iterator[Tensor]:
-        """Yield the logits [token, vocab] from which the tokens were drawn, in batches of `batch_size` tokens."""
+        """Yield the logits [token, vocab] from which the tokens were drawn, for up to `batch_size` tokens at a time."""
         head = ModelHead(self.model)
         return (head(states) for states in self.final_states().split(batch_size))
 

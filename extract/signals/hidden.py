@@ -112,7 +112,10 @@ class HiddenCapture(Hooks):
         self._model = model
 
     def start(self, positions: Sequence[Sequence[range]]) -> None:
-        """Set the token ranges [position][row] to average over. If there are none, later passes keep no states."""
+        """Set the token ranges [position][row] to average over.
+
+        If `positions` is empty, later passes keep no states.
+        """
         means = [_mean_over(rows, self._model.device) for rows in positions]
         self.select = (lambda hidden: torch.stack([mean(hidden) for mean in means], dim=1)) if means else None
 

@@ -25,7 +25,10 @@ _NOTHING = -80.0
 
 
 class Softmax(NamedTuple):
-    """Token distributions p = weight / total [token, vocab] float32, with log p = shifted − log(total)."""
+    """Token distributions p in float32, where p = weight / total and log p = shifted − log(total).
+
+    `weight` and `shifted` have shape [token, vocab], and `total` has shape [token].
+    """
 
     shifted: Tensor
     weight: Tensor

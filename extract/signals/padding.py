@@ -63,7 +63,10 @@ class Padded:
         return (self.w * self.u).sum(-1) / self.total
 
     def at(self, place: Tensor) -> Tensor:
-        """Return the value at index `place` among each row's sorted values. `place` and the result are [..., row]."""
+        """Return the value at index `place` among each row's sorted values.
+
+        `place` and the result have the shape [..., row].
+        """
         values = self.ascending[0]
         shape = torch.broadcast_shapes(values.shape[:-1], place.shape)
         return values.expand(*shape, -1).gather(-1, place.expand(shape)[..., None])[..., 0]

@@ -200,8 +200,8 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
 def drawn_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> list[int]:
     """Return the token ids of a stored sample, including the end token if one was drawn.
 
-    If the sample has no token ids, its text is tokenized, which may not reproduce the drawn tokens. If the sample has
-    reasoning but no token ids, the list is empty.
+    If the sample has no token ids, the result depends on whether it has reasoning. With reasoning, the list is empty.
+    Without reasoning, the text is tokenized, which may not reproduce the drawn tokens.
     """
     if sample["token_ids"] is not None:
         return list(sample["token_ids"])

@@ -14,7 +14,10 @@ LEAST_SAVED = 256
 
 
 class SharedPrompt:
-    """Key/value cache of a prefix that several sequences share. The model must support this (see `can_share`)."""
+    """Key/value cache of a prefix that several sequences share.
+
+    It can be used only with models for which `can_share` returns True.
+    """
 
     def __init__(self, model: Any) -> None:
         from transformers import DynamicCache

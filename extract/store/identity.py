@@ -32,7 +32,7 @@ _LARGEST = 2**20  # bytes
 def member_stores(folder: Path) -> list[Path]:
     """Return the stores of a temperature grid, sorted by name, or an empty list if the folder is not a grid.
 
-    Stores whose import is not finished (hidden folders) are left out.
+    Hidden folders are left out, because they contain unfinished imports.
     """
     if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # Path.is_file raises for overlong names
         return []

@@ -53,7 +53,7 @@ class GradeCounts:
 
 
 class Shown(NamedTuple):
-    """A graded answer to show. `answer` is the text that the grader parsed from it."""
+    """A graded answer to show. The attribute `answer` is what the grader found in the text, or None."""
 
     part: SampleRange
     question_id: str

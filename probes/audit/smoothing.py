@@ -42,10 +42,10 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
 
 
 def aurocs(predicted: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
-    """Compute the `capability_auroc` of each draw. Only pairs of questions from the same fold are compared.
+    """Compute the `capability_auroc` of each row of predictions. Only questions from the same fold are compared.
 
-    `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result has
-    shape [draw]. A draw gets ½ if there is no pair of a right and a wrong answer to compare.
+    `predicted` and `accuracy` have shape [draw, question], and `fold` has shape [question]. The result has shape
+    [draw]. A value is ½ if there is no pair of a right and a wrong answer to compare.
     """
     won, pairs = torch.zeros(2, len(predicted), dtype=torch.float64)
     for test in (fold == number for number in fold.unique()):

@@ -47,7 +47,8 @@ def read_sources(store: Store) -> tuple[dict[str, Features], dict[str, str]]:
     """Compute the features of each source for all questions of a store.
 
     Returns:
-        - A dict from each source to its features [question, feature], in the order of `SOURCES`; NaN if missing.
+        - A dict from each source to its features [question, feature], in the order of `SOURCES`. Missing features are
+          NaN.
         - A dict from each missing source to the reason.
     """
     found, masked = question_sources(store.questions)

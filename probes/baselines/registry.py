@@ -199,7 +199,7 @@ def _calibrated(name: str, data: FeatureDataModule, score: Tensor, rows: Rows, s
 
 
 def counts(table: QuestionTable, half: bool) -> tuple[Tensor, Tensor]:
-    """Count the right and the graded answers to each question.
+    """Count the right answers and the graded answers to each question.
 
     If `half` is true, only answers with odd indices are counted.
     """

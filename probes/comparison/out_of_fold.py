@@ -62,8 +62,8 @@ class Fit(NamedTuple):
     """Result of fitting a probe in one fold.
 
     Attributes:
-        chosen: Dict with the probe's name, layers, position, option value and validation loss, and the warning from
-            fitting (or None).
+        chosen: Dict with the probe's name, layers, position, option value and validation loss. Its entry `warning` is
+            the warning from fitting, or None.
         losses: Validation losses in nats, [question]; NaN for questions outside the validation split.
     """
 
@@ -104,7 +104,7 @@ class Comparison:
         self._begin()
 
     def use_table(self, table: QuestionTable) -> None:
-        """Use the grades of another table with the same questions and answers."""
+        """Use the grades in `table`, which must have the same questions and answers. Results so far are discarded."""
         for data in self._data.values():
             data.load(table)
         self._begin()

@@ -35,9 +35,9 @@ class ProbeModule(L.LightningModule, ABC):
     """Base class of all probes. Each combination of a penalty and an input is a candidate.
 
     An input consists of one or more features, such as the hidden states of a layer. The candidate with the lowest
-    validation loss is chosen and calibrated on its validation scores. If the calibrated confidences predict the
-    validation answers no better than the mean accuracy of these answers does, the probe always returns this mean
-    accuracy.
+    validation loss is chosen and calibrated on its validation scores. If the base rate predicts the validation answers
+    at least as well as the calibrated confidences do, the probe always returns the base rate, which is the mean
+    accuracy of these answers.
 
     Args:
         l2: L2 penalty, or a list of penalties to try.

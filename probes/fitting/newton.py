@@ -29,7 +29,7 @@ def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
 
     The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
     weights. A fit has converged if the norm of its gradient is at most 10⁻⁵ times the smallest of three numbers: the
-    penalty, m (1 − m) for labels with mean m, and 0.1.
+    penalty, 0.1 and m (1 − m), where m is the mean label.
 
     Args:
         rows: Rows, [feature, row, d] float64. Each coordinate has mean 0.

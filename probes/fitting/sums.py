@@ -101,7 +101,7 @@ class Sums:
         self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
 
     def add(self, other: Self) -> None:
-        """Add the rows that `other` sums over."""
+        """Merge the sums in `other` into these sums, in place."""
         self.n += other.n
         for name in ("y", "x", "xy", "xx"):
             getattr(self, name).add_(getattr(other, name))

@@ -82,7 +82,8 @@ class LearningCurve:
 
     Args:
         n: Numbers of training questions. The default is `halvings` of the number of questions outside a test fold.
-        k: Numbers of graded answers per training question. The default is `round_numbers` of the maximum.
+        k: Numbers of graded answers per training question. The default is `round_numbers` of the largest number of
+            graded answers to a question.
 
     Attributes:
         data, table: Datamodule of the store, and its question table with all grades.

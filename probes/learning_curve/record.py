@@ -36,7 +36,8 @@ def over_subsets(
     `metrics` has one entry per subset.
 
     Returns:
-        A dict with `value`, `low`, `high` and `spread` (s, or None for one subset), or None if the metric is undefined.
+        A dict with `value`, `low`, `high` and `spread`. The spread is s, or None for one subset. If the metric is
+        undefined, None is returned instead of the dict.
     """
     interval = bootstrap(
         lambda weights: torch.stack([metric(weights) for metric in metrics]).mean(0), n_questions, n_resamples, seed

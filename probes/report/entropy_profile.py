@@ -32,9 +32,9 @@ def entropy_profile(
 
     Returns:
         A dict. `right` and `wrong` contain the mean entropy in nats at each layer, with a pointwise 95 % interval.
-        `difference` is `wrong` minus `right`. `n_answers` contains the numbers of right and of wrong answers, and
-        `n_questions` the numbers of questions with right and with wrong answers. `n_missing` is the number of
-        graded answers without entropies.
+        `difference` is `wrong` minus `right`. `n_answers` contains the number of right answers and the number of
+        wrong answers. `n_questions` contains the number of questions with at least one right answer, and the number
+        with at least one wrong answer. `n_missing` is the number of graded answers without entropies.
 
     Raises:
         InputError: If no right answer or no wrong answer has entropies.

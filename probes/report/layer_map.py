@@ -51,8 +51,8 @@ def layer_map(
 ) -> dict[str, Any]:
     """Compute a layer map.
 
-    The probe is `difference_of_means`, or `ridge` with λ = 1. It reads the hidden states of questions if `target` is
-    `capability`, and those of answers if it is `response`.
+    The probe is `difference_of_means`, or `ridge` with λ = 1. With the target `capability`, it reads hidden states of
+    questions. With the target `response`, it reads hidden states of answers.
 
     Returns:
         A dict. `auroc` is a nested list [position][layer], in which missing cells are None. `best` describes the cell

@@ -13,7 +13,8 @@ class Calibrator(nn.Module):
     """Base class of the calibrators. A calibrator stores named parameters as float64 buffers.
 
     Args:
-        *values: The parameters, in the order of the class attribute `values`: numbers, or lists for `Isotonic`.
+        *values: The parameters (for `Isotonic`, lists of numbers), in the order of their names in the class attribute
+            `values`.
     """
 
     #: Name of the calibrator in config.json.

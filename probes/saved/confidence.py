@@ -162,8 +162,10 @@ class ConfidentModel:
         """Generate one answer, and return an iterator over its steps. Each step has the text and the confidence so far.
 
         The tokens are identical to those of `generate`. The model runs only while the caller waits for the next
-        step. A probe that reads only questions needs an additional pass over the prompt if it reads no hidden states,
-        or if it reads token signals other than `tokens`. To stop the generation, close the iterator or stop iterating.
+        step. To stop the generation, close the iterator or stop iterating.
+
+        A probe that reads only questions needs an additional pass over the prompt in two cases: it reads token signals
+        other than `tokens`, or it reads no hidden states.
 
         Args:
             question: One string, one chat, or the token ids of one prompt.

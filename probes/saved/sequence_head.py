@@ -122,7 +122,7 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that computes `n_heads` numbers per token and adds up their maxima or minima. See `multimax_pool`."""
+    """Head that computes `n_heads` numbers per token, and sums the maximum or minimum of each. See `multimax_pool`."""
 
     kind = "multimax"
     sizes: ClassVar[Mapping[str, int]] = {"n_heads": 2**10}

@@ -1,4 +1,4 @@
-"""AUROCs of thousands of scores at once, with corrected p-values and standard errors clustered by question.
+"""AUROCs of thousands of scores at once, with standard errors clustered by question and corrected p-values.
 
 Standard errors follow Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997.
 """

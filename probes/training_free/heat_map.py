@@ -104,7 +104,7 @@ def _heat_map(
     """Draw a heat map with one column per pooling: blue above `middle`, red below it. The chosen score is framed.
 
     `scale` is the label of the colour bar. `most_rows` is the approximate maximum number of rows and headings per
-    panel. Sizes are in inches.
+    panel. `row_size` is the height of a row and `panel_size` is the width of a panel, both in inches.
     """
     panels = _panels(rows, most_rows)
     height = max(map(_height, panels))

@@ -171,7 +171,10 @@ class _Tested:
         return groups
 
     def _auroc(self, scored: Scored) -> Mapping[str, Any] | None:
-        """Return the AUROC with its interval. It is None if right or wrong answers come from too few questions."""
+        """Return the AUROC with its interval.
+
+        Returns None if too few questions have right answers, or if too few questions have wrong answers.
+        """
         scored = scored.take(scored.usable)
         assert scored.question is not None
         if min(len(scored.question[scored.right == grade].unique()) for grade in (0, 1)) < LEAST_OF_A_CLASS:

@@ -77,7 +77,7 @@ def _values(record: Record, where: str) -> dict[str, Any]:
 
 
 def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> None:
-    """Check that a line has the same policy as the first line, and that both lines or neither have a `sample`."""
+    """Check that a line and the first line have the same policy, and that `sample` is in both lines or in neither."""
     for name in _POLICY:
         if values[name] != first[name]:
             raise InputError(

@@ -40,7 +40,7 @@ class AnswerLayer(DynamicLayer):
         self._buffers: tuple[Tensor, ...] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [row, head, new token, d_head], and return all keys and values, prefix included."""
+        """Append keys and values [row, head, new token, d_head], and return all keys and values, with the prefix."""
         if self._buffers is None:  # prompts are still being read
             super().update(key_states, value_states)
             self.handed_out = self._with_prefix()

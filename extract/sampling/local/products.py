@@ -1,10 +1,10 @@
 """Fast matrix products for the linear layers of models on CPUs.
 
-torch computes float32 products with MKL, which does not use AVX-512 instructions on CPUs from vendors other than
-Intel. oneDNN, which torch also contains, is about twice as fast on such CPUs, and slightly faster on CPUs without
-AVX-512. On CPUs without bfloat16 instructions, products of bfloat16 matrices are faster after a conversion to float32.
-The results have the same precision. Products with a packed copy of the weights, in oneDNN's own layout, take 5 to
-35 % less time than products with the weights themselves.
+torch computes float32 products with MKL, which uses AVX-512 instructions only on Intel CPUs. On other CPUs with
+AVX-512, oneDNN, which torch also contains, is about twice as fast. On CPUs without AVX-512, it is slightly faster. On
+CPUs without bfloat16 instructions, products of bfloat16 matrices are faster after a conversion to float32. The results
+have the same precision. Products with a packed copy of the weights, in oneDNN's own layout, take 5 to 35 % less time
+than products with the weights themselves.
 """
 
 import threading

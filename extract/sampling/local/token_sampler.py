@@ -156,7 +156,7 @@ class TokenSampler:
             yield ended
 
     def _may_join(self, batch: AnswerBatch, n_waiting: int) -> bool:
-        """Whether to add answers now: the batch is empty, or it accepts further answers and has enough free rows."""
+        """Return True if the batch is empty, or if it accepts further answers and has enough free rows."""
         n_free = self.max_rows - len(batch)
         return not len(batch) or (batch.can_join and n_free >= min(n_waiting, _JOINING_SHARE * self.max_rows))
 

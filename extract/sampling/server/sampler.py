@@ -126,8 +126,8 @@ def _asking(
 ) -> Iterator[Callable[[Sequence[SampleRange], Progress], tuple[dict[str, str], int]]]:
     """Yield a function that requests the missing answers in unfinished ranges.
 
-    The function returns a dict from the id of each rejected question to the server's message, and the number of
-    answers that have arrived.
+    The function returns two values: a dict from the id of each rejected question to the server's message, and the
+    number of answers that have arrived.
     """
 
     def ask(ranges: Sequence[SampleRange], progress: Progress) -> tuple[dict[str, str], int]:

@@ -26,10 +26,11 @@ def response_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor 
 
 
 def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
-    """Compute the Brier score against the individual answers to each question, f² − 2fp̂ + p̂, [question] float64.
+    """Compute the Brier score of each question against its individual answers, [question] float64.
 
-    f is the confidence and p̂ the measured accuracy. These terms differ from those of `debiased_brier` by amounts that
-    do not depend on f, so they give the same mean difference between two methods as `debiased_brier` does.
+    The score of a question is f² − 2fp̂ + p̂, where f is the confidence and p̂ is the measured accuracy. These scores
+    differ from the terms of `debiased_brier` by amounts that do not depend on f, so they give the same mean difference
+    between two methods as `debiased_brier` does.
     """
     preds, right, known, _ = prepare(preds, right, known, None, probabilities=True)
     return preds**2 - 2 * preds * right / known + right / known

@@ -65,8 +65,8 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
     graded answers.
 
     The upper bound is optimistic: it ranks the questions by their measured accuracies and evaluates the ranking on the
-    same answers. The lower bound is pessimistic: it ranks by a random half of each question's answers and evaluates on
-    the other half, averaged over 20 random half-splits.
+    same answers. The lower bound is pessimistic: it ranks the questions by their accuracies on a random half of each
+    question's answers and evaluates the ranking on the other half. It is averaged over 20 random half-splits.
 
     Returns:
         The estimate, the lower bound and the upper bound. All are NaN if no Beta distribution can be fitted.

@@ -64,7 +64,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
     )
     if len(shared) < 2:
         raise InputError(
-            "Expected at least two questions with a confidence to be in both `store` and `strong`, but got "
+            "Expected `store` and `strong` to have at least two questions with confidences in common, but got "
             f"{len(shared)}. Leave out `strong`, or pass a different store."
         )
     if not np.isfinite(cheap_cost + strong_cost).all():

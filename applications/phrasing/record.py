@@ -74,7 +74,7 @@ def _mean(figure: str, values: Values) -> dict[str, Any] | None:
 def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
     """Compute the mean probability of each joint outcome of two independent answers, with its interval.
 
-    `a` and `b` [pair] are the accuracies on the two forms.
+    `a` and `b` [pair] are the accuracies on the two forms of a question.
     """
     shares = {"both": a * b, "only_a": a * (1 - b), "only_b": (1 - a) * b, "neither": (1 - a) * (1 - b)}
     return {name: share_interval(share) for name, share in shares.items()}

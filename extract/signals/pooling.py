@@ -204,8 +204,8 @@ def weight_of(name: str) -> tuple[str, str]:
     """Return the signal that contains the token weights, and the part of the weights' key after ``layer/``.
 
     Args:
-        name: One of `WEIGHTS`, or the name of an influence signal, followed by a slash and the part of the key after
-            ``layer/``. An example is ``rollout/norm_element_mean_token``.
+        name: One of `WEIGHTS`, or SIGNAL/REST, where SIGNAL is an influence signal and REST is the part of the key
+            after ``layer/``. An example is ``rollout/norm_element_mean_token``.
 
     Raises:
         InputError: If the name is unknown.

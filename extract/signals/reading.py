@@ -73,7 +73,7 @@ def _read(
     passes: Callable[[Reader], Iterator[tuple[list[int], Pass]]],
     order: Sequence[int | None],
 ) -> dict[str, dict[str, Tensor | Ragged]]:
-    """Compute signals, and return a dict from signal to a dict from key to values.
+    """Compute signals, and return their values as ``{signal: {key: values}}``.
 
     For each batch, `passes` yields the sequence indices and a `Pass`. For each row of the result, `order` contains the
     index of its sequence, or None if the row has no values.

@@ -90,7 +90,7 @@ class ConfidenceProbe(ModelHubMixin):
         ragged, [row, token, d_model].
 
         Raises:
-            InputError: If `read` lacks a layer or a token signal of the probe.
+            InputError: If `read` lacks a layer or a token signal that the probe uses.
         """
 
         def tensor(signal: str, key: str) -> Tensor | Ragged:

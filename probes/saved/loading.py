@@ -134,8 +134,8 @@ def read_config(path: Path) -> dict[str, Any]:
         n_layers, width = len(config["layers"]), config["d_model"]
         if width <= n * n_layers if n_layers else width != n:
             raise InputError(
-                f"Expected `d_model` in {str(path)!r} to be {f'above {n * n_layers}' if n_layers else n}, because "
-                f"`pooled` has {n} features{' per layer' * bool(n_layers)}, but got {width}. Restore the file."
+                f"Expected `d_model` in {str(path)!r} to be {f'above {n * n_layers}' if n_layers else n}, but got "
+                f"{width}. `pooled` has {n} features{' per layer' * bool(n_layers)}. Restore the file."
             )
     return config
 

@@ -19,8 +19,9 @@ _MIN_TOKENS = 8
 class PromptStarts:
     """Key/value caches of prompt starts.
 
-    A start consists of the tokens before the question in the probe's prompt template or in the chat template. It is
-    read when it is first needed. If the model's cache can't be shared between prompts, no starts are used.
+    A start consists of the tokens before the question in the probe's prompt template or in the chat template. The
+    model processes each start when it is first needed. If the model's cache can't be shared between prompts, no starts
+    are used.
     """
 
     def __init__(self, model: Any, encode: Callable[[Any], list[int]]) -> None:

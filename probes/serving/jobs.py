@@ -20,13 +20,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one generated answer.
+    """Settings for generating one answer.
 
     Attributes:
         max_tokens: Maximum number of tokens, at least 1.
         temperature: Sampling temperature; 0 is greedy.
         top_p: Probability mass of the tokens that can be drawn (nucleus sampling), in (0, 1].
-        seed: Seed of the draws. With a seed, the answer does not depend on concurrent requests.
+        seed: Seed for sampling. With a seed, the answer does not depend on concurrent requests.
         stop: Strings that end the answer, in addition to the probe's stop strings.
         top_k: Number of most likely tokens that can be drawn; 0 means all tokens.
         entropy: Whether to compute the entropies of the tokens. See `AnswerStep`.

@@ -369,7 +369,7 @@ def saved(run_config: Callable[..., Path], tmp_path: Path) -> Path:
         ("pooled.keys", ["tokens/3/../entropy"], "`pooled.keys`"),
         ("pooled.keys", [["tokens"]], "`pooled.keys`"),
         ("pooled.keys", [], "`pooled.keys`"),
-        ("pooled.keys", ["tokens/3/entropy"], "`d_model` in .* to be 3, because `pooled` has 3 features, but got 9"),
+        ("pooled.keys", ["tokens/3/entropy"], r"`d_model` in .* to be 3, but got 9\. `pooled` has 3 features"),
         ("pooled.pooling", ["os.system"], "`pooled.pooling`"),
         ("pooled.pooling", [], "`pooled.pooling`"),
         ("pooled.pooling", ["distribution"], "`pooled` in .* to describe valid token features"),

@@ -33,7 +33,7 @@ _users: Counter[int] = Counter()  # number of samplers that use a model, by the 
 
 
 class Part(NamedTuple):
-    """Attention to a part of the tokens.
+    """Output of the attention to some of the tokens.
 
     Attributes:
         values: [..., query, d_head] float32 attention output, normalised over these tokens.

@@ -186,7 +186,7 @@ def test_attention_and_hooks_are_restored_even_after_an_error(family: str) -> No
     assert (model.config._attn_implementation, n_hooks(model)) == before
     model.model.layers[1].post_attention_layernorm = torch.nn.Identity()
     del model.model.layers[1].post_attention_layernorm
-    with pytest.raises(InputError, match="that add the output of attention"):
+    with pytest.raises(InputError, match="that add their attention output"):
         AttentionReader(model, WANTS).__enter__()
     assert (model.config._attn_implementation, n_hooks(model)) == before
 

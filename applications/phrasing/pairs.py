@@ -82,7 +82,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
 
 
 def target_likelihoods(asked: pa.Table) -> Values:
-    """Return the mean log-probability per token of each question's right continuation, in nats [question]."""
+    """Return the mean log-probability per token of the right continuation, in nats, with shape [question]."""
     columns = (asked[name].to_pylist() for name in ("logprobs", "n_tokens", "target"))
     return np.array(
         [

@@ -129,7 +129,7 @@ def two_stage(
 
     - The fraction of temperatures with the same most frequent answer is below `cross` (τ_cross).
     - A temperature other than 0 has fewer than `least` answers. (The paper has no such minimum.)
-    - The current round of one answer per temperature is not complete.
+    - The current round is not complete. A round consists of one answer per temperature.
     """
     evidence = np.full(answers.classes.shape, -np.inf)
     drawn = answers.classes.shape[1]

@@ -1,7 +1,7 @@
 """Fit the novelty measure and the back-off of a probe. See `probes.saved.novelty`.
 
 Back-off shifts the confidences of novel questions towards the base rate, which is the mean accuracy of the training and
-validation rows. The back-off is fitted to scores that ridge regressions compute for held-out groups of questions.
+validation rows. The back-off is fitted to the predictions of ridge regressions for held-out groups of questions.
 """
 
 from collections.abc import Sequence

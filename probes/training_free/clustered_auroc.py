@@ -55,7 +55,7 @@ class ClusteredAuroc(NamedTuple):
         return torch.where(self.enough & (variance > 1e-20), variance.sqrt(), torch.nan)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper bounds [score] of the `logit_interval`."""
+        """Return the lower and upper bounds of the `logit_interval`, each [score]."""
         return logit_interval(self.auroc, self.standard_error, self.n_questions, level)
 
 
@@ -126,7 +126,8 @@ def max_t(
     r"""Compute two-sided p-values against an AUROC of ½, corrected for multiple tests by the max-T method.
 
     Each draw permutes the grades across questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
-    grades of a question move together to another question, and each grade keeps its sample number. The statistic of a
+    grades of a question move together to another question: the grade of sample j becomes the grade of sample j of that
+    question. The statistic of a
     score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of
     draws in which the largest statistic of all scores is at least as large as the observed statistic. The observed
     grades count as one more draw. The familywise error rate is controlled if all questions have the same number of

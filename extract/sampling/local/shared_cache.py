@@ -188,7 +188,7 @@ class SharedCache(DynamicCache):
             group.width += 1
 
     def _set_prompts(self, read: AnswerCache | None, added: Sequence[int]) -> int:
-        """Remove prompts without rows, and append the prompts of `read` at the indices `added`.
+        """Remove the prompts that have no rows, and append those prompts of `read` whose indices are in `added`.
 
         Returns the number of prompts that are kept.
         """

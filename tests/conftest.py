@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude all modules from later garbage collections, which otherwise take a tenth of the time of a run."""
+    """Exclude all modules from later garbage collections, which otherwise take 4 % of the time of a run."""
     gc.collect()
     gc.freeze()
 

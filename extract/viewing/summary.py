@@ -53,7 +53,10 @@ class GradeCounts:
 
 
 class Shown(NamedTuple):
-    """A graded answer to show. The attribute `answer` is what the grader found in the text, or None."""
+    """Example of a graded answer.
+
+    `answer` is the answer that the grader extracted from the text. It is None if the grader extracted nothing.
+    """
 
     part: SampleRange
     question_id: str

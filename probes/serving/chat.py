@@ -220,7 +220,7 @@ async def events(answering: Answering, model: str, include_usage: bool) -> Async
         yield chunk({}, replace(last, entropies=without), answering.reason)
         if include_usage:
             yield event({**common, "choices": [], "usage": answering.usage(last)})
-    except Exception as error:  # the status has already been sent, so a failure becomes an event
+    except Exception as error:  # any failure; the status is already sent, so only an event can report it
         yield event(as_request_error(error).body())
     yield b"data: [DONE]\n\n"
 

@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--outputs", type=int, default=100, help="number of outputs per prompt in all systems")
     parser.add_argument("--temperatures", type=int, default=33)
-    parser.add_argument("--systems", type=int, default=100, help="number of systems for the coverage")
+    parser.add_argument("--systems", type=int, default=100, help="number of simulated systems")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

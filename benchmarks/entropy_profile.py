@@ -1,4 +1,5 @@
-"""Measure the cost of the entropy profile: its time relative to its matrix products, and its additional memory.
+"""Measure the cost of the entropy profile: its time, relative to that of its matrix products alone, and
+its additional memory.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
 shape of Qwen3-0.6B.

@@ -131,7 +131,7 @@ def main() -> None:
         "--questions",
         type=int,
         default=32,
-        help="number of questions in the block; a quarter if each has different examples",
+        help="number of questions in the block (a quarter of it if every question has its own examples)",
     )
     parser.add_argument("--examples", type=int, default=20)
     parser.add_argument("--grid", default=GRID)

@@ -60,7 +60,7 @@ def hooked(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def live_bytes(model: Any, ids: torch.Tensor) -> int:
-    """Return the bytes of hidden states that a pass keeps until its end."""
+    """Return the number of bytes of hidden states that a forward pass holds until it ends."""
     with torch.inference_mode(), HiddenCapture(model, range(n_layers(model) + 1)) as capture:
         capture.start(last_tokens(ids))
         decoder_of(model)(input_ids=ids, use_cache=False)

@@ -1,6 +1,6 @@
 """Measure the time and memory of Pass@K for as many questions (76,523) and answers (100 each) as in arXiv 2602.13540.
 
-Pass@K is computed for all K from 1 to 100, and the squared errors of predictions and of the oracle for all K from 1 to
+Pass@K is computed for K = 1 to 100. The squared errors of the predictions and of the oracle are computed for K = 1 to
 50. The estimates are compared with exact binomial coefficients.
 """
 

@@ -1,4 +1,4 @@
-"""Compare the time to read all signals of the answers in one pass with that of one pass for each signal.
+"""Compare the time to read all signals of the answers in one pass with the time to read each in its own pass.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
 shape of Qwen3-0.6B.

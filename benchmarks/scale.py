@@ -112,7 +112,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def by_parts(n_parts: int, n_rows: int, k: int) -> dict[str, float]:
-    """Return the seconds per thousand shards of each operation, for k shards per block with grades from one grader."""
+    """Return the seconds that each operation takes per thousand shards. Each block has k shards and one grader."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         store = make_store(Path(folder), n_parts // k, n_rows)

@@ -23,7 +23,7 @@ LAYER = 18
 
 
 def attached_probes(model: Any, tokenizer: Any) -> dict[str, ConfidentModel]:
-    """Return one attached probe for each kind of features."""
+    """Return one attached probe for each kind of feature."""
     question = random_probe(model, tokenizer)
     d_model = model.config.hidden_size
 

@@ -80,7 +80,7 @@ TEMPLATE = "".join(f"{asked} {answer}.\n" for asked, answer in SHOWN.items()) + 
 
 
 def facts(relations: Sequence[str], n_facts: int | None, skipped: int = 0, data: Path = DATA) -> list[dict[str, Any]]:
-    """Return question records with equally many facts of each relation, as far as they exist.
+    """Return question records with the same number of facts for each relation, or fewer if a relation has fewer facts.
 
     The facts of a relation are ordered by a hash of their text, and the first `skipped` facts are left out. None for
     `n_facts` means all remaining facts.

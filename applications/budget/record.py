@@ -141,7 +141,7 @@ def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence
 
 
 def budget_verdict(record: dict[str, Any]) -> str:
-    """Return sentences that compare allocation by each confidence with uniform allocation, at the middle budget."""
+    """Return sentences that compare each allocation with the uniform one, at the middle budget."""
     methods = {(one["confidence"], one["gain"]): one for one in record["settings"]["all"]["methods"]}
     budget = record["budgets"][(len(record["budgets"]) - 1) // 2]
     shown = [

@@ -28,7 +28,7 @@ _POINTS = 48
 
 
 class Graded(NamedTuple):
-    """Stores and their counts of answers. Only questions with a known grade at every temperature are counted.
+    """Stores, and the numbers of right and graded answers to each question with a known grade at every temperature.
 
     Attributes:
         stores: Stores by temperature, in ascending order.

@@ -68,7 +68,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     if np.triu(has @ has.T, 1).max() < 2:
         raise InputError(
             f"Expected two of the forms ({', '.join(forms)}) to have at least two facts in common, but no two of them "
-            "do. Set `meta.pair` to the same value for all questions about a fact."
+            "do. Give all questions about the same fact the same `meta.pair`."
         )
     return Cells(
         pairs=pairs.tolist(),

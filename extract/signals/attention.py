@@ -74,9 +74,10 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
     influences form a column of the rollout matrix R (see `rows_summed`).
 
     - MIX: rule for the share of attention (see `attention_shares`).
-    - FIELD: field that weights the attention: `none`, `column` (see `column_field`) or `element` (see `element_field`).
-    - AGG: how the rows of R are combined: mean of all rows (`mean`), mean of the rows that see the token (`rf_mean`),
-      or only the last row (`last`).
+    - FIELD: how attention is weighted by the receptive field. `none` leaves it as it is. For `column` and `element`,
+      see `column_field` and `element_field`.
+    - AGG: how the rows of R are combined. `mean` is the mean of all rows, `rf_mean` is the mean of the rows that see
+      the token, and `last` is the last row.
     - ALIGN: The influence is read at the token's own position (`token`) or at the position that predicts it
       (`emit`). For `emit`, R has no row for the last token of the answer.
     """

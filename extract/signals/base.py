@@ -84,9 +84,9 @@ class Places:
 
     @classmethod
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
-        """Return the places from which the answer tokens are predicted.
+        """Return the positions at which the model predicts the answer tokens.
 
-        If `last` is True, the place of the last token is appended.
+        If `last` is True, the position of the last token is appended.
         """
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(

@@ -200,7 +200,7 @@ def logit_entropy(logits: Tensor) -> Tensor:
 
 
 def fusible_entropy(logits: Tensor) -> Tensor:
-    """Compute the same entropies as `logit_entropy` without in-place operations, so that a compiler can fuse them."""
+    """Compute the same entropies as `logit_entropy` with operations that a compiler can fuse (none is in place)."""
     shifted = (logits.float() - logits.amax(-1, keepdim=True).float()).clamp(min=_IMPOSSIBLE)
     weight = shifted.exp()
     total = weight.sum(-1)

@@ -204,7 +204,7 @@ class Comparison:
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is at most one standard error above the lowest loss.
 
-        The standard error is that of the mean difference between the two losses over the same questions.
+        The standard error is computed for the mean paired difference between the losses of a probe and the lowest losses.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

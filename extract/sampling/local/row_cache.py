@@ -26,7 +26,7 @@ class _Window:
 class _RowLayer(DynamicLayer):
     """Keys and values of one layer.
 
-    `buffers` have the shape [slot, head, column, d_head]. Rows occupy the first slots. Free columns are zero.
+    `buffers` have the shape [slot, head, column, d_head]. Rows occupy the first slots. Free columns are zeros.
     """
 
     def __init__(self, window: _Window) -> None:

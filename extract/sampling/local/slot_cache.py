@@ -42,7 +42,7 @@ class SlotLayer(DynamicLayer):
         return self.buffers[0].shape[2] - 1
 
     def resize(self, n_columns: int) -> None:
-        """Move the slots to longer buffers. Free columns are zero, because they must be finite."""
+        """Move the slots to longer buffers. Free columns are zeros, because attention needs finite values."""
         keys, values = (torch.nn.functional.pad(each, (0, 0, 0, n_columns - each.shape[2])) for each in self.buffers)
         self.buffers = keys, values
 

@@ -117,7 +117,7 @@ async def _all(work: Iterable[Coroutine[Any, Any, Reply]]) -> list[Reply]:
 
 
 async def _try_url(server: Server, model: str, request: Request, found: Preflight) -> Reply:
-    """Test one address and return its reply. All other results are added to `found`."""
+    """Test one address and return its reply. Everything else that the test finds is recorded in `found`."""
     url, notice = server.urls[0], found.notices.append
     async with Client(server, model, found.spending) as client:
         was_up = request.seed is not None and await client.endpoints[0].is_up()

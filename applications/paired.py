@@ -75,10 +75,10 @@ def share_interval(shares: Values) -> Estimate:
 
 
 def mcnemar(differences: Values) -> dict[str, float]:
-    """Compute McNemar's test (McNemar 1947) for two systems that are each right or wrong on every unit.
+    """Run McNemar's test (McNemar 1947) on the paired binary outcomes of two systems.
 
     Args:
-        differences: Differences, [unit], each −1, 0 or 1.
+        differences: Differences between the outcomes, [unit], each −1, 0 or 1.
 
     Returns:
         A dict with the exact two-sided p-value `p`, and the mid-p value `p_mid` (Fagerland et al. 2013). The mid-p test

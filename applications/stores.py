@@ -43,7 +43,8 @@ def open_stores(path: str) -> dict[float, Store]:
         if different:
             raise InputError(
                 f"Expected the stores in {path!r} to differ only in temperature, but '{store.path}' differs from "
-                f"'{stores[0].path}' in {'; '.join(different)}. Pass a single store, or a folder with only one grid."
+                f"'{stores[0].path}' in {'; '.join(different)}. Pass a single store, or a folder with only one "
+                "temperature grid."
             )
         if temperature in found:
             raise InputError(

@@ -1,1 +1,1 @@
-"""Benchmarks that compare figures with targets. The last line of ``python -m benchmarks.NAME`` is JSON."""
+"""Benchmarks that compare measurements with targets. The last line of ``python -m benchmarks.NAME`` is JSON."""

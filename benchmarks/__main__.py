@@ -1,4 +1,4 @@
-"""Run every benchmark in a separate process, and write a table of the figures to runs/benchmarks.md."""
+"""Run every benchmark in a separate process, and write a table of the results to runs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(name: str) -> dict[str, Any] | None:
 
 
 def page(results: list[dict[str, Any]]) -> str:
-    """Return the figures as a Markdown table."""
+    """Return the results as a Markdown table."""
     rows = [
         f"| `python -m benchmarks.{r['name']}` | {short(r['value'])} | {r['bar']} | {'yes' if r['holds'] else '**no**'} | {r['device']} | {r['date']} |"
         for r in results
@@ -96,7 +96,7 @@ def page(results: list[dict[str, Any]]) -> str:
 
 
 def short(value: Any) -> str:
-    """Format a figure for a table cell."""
+    """Format a value for a table cell."""
     if isinstance(value, dict) and value.keys() == {"value", "low", "high"} and value["low"] is not None:
         return f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}]"
     if isinstance(value, dict):
@@ -107,7 +107,7 @@ def short(value: Any) -> str:
 
 
 def main() -> int:
-    """Run all benchmarks, and return 0 if every figure meets its target."""
+    """Run all benchmarks, and return 0 if every benchmark meets its target."""
     results = [run(name) for name in NAMES]
     finished = [result for result in results if result is not None]
     if finished:

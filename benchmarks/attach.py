@@ -52,7 +52,7 @@ def random_tokenizer() -> Any:
 
 
 def random_probe(model: Any, tokenizer: Any) -> ConfidenceProbe:
-    """Return a random probe of the upper half of the layers, which is as expensive as the default probe."""
+    """Return a random probe on the upper half of the layers. It is as expensive as the default probe."""
     n_layers = model.config.num_hidden_layers + 1
     layers = list(range(n_layers // 2, n_layers))
     head = LinearHead(len(layers) * model.config.hidden_size)
@@ -80,7 +80,7 @@ def logits_of(model: Any, action: Any) -> tuple[list[Tensor], Tensor]:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=15)

@@ -1,8 +1,8 @@
-"""Audit simulated multiple-choice sets of 300 questions × 10 answers with and without a leak.
+"""Run the audit on simulated multiple-choice sets (300 questions × 10 answers), with and without a leak.
 
 With a leak, the log-odds of a question's accuracy depend on noise and on one property of the question, which has an
-AUROC of 0.65. The figure is the number of sets in which the audit finds the source of the leak. Without a leak, the
-figures are the number of sets in which the audit finds one, and the fraction of intervals that contain ½.
+AUROC of 0.65. The result is the number of sets in which the audit finds the source of the leak. Without a leak, the
+results are the number of false alarms and the fraction of intervals that contain ½.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PHRASE = "all of the above"
 
 
 def made_questions(n: int, rng: np.random.Generator) -> list[Question]:
-    """Return questions of random words with four options. In about 40 %, one option is a fixed phrase."""
+    """Return four-option questions made of random words. In about 40 % of them, the last option is a fixed phrase."""
     words = np.array([f"word{number}" for number in range(400)])
     weights = 1 / np.arange(5, 405)
 
@@ -92,7 +92,7 @@ def strength_of(value: NDArray[np.float64]) -> float:
 
 
 def leak_features(questions: list[Question]) -> dict[str, NDArray[np.float64]]:
-    """Return the features of the sources that can be leaks."""
+    """Return the features of the potential leaks in `SOURCES`."""
     return {name: values for name, values in question_sources(questions)[0].items() if SOURCES[name].leak}
 
 
@@ -107,10 +107,12 @@ def audited(
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=300)
-    parser.add_argument("--simulations", type=int, default=100, help="sets per leak; twice as many have no leak")
+    parser.add_argument(
+        "--simulations", type=int, default=100, help="sets per leak; the number without a leak is twice as high"
+    )
     parser.add_argument("--sets", type=int, default=10, help="sets of questions; each is used several times")
     parser.add_argument("--draws", type=int, default=499, help="permutations per test")
     options = parser.parse_args()

@@ -16,12 +16,12 @@ from tests.helpers.softmax_systems import SoftmaxSystem
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=30)
-    parser.add_argument("--outputs", type=int, default=100, help="number of outputs per prompt in all systems")
+    parser.add_argument("--outputs", type=int, default=100, help="number of outputs per prompt in each timed system")
     parser.add_argument("--temperatures", type=int, default=33)
-    parser.add_argument("--systems", type=int, default=100, help="number of simulated systems")
+    parser.add_argument("--systems", type=int, default=100, help="number of simulated systems for the coverage")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def covers(seed: int, n_prompts: int) -> bool:
-    """Return whether the interval contains the random temperature of a system with 32 outputs per prompt."""
+    """Simulate a system at a random temperature, and return whether the interval contains that temperature."""
     temperature = float(np.random.default_rng([seed, 1]).uniform(0.03, 0.97))
     systems = SoftmaxSystem(seed, n_prompts).systems(temperature, 32, 32)
     found = interval(estimate_temperature(systems, 1000, 0).mean_temperature(), n_prompts)

@@ -3,9 +3,9 @@
 Both sides use the standardised training split of the default store in float32, five penalties per layer, and soft
 labels. For `LogisticRegression`, each soft label becomes two rows with weights p̂ and 1 − p̂.
 
-Times are measured with one BLAS thread and scikit-learn's default tolerance, which stops earlier than the solvers here
-and changes the AUROC by up to 0.002. The AUROCs are compared on held-out questions after convergence. The ridge
-penalties are those of the logistic regression divided by m(1 − m), where m is the mean target.
+Times are measured with one BLAS thread. scikit-learn is timed with its default tolerance, at which it stops earlier
+than our solvers and its AUROC changes by up to 0.002. The AUROCs are compared on held-out questions after convergence.
+The ridge penalties are those of the logistic regression divided by m(1 − m), where m is the mean target.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def aurocs(features: Tensor, batch: Batch, found: tuple[Tensor, Tensor]) -> Tens
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     pairs = parser.parse_args().pairs

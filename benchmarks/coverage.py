@@ -1,8 +1,9 @@
 """Measure how often the report's 95 % intervals contain the true value, on simulated questions.
 
 A regime is a distribution of questions. Each question has a true accuracy p, a confidence f, a weaker confidence g, and
-k answers, of which c ~ Binomial(k, p) are right. Each simulation draws a new test split of N questions, and a training
-split for the reference r of the skill. The true values are computed from `TRUTH_SIZE` questions with known p:
+k answers, of which c ~ Binomial(k, p) are right. Each simulation draws a new test split of N questions and a training
+split, whose measured accuracy is the reference r of the Brier skill. The true values are computed from `TRUTH_SIZE`
+questions with known p:
 
 - auroc: P(f of the right answer is higher) + ½ P(equal), for a right and a wrong answer to two different questions.
 - brier: E (f − p)².
@@ -11,10 +12,10 @@ split for the reference r of the skill. The true values are computed from `TRUTH
 - auroc_hard, spearman, e_aurc, prr, prr_50: computed against p̂ = c/k, as in the report.
 - ece_width: the calibration error of f against p, in the same ten bins as in the report.
 - rmsce: the squared calibration error (before the root), in ten bins of equal mass.
-- aurc: the mean fraction of wrong answers to the most confident questions.
+- aurc: the fraction of wrong answers to the m questions with the highest f, averaged over all m.
 - auprc, recall_at_fpr_1, recall_at_fpr_5: the detection of wrong answers by f, computed against p.
 
-Only the figures up to brier_difference have a target.
+Only the first five metrics have a target coverage.
 """
 
 from __future__ import annotations
@@ -54,11 +55,13 @@ class Questions(NamedTuple):
 
 
 def chain(weaker: np.ndarray, kept: tuple[float, float], rng: Generator) -> Questions:
-    """Draw f ~ Beta with mean g, then p ~ Beta with mean f. Both confidences are calibrated, and f is more informative.
+    """Draw confidences f ~ Beta with mean g, then accuracies p ~ Beta with mean f.
+
+    Both f and g are calibrated, and f is more informative.
 
     Args:
-        weaker: [question] g.
-        kept: Sum a + b of the parameters of each Beta distribution. With smaller values, f and p vary more.
+        weaker: Confidences g, [question].
+        kept: Sum a + b of the parameters of each Beta distribution. Smaller values make f and p vary more.
         rng: Random number generator.
     """
     first, second = kept
@@ -68,18 +71,21 @@ def chain(weaker: np.ndarray, kept: tuple[float, float], rng: Generator) -> Ques
 
 
 def hard(n: int, rng: Generator) -> Questions:
-    """Draw questions with a mean accuracy of 0.3, most p near 0 or 1, and calibrated f (skill 0.45)."""
+    """Draw questions with accuracies mostly near 0 or 1 (mean 0.3), and calibrated confidences (Brier skill 0.45)."""
     return chain(rng.beta(2.4, 5.6, n), (4, 1), rng)
 
 
 def overconfident(n: int, rng: Generator) -> Questions:
-    """Draw questions as in `hard`, but double the logits of f and raise them by 0.7 (skill 0.36)."""
+    """Draw questions as in `hard`, but double the log-odds of the confidences, then add 0.7 (Brier skill 0.36)."""
     questions = hard(n, rng)
     return questions._replace(confidence=(2 * questions.confidence.logit() + 0.7).sigmoid())
 
 
 def easy(n: int, rng: Generator) -> Questions:
-    """Draw questions with a mean accuracy of 0.75 (skill 0.55). f is a multiple of 0.1, and g takes four values."""
+    """Draw questions with a mean accuracy of 0.75 (Brier skill 0.55).
+
+    Confidences are multiples of 0.1. Weaker confidences take one of four values.
+    """
     questions = chain(rng.choice([0.55, 0.7, 0.8, 0.95], n), (6, 3), rng)
     return questions._replace(confidence=(questions.confidence * 10).round() / 10)
 
@@ -89,7 +95,7 @@ REGIMES: dict[str, Regime] = {"hard": hard, "overconfident": overconfident, "eas
 
 
 class Truth:
-    """The true values of all figures in a regime with k answers per question."""
+    """True values of all metrics for a distribution of questions with k answers per question."""
 
     def __init__(self, regime: Regime, k: int, rng: Generator) -> None:
         p, f, g = regime(TRUTH_SIZE, rng)
@@ -108,13 +114,13 @@ class Truth:
         }
 
     def values(self, reference: float) -> dict[str, float]:
-        """Return the true values, given the constant reference of the skill."""
+        """Return the true values of the metrics, given the reference confidence of the Brier skill."""
         worst = self.square - 2 * reference * self.mean + reference**2
         return {**self.fixed, "brier_skill": 1 - self.brier / worst}
 
 
 def intervals(questions: Questions, right: Tensor, k: int, reference: float, seed: int) -> dict[str, Any]:
-    """Return the report's intervals for f and for the differences between f and g, as far as they exist."""
+    """Compute the intervals of all metrics and paired differences. Undefined intervals are left out."""
     known = torch.full_like(right, k)
     first, second = (Scored(score, right, known) for score in (questions.confidence, questions.weaker))
     names = ("auroc", "brier", "brier_skill", *(name for name in BESIDE if name != "rmsce"))
@@ -128,7 +134,7 @@ def intervals(questions: Questions, right: Tensor, k: int, reference: float, see
 
 
 def simulate(regime: Regime, draws: int, n: int, k: int, seed: int) -> dict[str, Counter[str]]:
-    """Count the intervals of `draws` test splits that contain the true value (held), or are too high or too low."""
+    """Count how many of `draws` intervals of each metric contain the true value (held), are too high or are too low."""
     rng = np.random.default_rng(seed)
     truth = Truth(regime, k, rng)
     counts: dict[str, Counter[str]] = {figure: Counter() for figure in (*BARRED, *BESIDE)}
@@ -144,7 +150,7 @@ def simulate(regime: Regime, draws: int, n: int, k: int, seed: int) -> dict[str,
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=1000, help="number of simulated test splits per regime")
     parser.add_argument("--questions", type=int, default=150, help="number of questions per test split")

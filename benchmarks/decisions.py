@@ -2,14 +2,14 @@
 
 A distribution of questions gives each question a confidence f and a true accuracy p. A set contains N questions with k
 answers each, of which c ~ Binomial(k, p) are right. Each method returns a threshold for the requested risk. Its true
-risk E[1 − p | f ≥ threshold], its true coverage, and the best threshold for the same confidence (oracle) are computed
+risk E[1 − p | f ≥ threshold], its true coverage, and the coverage of the best threshold on f (oracle) are computed
 from `TRUTH_SIZE` other questions.
 
 - ours: `certify`, with the betting martingale.
 - hoeffding: the same fixed sequences of thresholds, with Hoeffding's p-values.
-- hoeffding_kept: the same, with Hoeffding's inequality for the answered questions alone, which is sharper.
-- MAPIE: `BinaryClassificationController` with the precision 1 − risk. It treats answers with the label 0 or 1 as
-  independent, and gets either the first answer to each question, or all answers.
+- hoeffding_kept: the same, with Hoeffding's inequality for the answered questions alone (a sharper bound).
+- MAPIE: `BinaryClassificationController` with the precision 1 − risk. It treats answers as independent, with
+  labels 0 or 1. It is given either the first answer to each question or all answers.
 
 The benchmark needs the environment that `make peers` creates, unless `--peer_sets 0` is passed.
 """
@@ -42,7 +42,7 @@ RATIO = 1.2
 
 
 class Sets(NamedTuple):
-    """Sizes of the sets, and a function that draws confidences and accuracies [question]."""
+    """Distribution and size of simulated sets. `draw` returns confidences and accuracies, each [question]."""
 
     draw: Callable[[int, Generator], tuple[Array, Array]]
     n_questions: int
@@ -50,7 +50,7 @@ class Sets(NamedTuple):
 
 
 def calibrated(a: float, b: float, kept: float) -> Callable[[int, Generator], tuple[Array, Array]]:
-    """Draw f ~ Beta(a, b) and p ~ Beta with mean f. With a smaller `kept`, p varies more."""
+    """Return a function that draws f ~ Beta(a, b) and p ~ Beta with mean f. A smaller `kept` makes p vary more."""
 
     def draw(n: int, rng: Generator) -> tuple[Array, Array]:
         f = rng.beta(a, b, n).clip(1e-6, 1 - 1e-6)
@@ -66,14 +66,14 @@ def overconfident(n: int, rng: Generator) -> tuple[Array, Array]:
 
 
 def wavy(n: int, rng: Generator) -> tuple[Array, Array]:
-    """Draw confidences where the most confident questions are harder."""
+    """Draw confidences and accuracies such that the mean accuracy drops at the highest confidences."""
     f = rng.random(n)
     mean = np.where(f > 0.9, 0.72, np.where(f > 0.5, 0.92, 0.25))
     return f, rng.beta(6 * mean, 6 * (1 - mean))
 
 
 def uninformative(n: int, rng: Generator) -> tuple[Array, Array]:
-    """Draw confidences and independent accuracies with a mean of 0.84."""
+    """Draw confidences, and accuracies with a mean of 0.84 that do not depend on the confidences."""
     return rng.beta(8.5, 1.5, n), rng.beta(2.1, 0.4, n)
 
 
@@ -108,7 +108,7 @@ class Truth:
         return (n / TRUTH_SIZE, float(self.risks[n - 1])) if n else (0.0, 0.0)
 
     def oracle(self, risk: float) -> float:
-        """Return the largest coverage of a threshold whose risk is at most `risk`."""
+        """Return the largest coverage of any threshold with a risk of at most `risk`."""
         return float(np.flatnonzero(np.append(True, self.risks <= risk)).max() / TRUTH_SIZE)
 
 
@@ -140,7 +140,7 @@ def mapie(given: list[tuple[Array, NDArray[np.int64]]], risk: float) -> dict[str
 
 
 def figures(truth: Truth, thresholds: list[float | None], risk: float) -> dict[str, Any]:
-    """Return the fraction of sets with too high a risk, its standard error, and figures of the thresholds."""
+    """Return the rate of risk violations, its standard error, the rate of found thresholds, and the mean coverage."""
     coverage, risks = np.array([truth.of(threshold) for threshold in thresholds]).T
     violations = float((risks > risk).mean())
     return {
@@ -152,7 +152,7 @@ def figures(truth: Truth, thresholds: list[float | None], risk: float) -> dict[s
 
 
 def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[str, float | None]:
-    """Return the ratio of the mean coverages of `a` and `b`, and the mean ratio over sets with thresholds from both.
+    """Return the ratio of the mean coverages of `a` and `b`, and the mean ratio over sets where both have a threshold.
 
     The ratios are None if `b` has no thresholds, or if its coverage is so large that `RATIO` cannot be reached.
     """
@@ -164,10 +164,10 @@ def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[s
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", type=int, default=300, help="number of simulated sets per distribution and risk")
-    parser.add_argument("--peer_sets", type=int, default=40, help="number of these sets that MAPIE gets, or 0")
+    parser.add_argument("--peer_sets", type=int, default=40, help="number of sets to run MAPIE on (0: none)")
     options = parser.parse_args()
     rows, holds = {}, True
     learn_then_test.TESTS["hoeffding_kept"] = hoeffding_kept

@@ -34,7 +34,7 @@ ACCURACIES = {
 
 
 def made_questions(n: int, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return embeddings [question, d_model] and clusters [question]. Cluster 0 is the planted one."""
+    """Return embeddings [question, d_model] and clusters [question]. Cluster 0 is the planted weak domain."""
     sizes = [N_PLANTED, *rng.multinomial(n - N_PLANTED, rng.dirichlet(np.full(N_CLUSTERS - 1, 8.0)))]
     cluster = np.repeat(np.arange(N_CLUSTERS), sizes)
     centres, spread = CENTRES * rng.normal(size=(N_CLUSTERS, WIDTH)), rng.uniform(*SPREADS, N_CLUSTERS)
@@ -43,7 +43,7 @@ def made_questions(n: int, rng: np.random.Generator) -> tuple[NDArray[np.float64
 
 
 def evaluate(n: int, seed: int) -> tuple[bool, bool, int]:
-    """Return whether the planted domain is found, whether there is a false alarm without it, and the number of clusters.
+    """Return whether the planted domain is found, whether a false alarm occurs without it, and the number of clusters.
 
     The domain counts as found if the F1 score between its questions and those of a weak cluster is at least 0.5.
     """
@@ -63,7 +63,7 @@ def evaluate(n: int, seed: int) -> tuple[bool, bool, int]:
 
 
 def missed(alpha: float | NDArray[np.float64], beta: float | NDArray[np.float64], k: int, n: int = 2000) -> float:
-    """Return the fraction of n simulations in which an interval of a difference misses the true value."""
+    """Return the fraction of n simulations in which at least one cluster's interval misses the true value."""
     rng, cluster, n_missed = np.random.default_rng(0), np.repeat(np.arange(len(SIZES)), SIZES), 0
     a, b = np.broadcast_to(alpha, len(SIZES)), np.broadcast_to(beta, len(SIZES))
     truth = minus_the_rest((a / (a + b))[cluster], cluster, len(SIZES)).value
@@ -74,11 +74,11 @@ def missed(alpha: float | NDArray[np.float64], beta: float | NDArray[np.float64]
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=600)
     parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--many", type=int, default=10_000, help="number of questions for the time")
+    parser.add_argument("--many", type=int, default=10_000, help="number of questions in the timed run")
     options = parser.parse_args()
     found, alarms, numbers = np.array([evaluate(options.questions, seed) for seed in range(options.seeds)]).mean(0)
     misses = {f"{name}, k = {k}": missed(*shape, k) for name, shape in ACCURACIES.items() for k in (1, 10)}

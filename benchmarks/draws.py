@@ -1,4 +1,4 @@
-"""Test with χ² whether the first tokens of 5,000 draws follow softmax(z / T), for 3 prompts at 2 temperatures."""
+"""Run χ² tests of the first tokens of 5,000 draws against softmax(logits / T), for 3 prompts at 2 temperatures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ QUESTIONS = ("What is the capital of Peru?", "What is 7 times 8?", "Which chemic
 
 
 def p_value(model: object, tokenizer: object, question: str, temperature: float, n: int = 5000) -> float:
-    """Return the p-value of the χ² test. Tokens with an expected count below 5 are merged into one cell."""
+    """Draw the first token of `n` answers, and return the p-value of a χ² test against the model's probabilities.
+
+    Tokens with an expected count below 5 are merged into one cell.
+    """
     prompt = PromptTemplate("{question} Answer briefly.").encode(tokenizer, question)  # type: ignore[arg-type]
     sampler = TokenSampler(model, tokenizer, Decoding(temperature=temperature, max_new_tokens=1), max_rows=500)
     tokens = []
@@ -31,7 +34,7 @@ def p_value(model: object, tokenizer: object, question: str, temperature: float,
 
 
 def main() -> None:
-    """Print the smallest p-value."""
+    """Print the smallest p-value of all tests."""
     model, tokenizer = load_model(dtype="float32")
     values = {f"{question} T={t}": p_value(model, tokenizer, question, t) for question in QUESTIONS for t in (0.7, 1.2)}
     report(

@@ -1,8 +1,7 @@
-"""Measure the cost of the entropy profile: its time, relative to that of its matrix products alone, and
-its additional memory.
+"""Measure the cost of the entropy profile: its time relative to its matrix products, and its additional memory.
 
-The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
-shape of Qwen3-0.6B.
+The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
+Qwen3-0.6B with random weights.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tests.helpers.live import peak_bytes
 
 
 def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callable[[], None]:
-    """Compute the matrix products of the states of every layer with the head, in chunks of `size` tokens."""
+    """Return a function that multiplies the states by the head once per layer, in chunks of `size` tokens."""
     out = torch.empty(size, len(weight), dtype=states.dtype, device=states.device)
 
     @torch.inference_mode()
@@ -38,7 +37,7 @@ def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callab
 
 
 def entropies(model: Any, states: Tensor) -> Callable[[], None]:
-    """Compute the same products with the norm before them and the entropies after them."""
+    """Return a function that applies the norm and the head to the states once per layer, and computes the entropies."""
     head, norm = ModelHead(model), final_norm(model)
 
     @torch.inference_mode()
@@ -51,7 +50,7 @@ def entropies(model: Any, states: Tensor) -> Callable[[], None]:
 
 @torch.inference_mode()
 def extra_bytes(model: Any, n_tokens: int) -> int:
-    """Return the additional peak memory of a pass that reads the entropy profile of an answer."""
+    """Return the bytes that reading an answer's entropy profile adds to the peak memory of a forward pass."""
     generator = torch.Generator().manual_seed(0)
     prompt, content = (tuple(torch.randint(5, 1000, (n,), generator=generator).tolist()) for n in (16, n_tokens))
     peaks = []
@@ -62,7 +61,7 @@ def extra_bytes(model: Any, n_tokens: int) -> int:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=5)

@@ -1,7 +1,7 @@
 """Compare the default probe with other methods on the six evaluation sets, and measure how stable it is.
 
-The stability is the standard deviation of the AUROC over 10 splits into inner folds and, for sets with few right
-answers, the Brier skill over 20 splits into outer folds.
+Stability is measured by the standard deviation of the AUROC over 10 splits into inner folds. For sets with few right
+answers, it is also measured by the mean and the minimum of the Brier skill over 20 splits into outer folds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAMILIES = ("layer_average", "logistic", "ridge", "difference_of_means")
 #: Baselines with which the best probe is compared. The last three use five answers.
 BASELINES = ("text_embedding", "published_recipe", "consistency", "semantic_entropy", "mean_nll")
 RECIPE = "published_recipe"
-#: Mean accuracy below which the Brier skill is measured for several divisions.
+#: Mean accuracy below which the Brier skill is measured for several splits into outer folds.
 RARE = 0.1
 
 
@@ -51,7 +51,7 @@ def differences(store: str) -> dict[str, Any]:
 
 
 def out_of_fold(data: FeatureDataModule, outer_seed: int, inner_seed: int) -> tuple[float, float]:
-    """Return the out-of-fold AUROC and Brier skill of the default probe for one division into folds."""
+    """Return the out-of-fold AUROC and Brier skill of the default probe for one split into folds."""
     data.load()
     data.split_seed = inner_seed
     every = data.every()
@@ -68,7 +68,7 @@ def out_of_fold(data: FeatureDataModule, outer_seed: int, inner_seed: int) -> tu
 
 
 def main() -> None:
-    """Print one line for each set."""
+    """Print one line per evaluation set."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", nargs="+", default=available())
     parser.add_argument("--inner", type=int, default=10, help="number of splits into inner folds")

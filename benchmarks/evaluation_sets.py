@@ -67,7 +67,7 @@ SETS = {
 
 
 def make(name: str) -> str:
-    """Make or complete the store of a set, and return its folder."""
+    """Make or complete the store of an evaluation set, and return the store's folder."""
     if name == "facts":
         recipe, grader, store = recipe_of("default"), "short", "stores/facts"
         make_store(store, recipe, grader, ["hidden"])

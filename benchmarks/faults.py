@@ -1,4 +1,4 @@
-"""Test the `extract` commands on a tiny random model with kills, a full disk and several workers.
+"""Test how the `extract` commands handle kills, a full disk and several workers, on a tiny random model.
 
 The files must be identical to those of an undisturbed run, and no finished file may be written twice. The full disk is
 a small tmpfs, so mounting must be allowed.

@@ -1,7 +1,7 @@
 """Grade the reference answers of GSM8K, SVAMP and MATH-500 (../shared/data), and modifications of them.
 
-An independent parser (`latex_values`) checks whether a modification keeps or changes the value as intended. Others are
-left out.
+An independent parser (`latex_values`) checks whether a modification of a LaTeX expression keeps or changes the value as
+intended. Modifications that fail this check are left out.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tests.helpers.golds import (
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     if not DATA.is_dir():
-        raise SystemExit("golds: nothing is measured, because ../shared/data with the question sets does not exist")
+        raise SystemExit("golds: skipped, because the folder ../shared/data with the question sets does not exist")
     shares: dict[str, dict[str, tuple[int, int]]] = {}
     wrong_right, right = [], {}
     for name, (grader, references, written) in golds().items():

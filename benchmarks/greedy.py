@@ -1,4 +1,4 @@
-"""Compare the greedy tokens of the local sampler with those of transformers' `generate` on 50 single questions."""
+"""Compare the local sampler's greedy tokens for 50 questions with those of transformers' unbatched `generate`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from extract.sampling.local.token_sampler import TokenSampler
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     model, tokenizer = load_model(dtype="float32")
     questions = load_questions("facts", 50, seed=1)
     template = PromptTemplate("{question} Answer briefly.")

@@ -1,6 +1,6 @@
 """Compare sampling at 5 temperatures in one run with 5 separate runs, for few-shot prompts of at least 300 tokens.
 
-The examples are the same for all prompts, or different for each question. The time to load the model is left out.
+The examples are the same for all prompts, or different for each question. Model loading time is excluded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Counted:
 
 
 class Sides:
-    """The two ways to draw the same answers to `prompts` (token ids) with a `policy` that includes the grid."""
+    """Two ways to draw answers to `prompts` (token ids) at all temperatures of `policy`: in one run or in several."""
 
     def __init__(self, model: Any, tokenizer: Any, prompts: list[list[int]], policy: Decoding) -> None:
         self.model, self.tokenizer, self.prompts, self.policy = model, tokenizer, prompts, policy
@@ -53,7 +53,7 @@ class Sides:
 
     @contextmanager
     def counting(self) -> Iterator[Counted]:
-        """Count the tokens that the model processes in this context, without padding."""
+        """Count the non-padding tokens that the model processes inside the `with` block."""
         counted, forward = Counted(), self.model.forward
 
         def count(*args: Any, **kwargs: Any) -> Any:
@@ -71,9 +71,9 @@ class Sides:
             self.model.forward = forward
 
     def operations(self, counted: Counted, n_reads: int) -> float:
-        """Return the multiply-adds with the weights, if the last token of a prompt was processed `n_reads` times.
+        """Return the number of multiply-adds with the weights, where `n_reads` is the total number of prompt reads.
 
-        All layers are counted for every token, and the head for every token from which an answer token is drawn.
+        Layers are counted for every token. The head is counted only for tokens from which an answer token is drawn.
         """
         inner = sum(one.numel() for one in self.model.model.layers.parameters() if one.dim() == 2)
         head = self.model.lm_head.weight.numel()
@@ -81,7 +81,7 @@ class Sides:
 
 
 def few_shot_prompts(tokenizer: Any, n: int, n_examples: int, own: bool) -> list[list[int]]:
-    """Return prompts with worked examples, the same ones or (`own`) different ones for each question."""
+    """Return `n` prompts with worked examples. If `own` is true, each prompt has different examples."""
     questions = load_questions("facts")
     asked, rest = questions[:n], questions[n:]
     prompts = []
@@ -96,7 +96,7 @@ def few_shot_prompts(tokenizer: Any, n: int, n_examples: int, own: bool) -> list
 
 
 def measure(sides: Sides, pairs: int) -> dict[str, Any]:
-    """Return the ratios (grid / separate runs) of time, operations and prompt tokens, and their values."""
+    """Return the ratios (one run / separate runs) of time, operations and prompt tokens, and the measured values."""
     with sides.counting() as ours:
         together = sides.together()
     with sides.counting() as theirs:
@@ -124,14 +124,14 @@ def measure(sides: Sides, pairs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the ratios for both settings."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument(
         "--questions",
         type=int,
         default=32,
-        help="number of questions in the block (a quarter of it if every question has its own examples)",
+        help="number of questions if all prompts have the same examples; a quarter of this number otherwise",
     )
     parser.add_argument("--examples", type=int, default=20)
     parser.add_argument("--grid", default=GRID)

@@ -31,7 +31,10 @@ BAR = 1e-3
 
 
 def make_stores(folder: Path, n: int) -> dict[str, Store]:
-    """Make two stores without answers. The cloze questions are other MMLU questions without their list of options."""
+    """Make two stores without answers: one of MMLU questions, and one of cloze questions.
+
+    The cloze questions are different MMLU questions, whose prompts do not list the options.
+    """
     policy = Decoding(prompt=PromptTemplate("{question}\nAnswer:", chat=False))
     recipe = StoreRecipe(f"mmlu={DATA}", n_questions=2 * n, k=0, policy=policy)
     questions = recipe.load()[0]
@@ -63,7 +66,7 @@ def task(store: Store) -> list[dict[str, Any]]:
 
 
 def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the largest differences in nats, and the numbers of questions that are graded differently."""
+    """Return the largest differences of log-probabilities in nats, and the numbers of questions graded differently."""
     conditional, unconditional = (np.concatenate([row[name] for row in ours]) for name in ("logprobs", "unconditional"))
     halves = [np.split(np.array(row["logprobs"]), 2) for row in theirs]
     found = {
@@ -78,7 +81,7 @@ def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[s
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=200)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Measure the cost of reading hidden states: the time relative to passes without reading, and the memory by length.
+"""Measure the cost of reading hidden states: time relative to plain forward passes, and memory at two sequence lengths.
 
-The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
-shape of Qwen3-0.6B.
+The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
+Qwen3-0.6B with random weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from extract.signals.model_parts import decoder_of, n_layers
 
 
 def load(random: bool) -> Any:
-    """Load SmolLM2-135M-Instruct, or make one with random weights."""
+    """Load SmolLM2-135M-Instruct, or make a model with random weights and the architecture of Qwen3-0.6B."""
     if not random:
         from extract.models.loading import load_model
 
@@ -41,7 +41,7 @@ def load(random: bool) -> Any:
 
 @torch.inference_mode()
 def plain(model: Any, ids: torch.Tensor) -> None:
-    """Run the passes without reading."""
+    """Run a forward pass without reading hidden states."""
     decoder_of(model)(input_ids=ids, use_cache=False)
 
 
@@ -52,7 +52,7 @@ def last_tokens(ids: torch.Tensor) -> list[list[range]]:
 
 @torch.inference_mode()
 def hooked(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Run the passes, and copy the states of every layer at the last position to the CPU."""
+    """Run a forward pass, and copy the last token's hidden states at all layers to the CPU."""
     with HiddenCapture(model, range(n_layers(model) + 1)) as capture:
         capture.start(last_tokens(ids))
         decoder_of(model)(input_ids=ids, use_cache=False)
@@ -60,7 +60,7 @@ def hooked(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def live_bytes(model: Any, ids: torch.Tensor) -> int:
-    """Return the number of bytes of hidden states that a forward pass holds until it ends."""
+    """Return the size in bytes of the captured hidden states that are in memory at the end of a forward pass."""
     with torch.inference_mode(), HiddenCapture(model, range(n_layers(model) + 1)) as capture:
         capture.start(last_tokens(ids))
         decoder_of(model)(input_ids=ids, use_cache=False)
@@ -71,7 +71,7 @@ def live_bytes(model: Any, ids: torch.Tensor) -> int:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=15)

@@ -1,4 +1,4 @@
-"""Manual labels of answers, in benchmarks/hand_grades.json, by a hash of question and answer."""
+"""Manual labels of answers, read from benchmarks/hand_grades.json and keyed by a hash of question and answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure the bytes read from the files and the memory growth when one layer of a 1 GB store is read."""
+"""Measure the bytes read from disk and the memory growth when loading one layer of a 1 GB store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH = 1024  # float32 values per row
 
 
 def make_store(folder: Path, layers: int, megabytes: int, block_size: int) -> None:
-    """Make a store with `layers` layers of `megabytes` MiB each in the signal `hidden`, without a model."""
+    """Make a store with random hidden states: `layers` layers of `megabytes` MiB each."""
     from extract import Decoding, Question, Store
     from extract.policy import Identity, ModelIdentity, Policy
     from extract.questions import questions_hash
@@ -35,9 +35,11 @@ def make_store(folder: Path, layers: int, megabytes: int, block_size: int) -> No
 
 
 def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
-    """Return the bytes of one layer, of all tensors that are read for it, and of the memory growth in this process.
+    """Read one layer, and return three sizes in bytes.
 
-    One layer of a small store is read first, so that the code for reading is already in memory.
+    `layer` is the size of the layer, `taken` is the total size of all tensors read for it, and `grown` is the growth of
+    this process's resident memory up to its peak. One layer of a small store is read first, so that the code for
+    reading is already in memory.
     """
     from extract import Store
     from extract.store import signals
@@ -90,7 +92,7 @@ def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
 
 
 def resident(name: str) -> int:
-    """Return a figure of this process's resident memory in bytes."""
+    """Return this process's resident memory in bytes: current if `name` is `VmRSS`, peak if it is `VmHWM`."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -98,12 +100,14 @@ def resident(name: str) -> int:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--block-size", type=int, default=1024)
-    parser.add_argument("--read", type=Path, help="read only one layer of this store, and print the cost")
+    parser.add_argument(
+        "--read", type=Path, help="only read one layer of this store, and print bytes read and memory growth"
+    )
     options = parser.parse_args()
     key = f"{options.layers // 2}/last_prompt"
     if options.read is not None:

@@ -1,4 +1,4 @@
-"""Compare the time to score the four options of a question together with that of one forward pass per option.
+"""Time two ways to score the four options of a question: all in one sequence, or each in its own sequence.
 
 SmolLM2-135M-Instruct, which `make install` installs, scores random prompts without a common prefix.
 """
@@ -15,7 +15,7 @@ from extract.likelihood.scoring import Item, score
 
 
 def main() -> None:
-    """Print the ratio of the times."""
+    """Time joint and separate scoring of the options, and print the ratio of the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=100, help="length of the shortest prompt in tokens")

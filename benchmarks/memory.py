@@ -25,7 +25,7 @@ def peak_mb(arguments: list[str]) -> float:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", type=int, default=480)
     parser.add_argument("--large", type=int, default=48_000)

@@ -2,7 +2,7 @@
 
 On the logit scale, the true accuracy of a system on a question is the sum of two random terms: the easiness of the
 question, and an effect of the system on this question. With clusters, the questions of a cluster share half of the
-variance of both terms. The confidence of a system is its true accuracy with noise.
+variance of both terms. The confidence of a system is its true accuracy plus noise, also on the logit scale.
 
 - Error rate: fraction of draws in which p ≤ 0.05 although both systems have the same distribution. `holm` is the
   fraction of draws in which any of the three differences between three such systems has a corrected p ≤ 0.05.
@@ -37,7 +37,7 @@ LEVEL = 0.05
 
 
 class System(NamedTuple):
-    """True accuracies and confidences of a system, each [question] float64."""
+    """A system's true accuracy on each question, and its confidence, both [question] float64."""
 
     accuracy: np.ndarray
     confidence: np.ndarray
@@ -134,8 +134,8 @@ def _population_auroc(system: System) -> float:
 def main() -> None:
     """Print the error rates and coverages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=4000, help="number of draws for each error rate")
-    parser.add_argument("--coverage_draws", type=int, default=1000, help="number of draws for each coverage")
+    parser.add_argument("--draws", type=int, default=4000, help="number of draws per error rate")
+    parser.add_argument("--coverage_draws", type=int, default=1000, help="number of draws per coverage estimate")
     options = parser.parse_args()
     torch.set_num_threads(1)
     designs = [(n, k, clustered) for n in SIZES for k in (1, 4) for clustered in (False, True)]

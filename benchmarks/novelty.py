@@ -42,7 +42,7 @@ def reworded_questions(data: FeatureDataModule) -> list[Any]:
 
 
 def loaded(name: str, records: Sequence[dict[str, Any]], probe: str) -> FeatureDataModule:
-    """Sample, grade and read a set with the default policy, and return its questions."""
+    """Sample and grade answers with the default policy, read the signals of `probe`, and return the datamodule."""
     method, store = METHODS[probe], f"stores/{name}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.jsonl"
@@ -66,10 +66,12 @@ def broader_store(data: FeatureDataModule, probe: str) -> str:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--probe", default="layer_average_tokens")
-    parser.add_argument("--no_broader", action="store_true", help="back off towards the base rate instead")
+    parser.add_argument(
+        "--no_broader", action="store_true", help="back off only towards the base rate, without a broader probe"
+    )
     options = parser.parse_args()
     probe = options.probe
     method = METHODS[probe]

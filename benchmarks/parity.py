@@ -45,7 +45,7 @@ class Pair(NamedTuple):
         ours: Name of our baseline or metric.
         scope: Whether questions or answers are scored.
         formula: Their value as a function of ours, for the table.
-        change: Function from our uncertainty (the negated score) or metric to their value.
+        change: Function that converts our uncertainty (the negated score) or our metric to their value.
         same: Whether the values should be equal.
         ascii_only: Whether to compare only questions whose answers are all ASCII.
     """
@@ -119,7 +119,7 @@ def uncertainty(data: FeatureDataModule, name: str, scope: Scope = "question") -
 
 
 def samples(data: FeatureDataModule) -> dict[str, Any]:
-    """Return the inputs of both packages. Question-level lists contain only the answers with even indices."""
+    """Return the inputs for both packages. Question-level lists contain only the answers with even indices."""
     answers, signals = data.table.answers, data.store.signals
     entropy = signals.read_ragged("tokens", signals.keys("tokens", "sample")[0])
     states = signals.read("hidden", f"{LAYER}/last_answer", "sample").double().numpy()
@@ -152,7 +152,7 @@ def samples(data: FeatureDataModule) -> dict[str, Any]:
 
 
 def python_of(peer: str) -> Path:
-    """Return the interpreter of a peer's environment."""
+    """Return the Python interpreter in the environment of a package."""
     environment = ROOT / ".peers" / peer
     if not (environment / ".ready").exists():
         raise InputError(f"Expected {peer} to be installed in '{environment}', but it is not. Run `make peers`.")
@@ -160,7 +160,7 @@ def python_of(peer: str) -> Path:
 
 
 def score(peer: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Score the samples in a peer's environment. Return its version and values."""
+    """Score `given` with another package in that package's environment. Return the package's version and values."""
     script = Path(__file__).parent / "peers" / f"score_{peer.replace('-', '_')}.py"
     done = subprocess.run(
         [python_of(peer), script], input=json.dumps(given), capture_output=True, text=True, check=False
@@ -193,7 +193,7 @@ def our_metrics(uncertainty: list[float], accuracy: list[float], nll: list[float
 
 
 def compared(data: FeatureDataModule, given: dict[str, Any], peer: str, theirs: Values) -> Iterator[tuple[Pair, float]]:
-    """Yield each pair of a package, and the largest difference between its values."""
+    """Yield each pair in `PAIRS[peer]`, and the largest difference between the package's values and ours."""
     metrics = our_metrics(**given["metrics"])
     is_ascii = np.array([all(map(str.isascii, texts)) for texts in given["questions"]["text"]])
     for pair in PAIRS[peer]:
@@ -203,7 +203,7 @@ def compared(data: FeatureDataModule, given: dict[str, Any], peer: str, theirs: 
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", default="stores/parity")
     parser.add_argument("--questions", type=int, default=60)

@@ -1,7 +1,7 @@
 """Measure the time and memory of Pass@K for as many questions (76,523) and answers (100 each) as in arXiv 2602.13540.
 
 Pass@K is computed for K = 1 to 100. The squared errors of the predictions and of the oracle are computed for K = 1 to
-50. The estimates are compared with exact binomial coefficients.
+50. Pass@K is checked against values computed from exact binomial coefficients.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ BAR_SECONDS, BAR_GIB = 60, 2
 
 
 def largest_difference() -> float:
-    """Return the largest difference from the formula with exact binomial coefficients, over all c and K for n = 100."""
+    """Return the largest error of `pass_at_k` for n = 100 answers, over all numbers of right answers and all K.
+
+    The exact values are computed from integer binomial coefficients.
+    """
     ks = range(1, N_ANSWERS + 1)
     right = np.arange(N_ANSWERS + 1)
     found = pass_at_k(right, np.full_like(right, N_ANSWERS), ks)
@@ -30,7 +33,7 @@ def largest_difference() -> float:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     rng = np.random.default_rng(0)
     p = rng.beta(0.5, 0.8, N_QUESTIONS)
     known = np.full(N_QUESTIONS, N_ANSWERS)

@@ -1,10 +1,11 @@
 """Test the probes on a planted direction, which they must find, and on pure noise, where they must find nothing.
 
-Planted direction: the log-odds of a question's accuracy are a linear function of one layer. The figure is the
+Planted direction: the log-odds of a question's accuracy are a linear function of one layer. The reported value is the
 normalised AUROC (2A − 1) / (2A_max − 1), where A is the AUROC of a probe and A_max is that of the true accuracies.
 
 Noise: the accuracies are independent of the features. A false positive is a simulation in which any probe is
-significantly better than the constant, by AUROC or by Brier score, at 5 % after Holm's correction over all probes.
+significantly better than the `constant` baseline, by AUROC or by Brier score, at 5 % after Holm's correction over all
+probes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def planted(folder: Path, n: int, seed: int) -> dict[str, float]:
 
 
 def lost(comparison: Comparison, seed: int, k: int) -> bool:
-    """Return whether any probe is significantly better than the constant on newly drawn accuracies."""
+    """Return whether any probe is significantly better than the `constant` baseline on newly drawn accuracies."""
     rng = np.random.default_rng(seed)
     table = comparison.data.table
     right = rng.binomial(k, rng.beta(1.0, 1.5, size=len(table.ids)))
@@ -61,7 +62,7 @@ def lost(comparison: Comparison, seed: int, k: int) -> bool:
 
 
 def main() -> None:
-    """Print both figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulations", type=int, default=200)
     parser.add_argument("--questions", type=int, default=120)

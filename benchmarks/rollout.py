@@ -1,4 +1,4 @@
-"""Measure the additional cost of reading rollout: time relative to token signals, and memory relative to eager attention.
+"""Measure the extra cost of the `rollout` signal: time relative to `tokens` alone, memory relative to eager attention.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
 shape of Qwen3-0.6B or Llama-3.2-1B.
@@ -47,7 +47,7 @@ def load(random: str | None) -> Any:
 
 @torch.inference_mode()
 def read(model: Any, answers: Sequence[Answer], signals: Sequence[str]) -> Pass:
-    """Run one pass, and compute the signals from it."""
+    """Run one forward pass, and compute the signals from it."""
     needs = {need for name in signals for need in SIGNALS[name].needs}
     with Reader(model, needs) as reader:
         done = reader.answers(answers)
@@ -58,7 +58,7 @@ def read(model: Any, answers: Sequence[Answer], signals: Sequence[str]) -> Pass:
 
 @torch.inference_mode()
 def eager(model: Any, ids: torch.Tensor) -> None:
-    """Run a pass that returns the attention of all heads."""
+    """Run a forward pass that returns the attention weights of all heads."""
     decoder_of(model)(input_ids=ids, use_cache=False, output_attentions=True)
 
 
@@ -72,7 +72,7 @@ def eager_attention(model: Any) -> Iterator[None]:
 
 
 def seconds(action: Any) -> float:
-    """Return the time of the second run. The first run is a warm-up."""
+    """Return the duration of the second call in seconds. The first call is a warm-up."""
     for _ in range(2):
         start = time.perf_counter()
         action()
@@ -99,7 +99,7 @@ def operations(model: Any, n_prompt: int, n_answer: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", choices=SHAPES)
     parser.add_argument("--pairs", type=int, default=9)

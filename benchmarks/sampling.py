@@ -1,4 +1,4 @@
-"""Compare the speed of sampling with `generate`, with the matrix products that it needs, and without a shared prefix.
+"""Compare the speed of sampling to that of `generate`, of the matmuls alone, and of sampling without a shared prefix.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
 shape of Llama-3.2-1B, and random prompts.
@@ -25,7 +25,7 @@ Prompts = list[list[int]]
 
 
 class NoTokenizer:
-    """Tokenizer without an end token, for random models."""
+    """Tokenizer without an end token, for models with random weights."""
 
     eos_token_id = None
 
@@ -35,7 +35,7 @@ class NoTokenizer:
 
 
 def embedded(n: int) -> tuple[Any, Any, Prompts, Prompts]:
-    """Return SmolLM2-135M-Instruct, its tokenizer, and the prompts of n questions without and with worked examples."""
+    """Return SmolLM2-135M-Instruct, its tokenizer, and the zero-shot and few-shot prompts of n questions."""
     from extract.models.loading import load_model
     from extract.prompts import PromptTemplate
     from extract.questions import load_questions
@@ -50,7 +50,7 @@ def embedded(n: int) -> tuple[Any, Any, Prompts, Prompts]:
 
 
 def random_llama(n: int, dtype: torch.dtype | None = None) -> tuple[Any, Any, Prompts, Prompts]:
-    """Return a random model in the shape of Llama-3.2-1B, and prompts of random tokens.
+    """Return a model with random weights in the shape of Llama-3.2-1B, its tokenizer, and prompts of random tokens.
 
     The default dtype is bfloat16 on a GPU, and float32 on a CPU.
     """
@@ -89,19 +89,19 @@ class Sides:
         self.end = torch.tensor(end_tokens(model, tokenizer), device=model.device)
 
     def ours(self, prompts: Prompts, k: int) -> int:
-        """Use the local sampler."""
+        """Run the local sampler."""
         answers = self.sampler.sample([str(i) for i in range(len(prompts))], prompts, range(k))
         self.n_drawn = sum(len(answer.token_ids) for answer in answers)
         return self.n_drawn
 
     def unshared(self, prompts: Prompts, k: int) -> int:
-        """Use the local sampler without a shared prefix."""
+        """Run the local sampler without a shared prefix."""
         with patch("extract.sampling.local.token_sampler.common_prefix", lambda prompts: []):
             return self.ours(prompts, k)
 
     @torch.inference_mode()
     def generate(self, prompts: Prompts, k: int) -> int:
-        """Use the model's own `generate`. Tokens after the end of an answer do not count."""
+        """Run the model's own `generate`. Tokens after the end of an answer do not count."""
         ids, mask = left_padded(prompts, pad=0, device=self.model.device)
         out = self.model.generate(
             ids,
@@ -119,7 +119,7 @@ class Sides:
 
 
 def seconds_per_token(action: Any, *arguments: Any) -> float:
-    """Return the time of one call per drawn token."""
+    """Call a function that returns a number of tokens, and return the seconds per token."""
     start = time.perf_counter()
     n_tokens = action(*arguments)
     if torch.cuda.is_available():
@@ -140,7 +140,7 @@ def matmul_rate(model: Any) -> float:
 
 
 def flop_per_token(model: Any, prompts: Prompts, k: int, n_drawn: int) -> float:
-    """Return the operations of the matrix products with weights per drawn token, with each prompt processed once."""
+    """Return the FLOPs per drawn token in matrix products with weights, if each prompt is processed once."""
     head = model.lm_head.weight.numel()
     inner = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2)
     shared = len(common_prefix(prompts))
@@ -151,7 +151,7 @@ def flop_per_token(model: Any, prompts: Prompts, k: int, n_drawn: int) -> float:
 
 
 def main() -> None:
-    """Print the three figures."""
+    """Print the three results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=15)

@@ -1,7 +1,8 @@
-"""Measure the cost of a large store: bytes per answer, and seconds by number of shards for several operations.
+"""Measure the cost of large stores: bytes per answer, and the time per shard of several operations.
 
-The operations are listing, resuming, inspecting, verifying and indexing. The stores are like those of a served model,
-with `--rows` questions per block and one sample per shard (`--server.n 1`). The time per shard should be constant.
+The operations are listing, resuming, inspecting, verifying and indexing. Their time per shard should not grow with the
+number of shards. The stores resemble those sampled from a server, with `--rows` questions per block and one sample per
+shard (`--server.n 1`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ TOKENS_OF_TEXT = 4.5  # letters and a space per token, about as in English
 
 
 def make_store(folder: Path, n_blocks: int, n_rows: int) -> Store:
-    """Make a served store without answers."""
+    """Make a store without answers, for a model on a server."""
     questions = [
         Question(id=f"q{i:08d}", dataset="made", text=f"What is known of number {i}?", references=("x",))
         for i in range(n_blocks * n_rows)
@@ -80,7 +81,7 @@ def write_part(store: Store, part: SampleRange, table: pa.Table, right: NDArray[
 
 
 def bytes_of(n_tokens: int, n_rows: int = 1024) -> dict[str, float]:
-    """Return the seconds to read a million answers, and the bytes per answer in the table, the log and the grades.
+    """Return the bytes per answer in the table, the log and the grades, and the seconds to read a million answers.
 
     `n_rows` is the number of questions per block.
     """
@@ -105,7 +106,7 @@ def bytes_of(n_tokens: int, n_rows: int = 1024) -> dict[str, float]:
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """Return the time of a call."""
+    """Return the duration of a call in seconds."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
@@ -136,7 +137,7 @@ def by_parts(n_parts: int, n_rows: int, k: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the bytes and seconds."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", type=int, nargs="+", default=[250, 1000, 4000])
     parser.add_argument("--rows", type=int, default=64, help="number of questions per block")

@@ -1,4 +1,4 @@
-"""Compare probes over all tokens of an answer with probes of its last token and of the mean over its tokens.
+"""Compare probes that read all tokens of an answer with probes that read its last token or the mean over its tokens.
 
 All probes read the same answers at the same three layers, and are tested on the same folds. `best_sequence` is the
 sequence probe with the lowest validation loss in each fold.
@@ -39,7 +39,7 @@ BEST = "best_sequence"
 
 
 def recipe(n_questions: int) -> StoreRecipe:
-    """Return the recipe of configs/brief.yaml with 5 answers of at most 64 tokens and a prompt for one sentence."""
+    """Return the recipe of configs/brief.yaml, but with 5 answers of up to 64 tokens and a request for one sentence."""
     default = recipe_of("brief")
     prompt = replace(default.policy.prompt, template="{question} Answer in one sentence.")
     policy = replace(default.policy, prompt=prompt, max_new_tokens=64)
@@ -61,7 +61,10 @@ def data_of(signal: str, positions: tuple[str, ...], prefixes: bool = False) -> 
 
 
 def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[str, list[str]]]:
-    """Return the confidences with grades, the training seconds, and the layers chosen in the folds, by probe."""
+    """Return, for each probe, the graded confidences, the training time in seconds, and the choice in each fold.
+
+    The choice is a feature (`layer/position`); for `best_sequence`, it is a probe, and there is no training time.
+    """
     tokens = data_of("hidden_tokens", ("answer_tokens",))
     data = dict.fromkeys(SEQUENCE, tokens) | {name: data_of("hidden", where) for name, (_, where) in SINGLE.items()}
     every = tokens.every()
@@ -94,7 +97,7 @@ def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[st
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

@@ -27,7 +27,7 @@ from tests.helpers.transformers_server import DRAWS, prompt_lengths, transformer
 
 
 def refusal(folder: Path, recipe: StoreRecipe) -> str:
-    """Return the error message of sampling, or an empty string if there is no error."""
+    """Sample answers. Return the error message, or an empty string if there is no error."""
     try:
         sample(str(folder), recipe)
     except InputError as error:
@@ -63,7 +63,7 @@ def compared(store: Store, local: Store, n_answers: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--k", type=int, default=4)

@@ -1,4 +1,4 @@
-"""Kill the server sampler at random moments, while a proxy breaks a third of the replies.
+"""Kill `sample` at random moments while it samples from a server, with a proxy that breaks 30 % of the replies.
 
 Each answer must be stored once, and no stored answer may be requested again.
 """
@@ -63,7 +63,7 @@ def held(store: Path) -> Counter[tuple[str, int]]:
 
 
 def written(store: Path) -> int:
-    """Return the bytes of finished tables and of logs, including unfinished ones."""
+    """Return the total size in bytes of the answer tables and logs."""
     with suppress(FileNotFoundError):  # a log can be replaced by a table at any time
         return sum(path.stat().st_size for path in (store / "samples").glob("*[0-9].*") if path.suffix != ".json")
     return 0
@@ -98,7 +98,7 @@ def main() -> None:
         "--spread",
         type=float,
         default=1.0,
-        help="maximum time in seconds between the first answer of a run and the kill",
+        help="maximum time in seconds from the first answer of a run until the run is killed",
     )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, stub(seconds=0.02) as server, faults(server.url, stall=10) as proxy:

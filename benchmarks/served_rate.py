@@ -1,4 +1,7 @@
-"""Compare the request rate and peak memory of the server sampler with a plain `AsyncOpenAI` loop on a local stub."""
+"""Compare the request rate of the server sampler with that of a plain `AsyncOpenAI` loop, on a local stub server.
+
+The peak memory of the sampler is measured for two numbers of requests.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ async def bare_loop(url: str, prompts: list[str]) -> list[str | None]:
 
 
 def sampled(store: Path, questions: Path, server: Running) -> None:
-    """Run the sampler with the same requests."""
+    """Run the server sampler with the same requests as `bare_loop`."""
     options = Server(url=server.url, max_concurrency=IN_FLIGHT)
     policy = Decoding(temperature=1.0)
     recipe = StoreRecipe(
@@ -70,7 +73,7 @@ def command(store: Path, questions: Path, server: Running) -> list[str]:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--pairs", type=int, default=3)

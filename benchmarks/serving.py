@@ -1,8 +1,9 @@
 """Measure the server of `python -m probes serve`: its confidences, its latency and its throughput.
 
-The confidences of 1,000 questions (32 concurrent requests) are compared with those of `score`, the latency of
-`/v1/score` for one client with a forward pass in this process, and the requests per second with 32 clients with those
-of one client. The server reads the worked examples only once, so its latency can be shorter than the pass.
+Three comparisons are made: the confidences of 1,000 questions (32 concurrent requests) with those of `score`; the
+latency of `/v1/score` for one client with that of a forward pass in this process; and the throughput for 32 clients
+with that for one client. The server processes the worked examples only once, so its latency can be lower than that of
+the forward pass.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ async def answered(url: str, model: str, questions: Sequence[str], n_clients: in
 
 
 async def rate(url: str, questions: Sequence[str], n_clients: int) -> float:
-    """Return the scored questions per second, with one question per request."""
+    """Return the number of questions scored per second, with one question per request."""
     free = asyncio.Semaphore(n_clients)
     limits = httpx.Limits(max_connections=n_clients)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
@@ -59,13 +60,13 @@ async def rate(url: str, questions: Sequence[str], n_clients: int) -> float:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--probe", help="folder of a saved probe; by default, of the newest run")
+    parser.add_argument("--probe", help="folder of a saved probe (default: the probe of the newest run)")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--pairs", type=int, default=101)
-    parser.add_argument("--scored", type=int, default=256, help="number of questions for the rates")
+    parser.add_argument("--scored", type=int, default=256, help="number of questions used to measure the throughput")
     options = parser.parse_args()
     probe = options.probe or str(max(Path("runs").glob("*/probe"), key=lambda path: path.stat().st_mtime))
     loaded = load_probe(probe)

@@ -1,6 +1,6 @@
 """Sample and grade answers to three well-known question sets, and compare 50 grades per set with manual labels.
 
-It needs ../shared/data, or another folder with the same files (`--data`).
+The question sets are read from ../shared/data, or from another folder with the same files (`--data`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, data: Path, folder: Path) -> Store:
-    """Make the store of a set: 200 questions with 5 answers each."""
+    """Make the store of a question set: 200 questions with 5 answers each."""
     recipe = RECIPES[name] | {"questions": RECIPES[name]["questions"].format(data=data)}
     store = str(folder / f"sets-{name}")
     sample(store, StoreRecipe(n_questions=200, k=5, block_size=100, **recipe))
@@ -70,7 +70,7 @@ def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Make the stores, print unlabelled answers, and report the figures."""
+    """Make the stores, and print unlabelled answers and the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--stores", type=Path, default=Path("stores"))

@@ -1,4 +1,4 @@
-"""Make the results in docs/signals/: all signals of the answers to two question sets, and the grid of scores.
+"""Make the pages and plots in docs/signals/ from all signals of the answers to two question sets.
 
 The sets are 200 questions of `facts` and 100 of `qa_wikidata` (skipped without ../shared/data), with 4 answers each.
 """
@@ -41,7 +41,7 @@ def make() -> dict[str, str]:
 
 
 def read_anew(store: str) -> float:
-    """Return the seconds for reading all signals of the answers again."""
+    """Delete all signals of the answers, read them again, and return the reading time in seconds."""
     for signal in SIGNALS:
         shutil.rmtree(Path(store) / "signals" / signal / "sample", ignore_errors=True)
     start = time.perf_counter()
@@ -50,7 +50,7 @@ def read_anew(store: str) -> float:
 
 
 def keep_picture(picture: Path, name: str) -> None:
-    """Save a plot in docs/signals/ with 256 colours, a third of its size."""
+    """Save a plot in docs/signals/ with only 256 colours, which reduces the file to a third of its size."""
     with Image.open(picture) as image:
         few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(DOCS / "signals" / f"{name}-{picture.name}", optimize=True)
@@ -69,7 +69,7 @@ def keep(folder: Path, name: str) -> None:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Save the pages and plots, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep_read", action="store_true", help="do not read the signals again")
     options = parser.parse_args()

@@ -17,7 +17,7 @@ from tests.helpers.live import peak_bytes
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     cuda = torch.cuda.is_available()
     parser.add_argument("--layers", type=int, default=33)

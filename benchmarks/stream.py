@@ -1,4 +1,4 @@
-"""Compare streaming with plain generation: speed, text and logits, for random probes of SmolLM2-135M-Instruct."""
+"""Compare the speed, text and logits of streaming and plain generation, with random probes on SmolLM2-135M-Instruct."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYER = 18
 
 
 def attached_probes(model: Any, tokenizer: Any) -> dict[str, ConfidentModel]:
-    """Return one attached probe for each kind of feature."""
+    """Return one probe for each kind of feature, each attached to the model."""
     question = random_probe(model, tokenizer)
     d_model = model.config.hidden_size
 
@@ -43,7 +43,7 @@ def attached_probes(model: Any, tokenizer: Any) -> dict[str, ConfidentModel]:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=64)

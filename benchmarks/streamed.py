@@ -1,4 +1,4 @@
-"""Compare streamed fits with fits in memory, and measure the peak memory and the time of a streamed fit of 20 GB.
+"""Compare streamed and in-memory fits, and measure the peak memory and time of a streamed fit to 20 GB of features.
 
 The peak is the resident memory of `train.py`, including libraries and mapped pages of the store's files.
 """
@@ -37,7 +37,7 @@ class States:
     """Hidden states [question, layer, d_model] that are generated when questions are selected.
 
     Args:
-        accuracy: [question] accuracy, which determines the first coordinate of the upper half of the layers.
+        accuracy: Accuracies, [question]. They shift the first coordinate of the states in the upper half of the layers.
         layers: Number of layers.
         width: Width of a state.
     """
@@ -56,8 +56,8 @@ class States:
 def compared(folder: Path) -> tuple[dict[str, float], bool]:
     """Fit the probes to a small store, and save them to subfolders.
 
-    Returns the largest difference between confidences in memory and streamed, and whether the saved probes are the same
-    for 1, 2 and 7 workers.
+    Returns each probe's largest difference between in-memory and streamed confidences, and whether the saved probes are
+    the same for 1, 2 and 7 workers.
     """
     accuracy = np.random.default_rng(0).random(600)
     small = States(accuracy, 6, 48)[0 : len(accuracy)]
@@ -96,7 +96,7 @@ def read_seconds(files: list[Path]) -> float:
 
 
 def train(store: Path, name: str, workers: int) -> tuple[float, float]:
-    """Run `train.py` on a store with streamed features. Returns the peak memory in GiB and the seconds."""
+    """Run `train.py` on a store with streamed features. Returns the peak memory in GiB and the time in seconds."""
     command = [sys.executable, "train.py", f"--model={CLASSES[name]}", "--data.recipe=null", "--data.grader=made"]
     command += [f"--data.store={store}", "--data.in_memory=false", f"--data.num_workers={workers}"]
     command += ["--trainer.logger=false", f"--runs={store.parent / 'runs'}", "--n_resamples=200"]
@@ -111,7 +111,7 @@ def train(store: Path, name: str, workers: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=20)
     parser.add_argument("--layers", type=int, default=33)

@@ -1,4 +1,4 @@
-"""Compare the time to fit all layers together with the time to fit one layer after another, with Lightning's trainer.
+"""Time a joint fit of all layers against a separate fit of each layer, both with Lightning's trainer.
 
 The linear probe is fitted with five penalties in batches of 64. A layer that is identical for all questions is included
 only in the joint fit. On a GPU, the joint fit is also compared with the fit of a single layer.
@@ -22,7 +22,7 @@ BAR, BAR_OVER_ONE = 0.25, 1.5
 
 
 def one_layer(data: FeatureDataModule, place: int) -> FeatureDataModule:
-    """Return a datamodule with the same rows and targets but only one feature."""
+    """Return a datamodule with the same rows and targets, but with the hidden states of only one layer."""
     layer = int(data.feature_names[place].split("/")[0])
     single = FeatureDataModule(store=data.store_path, layers=[layer], batch_size=data.batch_size)
     single.setup()
@@ -30,7 +30,7 @@ def one_layer(data: FeatureDataModule, place: int) -> FeatureDataModule:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=40)

@@ -1,6 +1,6 @@
 """Measure the memory per answer during and after `load_table`, and the time for a million answers.
 
-The store is like that of a served model, with log-probabilities and parsed answers as long as their texts.
+The store imitates that of a served model, with log-probabilities but no token ids. Parsed answers equal the texts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ N_ROWS = 1000  # questions per block
 
 
 def build(folder: Path, n_questions: int, k: int, n_tokens: int) -> float:
-    """Make a graded store with k answers per question, and return the bytes of memory for one shard of answers."""
+    """Make a graded store with k answers per question. Returns the size of a shard of answers in memory, in bytes."""
     store, rng = make_store(folder, n_questions // N_ROWS, N_ROWS), np.random.default_rng(0)
     table = answers(store, SampleRange(0, 0, k), n_tokens, rng)
     for block in range(store.questions.n_blocks):

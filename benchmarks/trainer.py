@@ -1,6 +1,6 @@
 """Measure the overhead of Lightning by comparing `Trainer.fit` with a plain loop, for the linear probe of all layers.
 
-Both sides process the same batches in the same order, and their weights must be equal.
+Both process the same batches in the same order, and must end with equal weights.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def fit(data: FeatureDataModule, epochs: int) -> Linear:
 
 
 def loop(data: FeatureDataModule, epochs: int, device: torch.device) -> Linear:
-    """Run the same steps without the trainer."""
+    """Run the training and validation steps of `fit` in a plain loop."""
     L.seed_everything(0, verbose=False)
     module = Unlogged()
     batches, validation = data.train_dataloader(), data.val_dataloader()

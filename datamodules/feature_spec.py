@@ -94,7 +94,7 @@ class FeatureSpec:
             if value is not None and (self.scope == "question" or not tokens):
                 raise InputError(
                     f"Expected `{option}` to be omitted, but got {value!r}. Only token signals of answers are pooled. "
-                    "Omit it, or pass --data.target=response and a token signal in `signal` or `join`."
+                    f"Omit `{option}`, or pass --data.target=response and a token signal in `signal` or `join`."
                 )
         if self.pooling is not None:
             check_pooling(self.pooling)
@@ -137,7 +137,7 @@ class FeatureSpec:
     ) -> tuple[Tensor | TokenStates | StreamedFeatures, list[str], TokenFeatures | None]:
         """Read the features of a store with `n_rows` rows.
 
-        If `prefixes` is true, the result contains each row once per fraction, in the order of `fractions`.
+        If the spec's `prefixes` is true, the features contain all rows once per fraction, in the order of `fractions`.
 
         Returns:
             - Features [row, feature, width] float32, with NaN for missing values. For `hidden_tokens`, the features are

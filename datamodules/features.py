@@ -229,7 +229,7 @@ class FeatureDataModule(L.LightningDataModule):
         """Return each row's fold, [row] int64.
 
         `question` [row] int64 is the question of each row. All rows of a question are in the same fold. Folds are
-        stratified by the question's group and by whether it has a right answer.
+        stratified by question group and by whether the question has a right answer.
         """
         questions, place = question.cpu().unique(return_inverse=True)
         rows = questions.tolist()

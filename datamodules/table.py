@@ -261,7 +261,7 @@ def _align(table: pa.Table, question: NDArray[np.int64], sample: NDArray[np.int3
 
 
 def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[np.float64]:
-    """Read a model-based baseline's values [row] for the answers, in the order of `table.answers`; NaN if missing."""
+    """Read the values of a model-based baseline, [row], in the order of `table.answers`. Missing values are NaN."""
     asked = _align(store.asked.read(name, "sample"), table.answers.question, table.answers.sample, _ids(store))
     return asked["value"].to_numpy().astype(np.float64)
 

@@ -18,7 +18,9 @@ from extract.store.store import Store
 
 
 class UnionDataModule(FeatureDataModule):
-    """Questions of several stores with the same model, features and target. Each store is a group.
+    """Datamodule that combines the questions of several stores with the same model, features and target.
+
+    Each store is a group.
 
     Args:
         parts: Loaded datamodules that have no questions in common.
@@ -48,8 +50,8 @@ class UnionDataModule(FeatureDataModule):
 def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
     """Return the rows of all stores in `data.broader`, with each row's group and question id (see `original_ids`).
 
-    Test questions of `data` and their rewordings are left out. If a store was not graded by the grader of `data`,
-    the grades of its only grader are used.
+    Test questions of `data` and their rewordings are left out. If the grader of `data` has no grades in a store, the
+    store must have a single grader, whose grades are used.
 
     Raises:
         InputError: If a store differs from the store of `data` in the model or the features, or if no rows remain.

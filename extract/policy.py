@@ -76,7 +76,7 @@ class KnownDecoding:
     def of(cls, options: Mapping[str, Any], chat: bool) -> Self:
         """Create an instance from the options in a log. Invalid options become None, and unknown keys are ignored.
 
-        If `chat` is true, the prompts are chats. Otherwise, each question is used as the prompt without changes.
+        If `chat` is true, the chat template is applied. Otherwise, each question is used as the prompt without changes.
         """
         known = {name: options[name] for name, field in DECODING.items() if field.holds(options.get(name))}
         return cls(**known, prompt=PromptTemplate(chat=chat))

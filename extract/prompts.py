@@ -65,8 +65,8 @@ class PromptTemplate:
             )
         if self.shots < 0 or (self.examples and self.shots not in (0, len(self.examples))):
             raise InputError(
-                "Expected `prompt.shots` to be at least 0, and equal to the number of `prompt.examples` if both are "
-                f"set, but got {self.shots}. Set only one of them."
+                "Expected `prompt.shots` to be at least 0, and equal to the number of `prompt.examples` if both "
+                f"options are set, but got {self.shots}. Set only one of them."
             )
         object.__setattr__(self, "shots", self.shots or len(self.examples))
 
@@ -141,7 +141,10 @@ class PromptTemplate:
         return self.chat or not isinstance(prompt, str)
 
     def tokenize(self, tokenizer: Any, text: str, prompt: str | Sequence[dict[str, str]]) -> list[int]:
-        """Tokenize `text`, which begins with the rendered `prompt`. Special tokens are added only to plain text."""
+        """Tokenize `text`, which begins with the rendered `prompt`.
+
+        Special tokens are added only if the chat template is not applied.
+        """
         return tokenizer(text, add_special_tokens=not self.is_chat(prompt))["input_ids"]
 
     def _plain_examples(self) -> tuple[list[str], str]:

@@ -11,7 +11,7 @@ from extract.text import shown
 
 
 class Field(NamedTuple):
-    """Condition on a JSON value: a test, and a description for messages."""
+    """Requirement for a JSON value: a test, and a description for error messages."""
 
     expected: str
     holds: Callable[[Any], bool]
@@ -41,7 +41,7 @@ def number(expected: str, holds: Callable[[float], bool]) -> Field:
 
 
 def or_null(field: Field) -> Field:
-    """Field for null, or for any value that satisfies `field`."""
+    """Field that accepts null or any value that `field` accepts."""
     return Field(f"null, or {field.expected}", lambda value: value is None or field.holds(value))
 
 

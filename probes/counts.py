@@ -34,7 +34,7 @@ class Counts(Descent):
         self.bias = nn.Parameter(torch.zeros(len(self.penalties), n_features, n_classes))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Create parameters of the same shape as in the checkpoint, which depends on the number of classes."""
+        """Create parameters with the same shapes and the same number of classes as in the checkpoint."""
         self._n_classes = checkpoint["state_dict"]["bias"].shape[2]
         super().on_load_checkpoint(checkpoint)
 

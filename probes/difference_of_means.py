@@ -11,7 +11,7 @@ class DifferenceOfMeans(ClosedForm):
     """Linear probe along the difference μ₁ − μ₀ of two weighted means of the standardised features.
 
     A training row with expected accuracy p̂ has weight p̂ in μ₁ and weight 1 − p̂ in μ₀. The probe follows
-    Cencerrado et al. (arXiv 2509.10625), who use hard labels and raw features.
+    Cencerrado et al. (arXiv 2509.10625), but they use hard labels and raw features.
 
     Args:
         calibrator: Calibrator for the scores: platt or isotonic.

@@ -14,8 +14,8 @@ class KNN(AtOnce):
     """Probe that averages the measured accuracies of the nearest training rows, weighted by inverse distance.
 
     Distances are Euclidean and computed from standardised features. The probe follows the classifier of Entropy-Lens
-    (arXiv 2502.16570), which uses 25 neighbours, raw features and hard labels. A saved probe contains the features of
-    the training split.
+    (arXiv 2502.16570), which also uses 25 neighbours, but raw features and hard labels. A saved probe contains the
+    features of the training split.
 
     Args:
         n_neighbors: Number of neighbours, or a list of numbers to try.
@@ -59,7 +59,7 @@ class KNN(AtOnce):
         self.points, self.labels = nn.Buffer(features.transpose(0, 1).contiguous()), nn.Buffer(target.clone())
 
     def candidate_scores(self, features: Tensor) -> Tensor:
-        """Return scores [penalty, row, feature]. The first axis has one entry for each value of `n_neighbors`."""
+        """Return scores [penalty, row, feature]. The penalty axis has one entry per value of `n_neighbors`."""
         means = [
             neighbour_means(rows, points, self.labels, self.numbers)
             for rows, points in zip(features.unbind(1), self.points, strict=True)

@@ -7,7 +7,7 @@ from probes.ridge import Ridge
 
 
 class LayerAverage(Ridge):
-    """Average of ridge regressions, one for each layer in the upper half of the layers.
+    """Average of ridge regressions on the upper half of the layers, one regression per layer.
 
     The regressions predict the expected accuracy p̂ and have the same L2 penalty. If several positions are read, there
     is one average per position, and the best one is chosen.

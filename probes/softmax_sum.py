@@ -1,4 +1,4 @@
-"""Softmax-weighted probe."""
+"""Softmax-sum probe: a softmax-weighted sum over the tokens of an answer."""
 
 from probes.fitting.sequence import SequenceProbe
 from probes.saved.sequence_head import SoftmaxSumHead

@@ -13,7 +13,7 @@ _FIXED = ("max_new_tokens", "stop", "prompt")
 def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
     """Return the unit in which outputs are compared.
 
-    The default is tokens if all tokenizers are known to be equal, and words otherwise.
+    The default is tokens if all tokenizers are known to be the same, and words otherwise.
     """
     known = {source.tokenizer for source in sources}
     if unit is None:
@@ -27,7 +27,8 @@ def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
         )
     if without := next((source for source in sources if unit not in source.units), None):
         raise InputError(
-            f"Expected {without.name!r} to have outputs in {unit}, but it has only {without.units[0]}. "
+            f"Expected the outputs of {without.name!r} to be available in {unit}, but they are available only in "
+            f"{without.units[0]}. "
             + (
                 "To compare token ids without checking that they come from the same tokenizer, pass --unit tokens."
                 if unit == "words"

@@ -142,9 +142,9 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the temperatures of one half of a reference's outputs by comparison with the other half.
+    """Estimate each temperature of a reference from one half of its outputs, with the other half as the reference.
 
-    Returns the estimates [resample, temperature] for all temperatures of the reference, averaged over the metrics.
+    Returns the estimates [resample, temperature], averaged over the metrics.
     """
     temperatures = np.array([*grid])
     known, held_out = (

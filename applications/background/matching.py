@@ -1,6 +1,7 @@
 """Find the temperature at which a reference varies as much as the tested system.
 
-Resampling weights [resample, prompt] sum to 1 in each row and are shared by the reference and the tested system.
+Each row of the resampling weights [resample, prompt] sums to 1. The reference and the tested system have the same
+weights.
 """
 
 import numpy as np

@@ -75,7 +75,7 @@ def of_store(store: Store) -> Source:
 def prompts_of(store: Store) -> dict[str, str]:
     """Return a dict from question id to prompt.
 
-    A prompt is a question with its answer choices, or the messages as JSON.
+    A prompt is a question with its answer choices, or a list of chat messages as JSON.
     """
     prompts = {one.id: one.prompt for one in store.questions}
     return {id_: one if isinstance(one, str) else canonical_json([*one]) for id_, one in prompts.items()}

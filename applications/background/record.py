@@ -115,12 +115,12 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 
 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
-    """Return a record of the upper limit, which is the largest `temperature_limit` of all references.
+    """Return a record of the upper limit of the background temperature: the largest limit over all references.
 
     Returns None if the tested system has different outputs for the same prompt.
 
-    The `inclusive` entry is true if the background temperature can equal the limit. If `inclusive` is false, the limit
-    is the lowest nonzero temperature of a grid.
+    The limit from a reference is its `temperature_limit` or, if that is None, its lowest nonzero temperature. In the
+    latter case, the background temperature is below the limit, and `inclusive` is false.
     """
     if estimate.mismatch_rate is None:
         return None
@@ -131,7 +131,7 @@ def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] |
 
 
 def prompt_table(systems: Systems, estimate: Estimate) -> pa.Table:
-    """Return the metrics, with one row per prompt, system and temperature (null for the tested system)."""
+    """Return the metrics, one row per prompt, system and temperature. The tested system's temperature is null."""
     rows: list[dict[str, Any]] = []
 
     def add(name: str, temperature: float | None, outputs: Sequence[Counted], values: Mapping[str, Array]) -> None:

@@ -28,7 +28,7 @@ class Systems:
         prompts: Texts of the prompts, or question ids if any system is a store.
         tested: Outputs of the tested system, [prompt].
         references: For each reference, a dict from temperature (ascending) to outputs [prompt].
-        unit: Unit of the outputs.
+        unit: Unit in which the outputs are compared, ``tokens`` or ``words``.
         limit: Maximum number of tokens per output.
         n_unshared: Number of prompts that are left out because some systems have no outputs for them.
     """
@@ -95,7 +95,7 @@ def _read_references(path: str) -> Iterator[tuple[str, dict[float, Source]]]:
 
 
 def read_systems(tested: Source, references: References, unit: Unit | None, shared: bool) -> Systems:
-    """Read the outputs of all systems in the same unit (see `choose_unit`), and check that they can be compared.
+    """Read all systems' outputs in one common unit (see `choose_unit`), and check that the systems can be compared.
 
     If the prompts differ and `shared` is True, only the prompts that all systems have are used.
     """

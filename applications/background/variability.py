@@ -11,7 +11,7 @@ from rapidfuzz.process import cdist
 
 #: One output, as a sequence of tokens or words.
 Output = Sequence[Hashable]
-#: Number of random subsets for MEMF.
+#: Number of random subsets for `max_exact_match`.
 N_SUBSETS = 1000
 
 
@@ -110,8 +110,7 @@ class Metric:
 
     Attributes:
         label: Name in tables and plots.
-        compute: Function with three arguments: the outputs for one prompt, the token limit, and the `n` of
-            `max_exact_match`.
+        compute: Function of the outputs for one prompt, the token limit, and the argument `n` of `max_exact_match`.
         rises: Whether the metric increases with temperature.
         authors: Name in Messina and Scotta's table, or None.
     """
@@ -133,8 +132,8 @@ METRICS = {
 def measure(outputs: Sequence[Counted], limit: int, n: int) -> dict[str, NDArray[np.float64]]:
     """Compute all metrics [prompt], rounded to 12 digits.
 
-    Each prompt must have at least two outputs. `n` is the number of outputs for MEMF, and must be the same for all
-    systems in a comparison.
+    Each prompt must have at least two outputs. `n` is the number of outputs that `max_exact_match` uses, and must be
+    the same for all systems in a comparison.
     """
     return {
         name: np.array([metric.compute(one, limit, n) for one in outputs]).round(12) for name, metric in METRICS.items()

@@ -59,7 +59,7 @@ def mean_cost(right: NDArray[np.int64], known: NDArray[np.int64]) -> float:
 def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
     """Return the budgets [row, level] at which each curve reaches the given levels; NaN for levels not reached.
 
-    `curve` [row, answers] is the success at budgets of 1, 2, 3, … answers per question, and is interpolated linearly.
+    `curve` [row, answers] is the success rate at budgets of 1, 2, 3, … answers per question, interpolated linearly.
     """
     level, curve = level.round(decimals=12), torch.nn.functional.pad(curve, (1, 0)).round(decimals=12)
     upper, share = _place(curve, level)

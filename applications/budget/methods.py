@@ -25,7 +25,7 @@ Method = tuple[str, str]
 
 
 class Setting(NamedTuple):
-    """Answers that can be drawn, and the gains by which each method allocates them.
+    """Answers that can be drawn, and the gains that each method uses to allocate them.
 
     Attributes:
         right: Number of right answers, [question].

@@ -1,4 +1,4 @@
-"""Record, table and Markdown page for a comparison of allocations."""
+"""Build the record, the table and the Markdown page that compare allocations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -141,7 +141,7 @@ def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence
 
 
 def budget_verdict(record: dict[str, Any]) -> str:
-    """Return sentences that compare each allocation with the uniform one, at the middle budget."""
+    """Return a summary that compares each method with uniform allocation at the median budget."""
     methods = {(one["confidence"], one["gain"]): one for one in record["settings"]["all"]["methods"]}
     budget = record["budgets"][(len(record["budgets"]) - 1) // 2]
     shown = [

@@ -45,7 +45,7 @@ def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | A
         losses: Losses in [0, 1], [question, threshold] or [question, 1]. The order of the questions must not depend on
             their losses.
         is_kept: Whether the question is answered, [question, threshold] bool.
-        risk: Bound that the mean loss exceeds under the tested hypothesis.
+        risk: The tested hypothesis is that the mean loss exceeds this bound.
         level: Confidence level 1 − δ, such as 0.9, or one confidence level for each threshold.
     """
     left = np.maximum(is_kept.sum(0).astype(float), 1)

@@ -1,4 +1,4 @@
-"""Record, table and Markdown page for certified thresholds."""
+"""Build the record, the table and the Markdown page for certified thresholds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +29,10 @@ _N_POINTS = 40
 
 
 class Decided(NamedTuple):
-    """Questions with a known grade and a confidence from every source, as rows of a store's question table."""
+    """Questions of a store with a known grade and a confidence from every source.
+
+    `rows` contains their row indices in the question table `table`.
+    """
 
     store: Store
     table: QuestionTable

@@ -1,8 +1,8 @@
 """Routing between a cheap and a strong store with answers to the same questions.
 
-A question is routed to the strong store if its confidence for the cheap store is below a threshold. The cost of an
-answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong store. A routed
-question also costs the prompt tokens that the probe reads in the cheap store.
+A question is routed to the strong store if the confidence in the cheap store's answer is below a threshold. The cost of
+an answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong store. A routed
+question also costs the prompt tokens that the cheap model reads for the probe.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Pair(NamedTuple):
     Attributes:
         cheap, strong: Measured accuracies.
         cheap_cost, strong_cost: Mean costs of an answer.
-        reading_cost: Number of prompt tokens that the probe reads in the cheap store.
+        reading_cost: Number of prompt tokens that the cheap model reads for the probe.
     """
 
     cheap: Array
@@ -53,8 +53,8 @@ class Pair(NamedTuple):
 def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
     """Read the accuracies and costs of the questions that are in both stores and have a confidence.
 
-    `rows` [question] is an array of row numbers in the cheap store's question table. Returns the indices of the shared
-    questions in this array, and the accuracies and costs of these questions.
+    `rows` [question] contains the row indices of all questions with a confidence, in the cheap store's question table.
+    Returns the positions of the shared questions in `rows`, and their accuracies and costs.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)
     of_stores = zip(panel.tables, (shared, panel.rows[1][of_panel]), strict=True)
@@ -64,7 +64,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
     )
     if len(shared) < 2:
         raise InputError(
-            "Expected `store` and `strong` to have at least two questions with confidences in common, but got "
+            "Expected `store` and `strong` to share at least two questions that have confidences, but they share "
             f"{len(shared)}. Leave out `strong`, or pass a different store."
         )
     if not np.isfinite(cheap_cost + strong_cost).all():

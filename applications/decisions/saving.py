@@ -1,4 +1,4 @@
-"""Store certified thresholds in the config.json of a saved probe."""
+"""Write certified thresholds to the config.json of a saved probe."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,9 +37,9 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
     names = [method if Path(source).is_dir() else confidence_name(source) for source in sources]
     if names != [method]:
         raise InputError(
-            f"Expected `confidences` to have exactly one source, named {method!r} like the method of the probe in "
-            f"{folder!r}, but got {', '.join(map(str, names)) or 'none'}. Pass the out-of-fold predictions of this "
-            "method."
+            f"Expected `confidences` to have exactly one source, and its name to be {method!r}, the method of the "
+            f"probe in {folder!r}, but got {', '.join(map(str, names)) or 'none'}. Pass the out-of-fold predictions of "
+            "this method."
         )
 
 

@@ -31,7 +31,7 @@ class Clustering(NamedTuple):
         distance: Euclidean distance of each question to the centre of its cluster, in the space of the principal
             components, [question] float64.
         n_distinct: Number of distinct embeddings.
-        stability: Result of `stability`. Empty if the number of clusters was given.
+        stability: Result of the function `stability`. Empty if the number of clusters was given.
     """
 
     cluster: NDArray[np.int64]
@@ -72,7 +72,7 @@ def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: 
 
 
 def stability(points: Vectors, seed: int = 0) -> dict[int, NDArray[np.float64]]:
-    """Measure how well clusterings of two disjoint random halves of the points [point, component] agree.
+    """Measure the agreement between clusterings of two disjoint random halves of the points [point, component].
 
     The points are split several times. Both halves of a split are clustered, and all points are assigned to the nearest
     centre of each clustering. The agreement is the adjusted Rand index of the two assignments (Lange et al.,

@@ -24,8 +24,8 @@ def domains(
             `python -m extract ask --baselines '[text_embedding]'`.
         confidences: Confidences to compare with the accuracy: folders of saved probes, or FILE:COLUMN for columns of
             Parquet or CSV files. They must not depend on the grades of the same questions.
-        clusters: Number of clusters. By default, it is chosen by how well clusterings of random halves of the
-            questions agree.
+        clusters: Number of clusters. By default, it is chosen based on the agreement between clusterings of random
+            halves of the questions.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the page, record, table and plot. The default is runs/domains-STORE.
         seed: Seed for the halves and the initial centres of k-means.

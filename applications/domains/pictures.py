@@ -16,8 +16,8 @@ _N_WORDS = 3
 def domains_picture(record: dict[str, Any]) -> Figure:
     """Draw a forest plot of the clusters.
 
-    Significant differences from the other questions, and significant gaps between a confidence and the accuracy, are
-    blue (positive) or red (negative).
+    Blue (positive) and red (negative) mark significant differences between a cluster and the other questions, and
+    significant gaps between a confidence and the accuracy.
     """
     clusters, names = record["clusters"], record["confidences"]
     order = sorted(range(len(clusters)), key=lambda one: -(clusters[one]["accuracy"]["value"] or 0))

@@ -33,7 +33,7 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
 
     The class of a question is its first reference, such as the letter of the right option. Answers are treated as
     classes if there are 2 to 20 distinct classes and at least two questions per class on average. For private
-    questions, the classes must also be option letters, because their names are displayed.
+    questions, the classes must also be option letters, because class names are displayed.
     """
     if any(question.private and question.kind != "choice" for question in questions):
         return None
@@ -47,11 +47,11 @@ def find_classes(questions: Sequence[Question]) -> Classes | None:
 
 
 def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Question], classes: Classes) -> Values:
-    """Return the fraction of each question's graded answers in each class, [question, class + 1] float64.
+    """Return the fraction of each question's graded answers in each class, [question, n_classes + 1] float64.
 
     A right answer is in the class of its question, and a wrong answer in the class that it names. The last column is
     for wrong answers that name no class, several classes or the class of their question. An answer names a class if it
-    contains the class name or an alias as whole words. A name of one letter must be the entire answer, apart from
+    contains the class name or an alias as whole words. A one-letter name must be the entire answer, apart from
     punctuation.
     """
     n_classes, answers = len(classes.names), table.answers
@@ -78,7 +78,8 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
 def _names(answer: str, names: set[str]) -> bool:
     """Return whether an answer gives one of `names`.
 
-    A name of one letter must be the entire answer. A longer name may occur anywhere in it, as whole words.
+    A one-letter name must be the entire answer, apart from punctuation. A longer name may occur anywhere in the answer,
+    as whole words.
     """
     letters = {name for name in names if len(name) == 1 and name.isalpha()}
     return answer.strip(" .():") in letters or contains_answer(answer, names - letters)
@@ -96,7 +97,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
         - `classes`: Name, number of questions and metrics of each class.
         - `macro`: Macro averages of the metrics.
         - `n_averaged`: Number of classes in each macro average.
-        - `confusion`: Sums of `shares` over the questions of each class, [class, class + 1].
+        - `confusion`: Sums of `shares` over the questions of each class, [class, n_classes + 1].
     """
     n, n_classes = len(shares), len(classes.names)
     actual = np.eye(n_classes)[:, classes.truth]

@@ -101,7 +101,7 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
     known = np.stack([table.known[of_store] for table, of_store in zip(tables, rows, strict=True)]).min(0) > 0
     if known.sum() < 2:
         raise InputError(
-            f"Expected at least two questions to have known grades from {grader!r} in every store, but got "
+            f"Expected at least two questions to have known grades from {grader!r} in every store, but found "
             f"{known.sum()}. Grade the answers with a different grader."
         )
     names = [store.path.resolve().name for store in stores]
@@ -194,6 +194,6 @@ def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
     if (n_found := np.isfinite(values).all(0).sum()) < 2:
         raise InputError(
             f"Expected at least two of the {values.shape[1]} compared questions to have a confidence in every store, "
-            f"but got {n_found}. Pass confidences for the questions that the stores share."
+            f"but found {n_found}. Pass confidences for the questions that the stores share."
         )
     return values

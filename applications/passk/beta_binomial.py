@@ -1,4 +1,4 @@
-"""Beta-binomial models of accuracies, with and without questions that are never answered correctly.
+"""Beta-binomial and zero-inflated beta-binomial models of per-question accuracy.
 
 The probability p of a right answer has a Beta(α, β) distribution over questions (arXiv 2510.05197). In the
 zero-inflated model, p is 0 for a fraction π₀ of questions.
@@ -167,7 +167,7 @@ Quantity = Callable[[Values], tuple[float, Values]]
 
 
 def coordinate(name: str) -> Quantity:
-    """Return the function that selects the coordinate of the parameter `name`. See `Quantity`."""
+    """Return the function that selects one of the coordinates ln α, ln β and π₀ by parameter name. See `Quantity`."""
     slope = np.eye(3)[PARAMETERS.index(name)]
     return lambda at: (float(slope @ at), slope)
 

@@ -4,7 +4,7 @@ The functions share these arguments:
 
 - `right`, `known` [question]: number c of right answers and number n of graded answers. If sampling stopped at a right
   answer, the estimates are biased.
-- `k` [k]: numbers of answers, each at least 1.
+- `k` [k]: values of K in Pass@K, each at least 1.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def none_right(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 def all_wrong(right: Counts, known: Counts, most: int) -> Values:
     r"""Compute the probability :math:`\binom{n-c}{j} / \binom{n}{j}` that j answers are all wrong, for j ≤ `most`.
 
-    `right` and `known` can have any number of axes. The result, [most + 1, ...], is 0 for j > n.
+    `right` (c) and `known` (n) can have any number of axes. The result, [most + 1, ...], is 0 for j > n.
     """
     right, known = np.broadcast_arrays(right, known)
     drawn = np.arange(most).reshape(-1, *(1,) * known.ndim)
@@ -94,7 +94,7 @@ def predict_from_prior(a: Values, b: Values, k: Sequence[int]) -> Values:
 
 
 def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Compute unbiased estimates [k, question] of the squared errors (S − θ)² of predictions S of Pass@K.
+    r"""Compute unbiased estimates [k, question] of the squared errors (S − θ)² of Pass@K predictions S.
 
     θ is the true Pass@K. If a and b are estimates of θ from two disjoint halves of the answers, the expectation of
     (S − a)(S − b) is (S − θ)². The mean of this product over all divisions into halves is
@@ -107,7 +107,7 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
         predicted: Predictions that do not depend on the graded answers, [k, question].
         right: Number of right answers, [question].
         known: Number of graded answers, [question], each at least 2 · max(k).
-        k: Numbers of answers.
+        k: Values of K in Pass@K.
     """
     missed = 1 - predicted
     return missed**2 - 2 * missed * none_right(right, known, k) + none_right(right, known, [2 * one for one in k])

@@ -1,4 +1,4 @@
-"""Unbiased squared errors of Pass@K predictions for individual questions."""
+"""Unbiased estimates of the squared errors of Pass@K predictions for individual questions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,7 +51,7 @@ def error_records(
         counts: Dict of pairs. A pair contains the numbers of right answers and of graded answers, each [question]. The
             pair with the key `False` counts all answers. The pair with the key `True` counts only the answers with odd
             indices, and is used to score confidences that were computed from the answers with even indices.
-        k: Numbers of answers, in ascending order.
+        k: Values of K in Pass@K, in ascending order.
 
     Returns:
         A list with one dict per method. The list is empty if there is only one question. The dicts have these entries:

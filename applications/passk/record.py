@@ -1,4 +1,4 @@
-"""Record, table and Markdown page of Pass@K."""
+"""Build the record, the table and the Markdown page for Pass@K."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
 
 
 def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -> list[dict[str, Values]]:
-    """For each store, return a dict from name to confidences [question]."""
+    """For each store, return a dict from the name of each source to its confidences [question]."""
     found, reserved = [], [*COLUMNS, "pass", "posterior", *(f"pass_at_{one}" for one in k)]
     for store in graded.stores.values():
         named = named_confidences(sources, store, reserved)
@@ -89,9 +89,7 @@ def passk_record(
     most = int(known.min())
     k = [one for one in DEFAULT_K if one <= most] if k is None else sorted(set(k))
     if not k:
-        raise InputError(
-            "Expected `k` to contain at least one number of answers, but it is empty. Pass '[1,4]', for example."
-        )
+        raise InputError("Expected `k` to contain at least one value, but it is empty. Pass '[1,4]', for example.")
     confidences = read_confidences(graded, sources, k)
     groups, group = np.unique(np.array(graded.tables[0].groups)[graded.rows], return_inverse=True)
     ids = [graded.tables[0].ids[row] for row in graded.rows]
@@ -121,7 +119,7 @@ def passk_record(
 
 
 class _Measured(NamedTuple):
-    """The counts and the groups [question] of one store, the values of k, and the options of the bootstrap."""
+    """Answer counts and question groups [question] of one store, the values of k, and the bootstrap options."""
 
     right: Counts
     known: Counts

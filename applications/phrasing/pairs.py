@@ -17,7 +17,7 @@ LIKELIHOOD = "likelihood"
 
 
 class Cells(NamedTuple):
-    """Results for each form and pair. A pair contains all questions about a fact. A form is a kind of phrasing.
+    """Results for each form and pair. A pair contains all questions about the same fact. A form is a kind of phrasing.
 
     Attributes:
         pairs: Values of ``meta.pair``, sorted.
@@ -25,7 +25,7 @@ class Cells(NamedTuple):
         n_questions: Numbers of questions with a known grade, [form, pair].
         n_answers: Numbers of graded answers to these questions, [form, pair].
         accuracy: Mean accuracy on these questions, [form, pair]; NaN if there are none.
-        likelihood: Mean log-probability per token of the right continuation in nats, [form, pair]; NaN if unknown.
+        likelihood: Mean log-probability per token of the correct continuation, in nats, [form, pair]; NaN if unknown.
         n_left_out: Number of questions without a pair, a form or a known grade.
     """
 
@@ -82,7 +82,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
 
 
 def target_likelihoods(asked: pa.Table) -> Values:
-    """Return the mean log-probability per token of the right continuation, in nats, with shape [question]."""
+    """Return the mean log-probability per token of the correct continuation, in nats, with shape [question]."""
     columns = (asked[name].to_pylist() for name in ("logprobs", "n_tokens", "target"))
     return np.array(
         [

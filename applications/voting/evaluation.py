@@ -64,7 +64,7 @@ class Evaluation:
 
 
 def prior_name(confidence: str) -> str:
-    """Return the name of the method that uses the `prior` rule with a confidence."""
+    """Return the name of the method that uses the `prior` rule with the given confidence."""
     return f"{PRIOR}_{confidence}"
 
 
@@ -156,12 +156,12 @@ def _cross_tuned(
 
 
 def _share_right(ballots: list[Ballots], questions: NDArray[np.bool_]) -> float:
-    """Return the mean accuracy of the questions in a mask [question]."""
+    """Return the mean accuracy on the questions that a mask [question] selects."""
     return float(np.mean([ballots[i].right[ballots[i].classes].mean() for i in np.flatnonzero(questions)]))
 
 
 def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: NDArray[np.float64]) -> list[Prior]:
-    """Fit κ and θ on the questions in a mask. Return the prior of every question."""
+    """Fit κ and θ to the questions that a mask [question] selects, and return the prior of every question."""
     counts = [
         (one.right[one.classes].sum(), len(one.classes), (~one.right[np.unique(one.classes)]).sum()) for one in ballots
     ]

@@ -1,4 +1,4 @@
-"""Record, Markdown page and table of a comparison of votes and stopping rules."""
+"""Build the record, the Markdown page and the table that compare votes and stopping rules."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -12,7 +12,9 @@ from extract.sampling.stopping import Answers, StoppingRule
 
 
 class Outcome(NamedTuple):
-    """Results of a rule, averaged over random orders of the answers. Shapes are [threshold] or [threshold, question].
+    """Results of a stopping rule, averaged over random orders of the answers.
+
+    Shapes are [threshold] or [threshold, question].
 
     Attributes:
         accuracy: Fraction of orders in which the decision is right.
@@ -54,7 +56,7 @@ class Replay:
         return Outcome(*np.array(found).T)
 
     def by_answers(self, numbers: Iterable[int]) -> NDArray[np.float64]:
-        """Return the accuracy of the majority vote over the first n answers; NaN if there are fewer than n answers."""
+        """Return the accuracy of the majority vote over the first n answers, for each n; NaN if there are fewer."""
         means = self.right.mean(0)
         return np.array([means[n - 1] if n <= len(means) else np.nan for n in numbers])
 

@@ -1,4 +1,6 @@
-"""Write a log with lm-evaluation-harness. Runs in .peers/lm-eval, to make test data for `python -m extract import`.
+"""Write a log with lm-evaluation-harness, as test data for `python -m extract import`.
+
+Run this script in the environment .peers/lm-eval.
 
 Arguments: a JSON Lines file of questions (id, text, references, group), the folder of a model, the folder for the log,
 and the number of answers to each question.
@@ -14,7 +16,7 @@ EXAMPLES = "Question: What is the capital of France?\nAnswer: Paris\nQuestion: W
 
 
 def main() -> None:
-    """Ask every question at temperature 0.7. Score the first answer in two ways, and the most frequent one."""
+    """Ask every question at temperature 0.7. Score the first answer (whole and shortened) and the majority vote."""
     questions, model, folder, repeats = sys.argv[1:]
     short = {"function": "regex", "regex_pattern": "\\s*([^\n.]+)"}
     task = {
@@ -37,7 +39,7 @@ def main() -> None:
         ],
     }
     with TemporaryDirectory() as tasks:
-        (Path(tasks) / "facts.yaml").write_text(json.dumps(task), encoding="utf-8")  # JSON is YAML
+        (Path(tasks) / "facts.yaml").write_text(json.dumps(task), encoding="utf-8")  # JSON is valid YAML
         options = {
             "--model": "hf",
             "--model_args": f"pretrained={model},dtype=float32",

@@ -1,6 +1,7 @@
-"""Score multiple-choice questions with lm-evaluation-harness. Runs in .peers/lm-eval, for `benchmarks.harness`.
+"""Score multiple-choice questions with lm-evaluation-harness.
 
-Reads JSON from the standard input and writes {task: results} to the standard output.
+`benchmarks.harness` runs this script in the environment .peers/lm-eval. The script reads JSON from standard
+input and writes {task: results} to standard output.
 """
 
 import json
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def write_task(folder: Path, name: str, rows: list[dict]) -> None:
-    """Write a task file and its data. JSON is valid YAML."""
+    """Write a task's YAML file and its data. The YAML file contains JSON, which is valid YAML."""
     data = folder / f"{name}.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
     task = {

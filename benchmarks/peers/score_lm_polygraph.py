@@ -1,6 +1,7 @@
-"""Score samples with lm-polygraph's own estimators and metrics. Runs in .peers/lm-polygraph, for `benchmarks.parity`.
+"""Score samples with lm-polygraph's own estimators and metrics.
 
-Reads JSON from the standard input and writes {method: values} to the standard output.
+`benchmarks.parity` runs this script in the environment .peers/lm-polygraph. The script reads JSON from standard
+input and writes {method: values} to standard output.
 """
 
 import json
@@ -72,7 +73,7 @@ def entailment(similarity: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def metrics(uncertainty: list[float], accuracy: list[float], nll: list[float], right: list[float]) -> dict[str, float]:
-    """Compute the metrics of the uncertainties of questions, and of right and wrong answers."""
+    """Compute metrics of `uncertainty` against `accuracy` for questions, and of `nll` against `right` for answers."""
     found, normalised = {}, ue_metrics.ue_metric.normalize(accuracy)
     for share in (1.0, 0.5):
         area = ue_metrics.PredictionRejectionArea(share)

@@ -1,6 +1,7 @@
-"""Score samples with uqlm's own scorers. Runs in .peers/uqlm, for `benchmarks.parity`.
+"""Score samples with uqlm's own scorers.
 
-Reads JSON from the standard input and writes {method: values} to the standard output.
+`benchmarks.parity` runs this script in the environment .peers/uqlm. The script reads JSON from standard
+input and writes {method: values} to standard output.
 """
 
 import itertools
@@ -22,12 +23,12 @@ class NeverEntails(NLI):
         self.probabilities, self.label_mapping = {}, ["contradiction", "neutral", "entailment"]
 
     def predict_batch(self, pairs: list[tuple[str, str]]) -> np.ndarray:
-        """Return a contradiction for every pair."""
+        """Return label probabilities [pair, label], with probability 1 for contradiction."""
         return np.tile([1.0, 0.0, 0.0], (len(pairs), 1))
 
 
 class GivenEmbeddings(CosineScorer):
-    """Cosine scorer with given embeddings. Each text is the index of its embedding."""
+    """Cosine scorer with precomputed embeddings. It takes indices of embeddings, as strings, in place of texts."""
 
     def __init__(self, embeddings: list[list[float]]) -> None:
         self.embeddings, self.max_length = np.array(embeddings), 2000

@@ -37,7 +37,7 @@ class AskContext:
         nli_model: Hub id or folder of an entailment classifier, or None.
         grader: Grader that normalises answers for `entailment`. By default, the store's only grader.
         max_new_tokens: Maximum length of a reply for `verbalized`, in tokens.
-        continuations: Whether `likelihood` scores the letters or the texts of the options.
+        continuations: What `likelihood` scores for each option: its letter (letters) or its text (texts).
     """
 
     load: Lazy[tuple[Any, Any]]
@@ -80,7 +80,7 @@ class AskedBaseline(ABC):
     def settings(self, scope: Scope) -> dict[str, Any]:
         """Return the settings as JSON values: the model, the prompts and the options.
 
-        The settings must be the same for all files of a scope.
+        All shards of the same scope must have the same settings.
         """
 
     @property

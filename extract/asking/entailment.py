@@ -80,7 +80,9 @@ def cluster(
 
 
 class Classifier(TextReader):
-    """Entailment classifier with the labels entailment, neutral and contradiction, in any order. See `TextReader`.
+    """Entailment classifier with the labels entailment, neutral and contradiction, in any order.
+
+    See `TextReader` for the attributes.
 
     Raises:
         InputError: If the model can't be loaded or has different labels.
@@ -108,10 +110,10 @@ class Classifier(TextReader):
 
 
 class Entailment(AskedTable):
-    """Stores the cluster of each answer. The classifier reads the question and the first line of the answer.
+    """Baseline that stores the id of each answer's cluster.
 
-    New samples are added to the clusters of earlier samples, so the result does not depend on how samples are divided
-    into ranges.
+    The classifier reads the question and the first line of the answer. New samples are added to the clusters of earlier
+    samples, so the clusters are the same whether the samples are stored as one range or as several.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:
@@ -141,7 +143,7 @@ class Entailment(AskedTable):
         return {**self.classifier.settings, "grader": self._grader, "entailment": "strict", "text": text}
 
     def rows(self, shard: Shard, progress: Done) -> list[dict[str, Any]]:
-        """Return one row per answer, with the id of its cluster as the value."""
+        """Return one row per answer, with its cluster id as `value`."""
         assert isinstance(shard, SampleRange)
         clusters: dict[str, Clusters] = defaultdict(Clusters)
         for earlier in self.store.samples.ranges():

@@ -60,7 +60,10 @@ def parse_confidence(text: str, ended: bool = True) -> float | None:
 
 
 class Verbalized(AskedTable):
-    """Asks the model for a probability, up to `ATTEMPTS` times. The value is null if no reply has a probability."""
+    """Baseline that asks the model for the probability that its answer will be right.
+
+    The model is asked up to `ATTEMPTS` times per question. If no reply contains a probability, the value is null.
+    """
 
     @cached_property
     def decoding(self) -> Decoding:

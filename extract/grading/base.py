@@ -21,7 +21,7 @@ class Grade(NamedTuple):
 
 
 class Case(NamedTuple):
-    """An answer to grade, without reasoning."""
+    """An answer to grade, with its reasoning removed."""
 
     question: Question
     text: str

@@ -48,7 +48,7 @@ _AFTER_LETTER = re.compile(
     r"[ \t]+(?!(?:is|are|was|seems|looks|must|would|because|since|as|and|or|not|maybe|possibly|which|for|due|unlike"
     r"|rather)\b)[A-Za-z]{2}"
 )
-#: Words that exempt the next option from a denial: "all options except B are wrong".
+#: Words that exempt the next option from a negation: "all options except B are wrong".
 _EXCEPTED = re.compile(
     r"\b(?:except(?: for)?|other than|(?:all|any|every)(?:thing)?(?: options?| choices?| answers?)? but)"
     rf"{FILLERS}{OPENING}$",
@@ -69,7 +69,7 @@ _REJECTED_BEHIND = re.compile(
 )
 #: A line that begins with an option's letter and a punctuation mark.
 _HEAD = re.compile(r"^[(\[*]{0,2}([A-Z])[)\].:*].*$", re.MULTILINE)
-#: Signs that are part of an option's text.
+#: Symbols that are part of an option's text.
 _SIGN = re.compile(r"[+/^<>≤≥≠=×·#%°√]|(?<=\d)[.,](?=\d)|[-−–‐](?=\s?[\d.])|(?<=[\d\s])\*(?=[\d\s])")
 _TOUCHING = frozenset("+/^<>≤≥≠×·#%°√.,-*")
 _ARTICLE = re.compile(r"\b(?:[Tt]he|[Aa]n?)\s+(?!(?:and|or|nor)\b)(?=\w)")
@@ -155,7 +155,7 @@ def _plain(text: str) -> str:
 
 
 def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: int | None = None) -> list[_Letters]:
-    """Find the option letters in `text[start:end]`, except denied ones ("not B"). `text` is the output of `_plain`."""
+    """Find the option letters in `text[start:end]`, except negated ones ("not B"). `text` is the output of `_plain`."""
     end = len(text) if end is None else end
     if small := _SMALL.match(text, start, end):
         text = f"{text[: small.start(2)]}{small[2].upper()}{text[small.end(2) :]}"
@@ -183,7 +183,7 @@ def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int)
 
 
 def _is_denied(text: str, start: int, end: int) -> bool:
-    """Whether the option at `text[start:end]` is denied, as in "not B" or "B is wrong"."""
+    """Whether the option at `text[start:end]` is negated, as in "not B" or "B is wrong"."""
     is_rejected = _REJECTED_BEHIND.match(text, end) is not None
     if _EXCEPTED.search(text, max(0, start - 80), start):
         return not is_rejected
@@ -205,7 +205,7 @@ def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
-    """Find the options whose text occurs in an answer, except those that it denies ("not Paris")."""
+    """Find the options whose text occurs in an answer without being negated ("not Paris")."""
     words, values = f" {_form(text)} ", set(numbers(text))
     found, forms = set(), {letter: _form(choice) for letter, choice in options.items()}
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):
@@ -220,7 +220,7 @@ def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
 
 
 def _places(words: str, form: str) -> list[tuple[int, int]]:
-    """Return the spans of `words` that equal `form`. Spans next to a sign, such as + or %, are left out."""
+    """Return the spans of `words` that equal `form`. Spans next to a symbol, such as + or %, are left out."""
     if not form or (len(form) == 1 and form.isalpha()):
         return []
     places = []
@@ -234,7 +234,7 @@ def _places(words: str, form: str) -> list[tuple[int, int]]:
 
 @lru_cache(64)  # several rules read the same text, and many answers share the same options
 def _form(text: str) -> str:
-    """Reduce a string to words, numbers and signs, without case, accents, articles or punctuation."""
+    """Reduce a string to words, numbers and symbols, without case, accents, articles or punctuation."""
     text = _ARTICLE.sub("", _plain(text))
     ends = [0, *(place for sign in _SIGN.finditer(text) for place in sign.span()), len(text)]
     pieces = [text[start:end] for start, end in pairwise(ends)]

@@ -49,7 +49,7 @@ class AnswerClasses:
 
 @contextmanager
 def equality(grader: str) -> Iterator[Equal | None]:
-    """Context manager that yields `equal` for `AnswerClasses`: a function for the `math` grader, otherwise None."""
+    """Context manager that yields the `equal` argument for `AnswerClasses`: None unless the grader is `math`."""
     if grader != MATH.name:
         yield None
         return

@@ -8,7 +8,7 @@ from extract.text import is_denied, normalize
 
 #: Start of a box (with one or two backslashes), an escaped character, or a brace.
 _BOX_PIECE = re.compile(r"\\{1,2}f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
-#: An exponent or index after a box, except degrees and ordinals (4^{th}).
+#: An exponent or subscript after a box, except degrees and ordinals (4^{th}).
 _SCRIPT = re.compile(r"\s*(?:[\^_]\s*(?:\{\s*-?[\dA-Za-z](?:[\d/]*)\s*\}|[\dA-Za-z](?![A-Za-z]))|[²³])")
 #: A minus sign in front of a box.
 _MINUS = re.compile(r"(?<![\w)}\]\-–—])[-−]$")
@@ -71,10 +71,10 @@ NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last box, or None. Boxes that are unclosed or denied ("not 20") are skipped.
+    r"""Return the content of the last box, or None. Boxes that are unclosed or negated ("not 20") are skipped.
 
-    The content includes a minus sign before the box, and an exponent or index after it. If boxes are nested, the
-    innermost box is used.
+    A minus sign before the box and an exponent or subscript after it are included. If boxes are nested, the innermost
+    box is used.
 
     >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3"), last_boxed(r"\boxed{4}^2")
     ('\\frac{1}{2}', '4^2')
@@ -130,7 +130,7 @@ def stated_answer(text: str) -> str | None:
 def spelled(latex: str) -> str | None:
     r"""Convert LaTeX to a standard form: the exact value of a number, lower-case words, or simplified LaTeX.
 
-    The result is None if the text is empty, too long, a denial ("5 is wrong"), or a list of numbers.
+    The result is None if the text is empty, too long, negated ("5 is wrong"), or a list of numbers.
 
     >>> spelled(r"\left( 3, \dfrac{\pi}2 \right)"), spelled(r"0.50\text{ cm}^2"), spelled(r"\text{ Evelyn}")
     ('(3,\\frac{\\pi}{2})', '1/2', 'evelyn')

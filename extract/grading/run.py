@@ -53,7 +53,7 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     say(
         f"grade: {verdicts.total()} answers graded by {name}, {verdicts['right']} right, {n_unknown} unknown"
         f"{f' ({n_rejected} rejected by the server)' if n_rejected else ''}, "
-        f"{verdicts['unread']} that could not be read (counted as wrong)"
+        f"{verdicts['unread']} unreadable (counted as wrong)"
     )
 
 

@@ -45,7 +45,7 @@ def likelihood(
         prompt: Plain text. The most likely next tokens are listed.
         texts: File of texts whose perplexity is computed: a .txt file (one text), or a .jsonl, .json, .csv or .parquet
             file with a `text` column.
-        continuations: With --store, whether to score the letters or the texts of the options. By default, letters.
+        continuations: With --store, what to score for each option: its letter (letters, the default) or text (texts).
         top_k: With --prompt, number of next tokens to list. By default, 10.
         window: With --texts, number of tokens per forward pass. By default, the context length of the model.
         stride: With --texts, number of tokens by which the window moves in a long text. By default, half of the window.
@@ -56,7 +56,7 @@ def likelihood(
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
 
     Raises:
-        InputError: If the input can't be read or scored, or an option does not apply to it.
+        InputError: If the input can't be read or scored, or an argument does not apply to it.
     """
     given = [name for name, value in (("store", store), ("prompt", prompt), ("texts", texts)) if value is not None]
     if len(given) != 1:

@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
     @property
     def branches(self) -> bool:
-        """Whether a tree mask is needed. This is the case if two or more continuations have several tokens."""
+        """Whether a tree mask is needed: true if two or more continuations have several tokens."""
         return sum(len(continuation) > 1 for continuation in self.continuations) > 1
 
 

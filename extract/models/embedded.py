@@ -1,4 +1,4 @@
-"""Embedded models: SmolLM2-135M-Instruct and a sentence encoder. They are PyPI packages and work offline."""
+"""SmolLM2-135M-Instruct and a sentence encoder, which are installed from PyPI and work offline."""
 
 import importlib.util
 import os

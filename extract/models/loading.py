@@ -55,7 +55,7 @@ def load_model(
         )
     except (OSError, ValueError) as error:
         raise InputError(
-            f"Expected `model` to be {EMBEDDED_MODEL!r}, a Hub id or a folder with a causal language model, but "
+            f"Expected `model` to be the Hub id or folder of a causal language model, or {EMBEDDED_MODEL!r}, but "
             f"{model!r} can't be loaded. Pass a different model. The error is: {str(error).strip().splitlines()[0]}"
         ) from error
     loaded.name_or_path = model

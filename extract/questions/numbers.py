@@ -103,9 +103,9 @@ def found_numbers(text: str) -> list[Fraction | None]:
 
 
 def has_terms(text: str) -> bool:
-    """Whether `text` contains a number that is only part of a term, as in 4x, 2√3 or x + 4.
+    """Whether `text` contains a number that is only part of an expression, as in 4x, 2√3 or x + 4.
 
-    Terms that are joined to another number, as in "2x + 3", are ignored.
+    A number is ignored if an operator or "or" joins it to another number, as in "2x + 3".
     """
     text = _spelled(text)
     matches = list(_NUMBER.finditer(text))
@@ -115,7 +115,7 @@ def has_terms(text: str) -> bool:
 
 
 def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
-    """Whether two successive numbers are alternatives or operands."""
+    """Whether two successive numbers are joined by an operator, by "or", or by "between … and"."""
     operator = 0 if _is_negative(text, match) else len(match["sign"] or "")
     between = text[last.end() : match.start() + operator]
     if len(between) - operator > 40:

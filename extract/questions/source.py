@@ -71,8 +71,9 @@ class Source:
         path = self.path
         if path is not None and not path.is_dir() and not (path.suffix in LOADERS and path.is_file()):
             raise InputError(
-                f"Expected `questions` to be a set, a Hugging Face Hub id, or a file ({', '.join(LOADERS)}), but "
-                f"{str(path)!r} {'has a different suffix' if path.is_file() else 'does not exist'}. Check the path."
+                "Expected `questions` to be the name of a question set, a Hugging Face Hub id, or a file "
+                f"({', '.join(LOADERS)}), but {str(path)!r} "
+                f"{'has a different suffix' if path.is_file() else 'does not exist'}. Check the path."
             )
         try:
             if path is None or path.is_dir():

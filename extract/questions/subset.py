@@ -54,7 +54,7 @@ def subset(
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
     """Read the questions of a source, and select worked examples.
 
-    The examples come from the train split, without rows that repeat one of the questions. If there is no train split,
+    The examples come from the train split, excluding rows that repeat one of the questions. If there is no train split,
     they come from the questions themselves. Questions with the same words as an example are left out.
 
     Args:

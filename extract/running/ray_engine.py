@@ -101,7 +101,7 @@ class RayWorker(Worker):
             self._delete_unfinished(store)
 
     def once(self, function: Callable[[], Result]) -> Result:
-        """Call a function in a process of the cluster. The process has the same resources as an actor."""
+        """Call a function in a Ray task, which has the same resources as an actor."""
         task = self._ray.remote(max_retries=RETRIES, **self._resources[1])(_call).remote(function, os.getcwd())
         self._wait([task])
         return self._result(task)

@@ -30,7 +30,7 @@ class Stopping:
     per_round: int
 
     def record(self, temperatures: Iterable[float], budget: int) -> dict[str, Any]:
-        """Return the settings that affect the decisions.
+        """Return the settings that affect the decisions of the stopping rule.
 
         `budget` is the maximum number of answers to each question at each temperature.
         """

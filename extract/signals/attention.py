@@ -50,7 +50,7 @@ def macs(batch: Pass) -> dict[str, Tensor]:
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last query.
       `last` is the value of the last query.
-    - ALIGN: A token is represented by its own position (`token`) or by the position that predicts it (`emit`).
+    - ALIGN: position that represents a token. `token` is its own position, and `emit` is the position that predicts it.
     """
     found: dict[str, Tensor] = {}
     width, valid = batch.spans.widest, batch.attention.places.valid[:, 1:]
@@ -73,13 +73,13 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
     The result is a dict from ``L/MIX_FIELD_AGG_ALIGN`` to non-negative tensors [row, token] float32. A token's
     influences form a column of the rollout matrix R (see `rows_summed`).
 
-    - MIX: rule for the share of attention (see `attention_shares`).
+    - MIX: how attention is weighted against the residual stream (see `attention_shares`).
     - FIELD: how attention is weighted by the receptive field. `none` leaves it as it is. For `column` and `element`,
       see `column_field` and `element_field`.
     - AGG: how the rows of R are combined. `mean` is the mean of all rows, `rf_mean` is the mean of the rows that see
       the token, and `last` is the last row.
-    - ALIGN: The influence is read at the token's own position (`token`) or at the position that predicts it
-      (`emit`). For `emit`, R has no row for the last token of the answer.
+    - ALIGN: position that represents a token. `token` is its own position, and `emit` is the position that predicts it.
+      For `emit`, R has no row for the last token of the answer.
     """
     places, width = batch.attention.places, batch.spans.widest
     sums = rows_summed(*_rollout_arguments(batch)).cpu()
@@ -144,16 +144,17 @@ def rows_summed(
     """Compute the sum of the rows of the rollout matrix R, and the last row of R.
 
     Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of
-    the tokens. Ã is the attention, averaged over heads, weighted by a field and normalised by row. The weight a is the
-    share of attention in the residual stream. R = Â_L … Â_1 is the product over L layers. All matrices are lower
-    triangular, so the columns for the answer tokens can be computed from `norms` and the attention among those tokens.
+    the tokens. Ã is the attention, averaged over heads, optionally weighted by `column_field` or `element_field`, and
+    scaled so that each row sums to 1. The weight a is the share of attention in the residual stream. R = Â_L … Â_1 is
+    the product over L layers. All matrices are lower triangular, so the columns for the answer tokens can be computed
+    from `norms` and the attention among those tokens.
 
     Args:
         blocks: For each layer, the attention averaged over heads, [row, query, key]. Queries and keys run from the last
             token of the prompt to the last token of the answer. Padding queries have attention 0.
         norms: For each layer, the output of `normalisers`, [row, query, normaliser].
         shares: For each layer, the attention shares a, [row, mix, query].
-        query: Places of the queries (see `Places`), [row, query] int64.
+        query: Positions of the queries (see `Places`), [row, query] int64.
         n_tokens: Number of prompt and answer tokens, [row] int64.
         valid: False for padding queries, [row, query] bool.
 

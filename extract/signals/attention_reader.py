@@ -136,7 +136,7 @@ class AttentionReader(Hooks):
         return self
 
     def start(self, spans: TokenSpans) -> None:
-        """Set the token spans of the next pass."""
+        """Set the token spans of the next forward pass."""
         self._spans = spans
         self._calls: Counter[int] = Counter()
         self._places: dict[torch.device, Places] = {}
@@ -146,7 +146,7 @@ class AttentionReader(Hooks):
             self._mixing.index = spans.query_index(self._last)
 
     def finish(self) -> Attention:
-        """Return the attention of the most recent pass."""
+        """Return the attention of the most recent forward pass."""
         self._spans = None
         if self._calls != Counter(set(self._layer_of.values())):
             raise self._refusal(f"called it {self._calls.total()} times, in {len(self._calls)} layers")

@@ -79,7 +79,7 @@ def read_layer(
 def _over_heads(
     chunks: Iterable[Tensor], n_visible: Tensor, needs: Collection[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Reduce scores over heads.
+    """Compute attention statistics over all heads. `chunks` yields the scores of groups of heads.
 
     Returns a dict of entropies [row, query], and a dict with the entries `mean` and `largest` [row, query, key].
     """
@@ -209,10 +209,11 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
 def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
     """Compute the column field [row, alignment, key] float32: 1 divided by the number of queries that see a key.
 
-    A key at place j is seen by T − j queries. T is `n_tokens` for the alignment `token`, and `n_tokens` − 1 for `emit`.
+    A key at position j is seen by T − j queries. T is `n_tokens` for the alignment `token`, and `n_tokens` − 1 for
+    `emit`.
 
     Args:
-        key: Places j of the keys, [row, key] int64.
+        key: Positions j of the keys, [row, key] int64.
         n_tokens: Number of prompt and answer tokens, [row] int64.
     """
     n_seeing = torch.stack([n_tokens - 1, n_tokens], 1)[..., None] - key[:, None]

@@ -52,7 +52,7 @@ class TokenSpans:
         return row.to(device), (torch.tensor(self.first)[row] + step).to(device)
 
     def pad(self, values: Tensor) -> Tensor:
-        """Split values [sum of n_tokens, …] into rows. Returns [row, token, …] on the CPU, padded with NaN."""
+        """Split values [sum of n_tokens, …] into rows padded with NaN. Returns [row, token, …] on the CPU."""
         return pad_sequence(list(values.cpu().split(self.n_tokens)), batch_first=True, padding_value=torch.nan)
 
     def query_index(self, last: bool) -> Tensor:
@@ -67,11 +67,11 @@ class TokenSpans:
 class Places:
     """Queries whose attention is read in a forward pass.
 
-    A place is the 0-based position of a token in its row, counting cached tokens. Keys are ordered by place.
+    A position is the 0-based index of a token in its row, counting cached tokens. Keys are ordered by position.
 
     Attributes:
         index: Index of each query among the tokens of the pass, [row, query] int64.
-        query: Place of each query, [row, query] int64.
+        query: Position of each query, [row, query] int64.
         valid: False for the padding queries of shorter rows, [row, query] bool.
         n_tokens: Number of prompt and answer tokens in each row, [row] int64.
     """
@@ -84,9 +84,9 @@ class Places:
 
     @classmethod
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
-        """Return the positions at which the model predicts the answer tokens.
+        """Return the queries at the positions that predict the answer tokens.
 
-        If `last` is True, the position of the last token is appended.
+        If `last` is True, the query at the last answer token's own position is appended.
         """
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(
@@ -175,7 +175,7 @@ class Pass:
 
     @property
     def n_layers(self) -> int:
-        """Number of blocks."""
+        """Number of transformer blocks."""
         return n_layers(self.model)
 
     def final_states(self) -> Tensor:
@@ -189,5 +189,5 @@ class Pass:
         return (head(states) for states in self.final_states().split(batch_size))
 
     def pad(self, values: Tensor) -> Tensor:
-        """Split values into rows. See `TokenSpans.pad`."""
+        """Split values into padded rows. See `TokenSpans.pad`."""
         return self.spans.pad(values)

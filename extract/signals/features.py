@@ -117,7 +117,7 @@ def is_key(value: Any, scope: Scope) -> bool:
 
 
 def is_weights(value: Any) -> bool:
-    """Whether a JSON value is the key of a token signal whose values can be used as token weights."""
+    """Whether a JSON value is the key of a token signal that can serve as token weights."""
     if not is_key(value, "sample"):
         return False
     signal, _, name = value.split("/")

@@ -13,7 +13,7 @@ _NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
 
 
 def n_layers(model: Any) -> int:
-    """Return the number L of blocks."""
+    """Return the number L of transformer blocks."""
     return int(model.config.get_text_config().num_hidden_layers)
 
 
@@ -38,7 +38,7 @@ class Hooks(ExitStack):
     """Context manager for hooks on hidden states."""
 
     def before(self, module: nn.Module, act: Callable[[Tensor], object]) -> None:
-        """Add a hook that calls `act` with the hidden states that enter a module."""
+        """Add a hook that calls `act` with the hidden states that enter `module`."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             act(args[0] if args else kwargs["hidden_states"])
@@ -46,7 +46,7 @@ class Hooks(ExitStack):
         self.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def after(self, module: nn.Module, act: Callable[[Tensor], object]) -> None:
-        """Add a hook that calls `act` with a module's first output."""
+        """Add a hook that calls `act` with the output of `module`, or with its first element if it is a tuple."""
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             act(output if isinstance(output, Tensor) else output[0])

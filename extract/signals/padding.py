@@ -38,7 +38,7 @@ class Padded:
 
     @cached_property
     def by_weight(self) -> tuple[Tensor, Tensor]:
-        """Weights in descending order (stable sort), and values in the same order of tokens, both [..., row, token]."""
+        """Weights in descending order (stable sort), and the values reordered to match, both [..., row, token]."""
         order = self.w.masked_fill(~self.there, -1.0).sort(dim=-1, descending=True, stable=True)
         return order.values, self.u.expand(self._shape).gather(-1, order.indices.expand(self._shape))
 

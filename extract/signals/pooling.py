@@ -66,7 +66,7 @@ def _share(n: Tensor, percent: int) -> Tensor:
 
 
 class Pooling(NamedTuple):
-    """Unweighted and weighted forms of a pooling method. Each reduces the tokens of a row to a number, [..., row]."""
+    """Unweighted and weighted form of a pooling method. Both return one number per row, [..., row]."""
 
     plain: Callable[[Padded], Tensor]
     weighted: Callable[[Padded], Tensor]
@@ -121,7 +121,7 @@ def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None
 
 
 def windows(values: Ragged, n_windows: int) -> Tensor:
-    """Average each row over `n_windows` consecutive windows of tokens, split as in `numpy.array_split`.
+    """Split each row into `n_windows` windows of tokens, as in `numpy.array_split`, and average each window.
 
     If a row has fewer tokens than windows, some windows share a token.
 

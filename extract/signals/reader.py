@@ -49,7 +49,7 @@ class Reader(ExitStack):
         return self
 
     def questions(self, prompts: Sequence[Sequence[int]], shared: SharedPrompt | None = None) -> Pass:
-        """Run a pass over prompts. `shared` is a cache of their common prefix."""
+        """Run a forward pass over prompts. `shared` is a cache of their common prefix."""
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(prompt) - n_before for prompt in prompts]
         self._hidden.start(position_ranges("question", n_prompt, [0] * len(prompts)))
@@ -57,7 +57,7 @@ class Reader(ExitStack):
         return self._pass([prompt[n_before:] for prompt in prompts], spans, None, shared)
 
     def answers(self, answers: Sequence[Answer], shared: SharedPrompt | None = None) -> Pass:
-        """Run a pass over prompts, each followed by an answer with non-empty content. For `shared`, see `questions`."""
+        """Run a forward pass over prompts, each followed by a non-empty answer. For `shared`, see `questions`."""
         n_before = 0 if shared is None else len(shared.tokens)
         n_prompt = [len(answer.prompt) - n_before for answer in answers]
         n_answer = [len(answer.content) for answer in answers]

@@ -94,7 +94,7 @@ SIGNALS: Registry[Signal] = Registry(
         ),
         "tokens": Signal(
             "extract.signals.lens_signals:tokens",
-            "probability of the drawn token, entropy and margin of its distribution",
+            "probability of the sampled token; entropy and margin of the next-token distribution",
             ("logits",),
             rising=("margin",),
         ),
@@ -129,7 +129,7 @@ SIGNALS: Registry[Signal] = Registry(
         ),
         "macs": _influence(
             "extract.signals.attention:macs",
-            "attention that a token receives from later tokens in every layer's strongest head (MACS)",
+            "attention that a token receives from later tokens, maximised over the heads of each layer (MACS)",
             ("attention_macs",),
         ),
     },

@@ -14,7 +14,7 @@ from extract.text import shown
 
 
 class Asked(ShardFiles):
-    """Results of ``python -m extract ask`` on disk. All tables of a baseline have the same settings."""
+    """Results of ``python -m extract ask`` on disk. All tables of a baseline were computed with the same settings."""
 
     def __init__(self, folder: StoreFolder) -> None:
         super().__init__(folder, "asked/{name}", "baseline")

@@ -27,7 +27,7 @@ class StoreFolder:
 
     @cached_property
     def questions(self) -> Questions:
-        """Questions of the store, in order. Raises `Damaged` if their file is damaged or changed."""
+        """Questions of the store, in order. Raises `Damaged` if the file is damaged or altered."""
         file = self.path / "questions.parquet"
         table = read_table(file, self.path, QUESTIONS_SCHEMA, EARLIER_QUESTIONS_SCHEMA)
         questions = Questions(table, self.identity["block_size"])
@@ -127,7 +127,7 @@ class ShardFiles:
             available = ", ".join(other for other in self.names() if self.finished(other, scope)) or "none"
             raise InputError(
                 f"Expected the store {path!r} to contain the {name!r} {self._noun} for all {rows}, but {len(missing)} "
-                f"of {len(shards)} {unit} lack it ({self._noun}s available for {rows}: {available}). Run "
+                f"of {len(shards)} {unit} lack it ({self._noun}s that cover at least some {rows}: {available}). Run "
                 f"`python -m extract {command}`."
             )
 

@@ -63,7 +63,7 @@ class Grades(ShardFiles):
         The columns are `question_id`, `sample`, `right` (null if unknown) and `answer`.
 
         Raises:
-            InputError: If `grader` is invalid, a file is damaged, or its samples were replaced after grading.
+            InputError: If `grader` is invalid, its grades are damaged, or graded samples were replaced.
         """
         ranges = self.ranges(grader) if samples is None else [samples]
         return pa.concat_tables([GRADES_SCHEMA.empty_table(), *(self._read(grader, part)[0] for part in ranges)])
@@ -72,7 +72,7 @@ class Grades(ShardFiles):
         """Return the rule by which a range was graded.
 
         Raises:
-            InputError: If `grader` is invalid, the file is damaged, or its samples were replaced after grading.
+            InputError: If `grader` is invalid, its grades are damaged, or the samples were replaced after grading.
         """
         return self._read(grader, samples)[1].get("rule", "")
 

@@ -61,7 +61,7 @@ def same_but_temperature(store: Store) -> list[Store]:
 
 
 def _holds(store: Store, signal: str, shard: Shard) -> bool:
-    """Whether a store has an intact file for a signal and a block."""
+    """Whether a store has an intact file for a signal and a shard."""
     with suppress(InputError):
         return bool(store.signals.shard_layout(signal, shard))
     return False

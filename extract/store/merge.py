@@ -52,9 +52,8 @@ def _pairs(into: Path, others: Sequence[Path]) -> list[tuple[Path, Path]]:
         members = member_stores(other)
         if members and (into / "identity.json").is_file():
             raise InputError(
-                f"Expected `store` to be the folder of a grid, but {str(into)!r} is a single store, and {str(other)!r} "
-                "in `others` is a grid. Pass a grid folder as --store, or replace the grid in --others with one of its "
-                "stores."
+                f"Expected `store` to be a grid folder, like {str(other)!r} in `others`, but {str(into)!r} is a single "
+                "store. Pass a grid folder as --store, or replace the grid in --others with one of its stores."
             )
         pairs += [(into / member.name, member) for member in members] or [(into, other)]
     first: dict[Path, Store] = {}

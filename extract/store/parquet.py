@@ -55,7 +55,7 @@ def asked_schema(baseline: str, scope: Scope) -> pa.Schema:
 
 
 def write_table(path: Path, table: pa.Table, row_group_size: int | None = None) -> None:
-    """Write a table as a Parquet file with a sidecar."""
+    """Write a table as a Parquet file, with a sidecar file that contains its size and checksum."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=row_group_size)
     write_file(path, sink.getvalue().to_pybytes())

@@ -79,13 +79,13 @@ class Store:
         """Raise an InputError if the store does not have the expected identity. The message lists the differences."""
         if different := "; ".join(differences(self.identity, expected)):
             raise InputError(
-                f"Expected the store {str(self.path)!r} to have the identity of this run, but it differs in "
-                f"{different}. Use a different --store, or run with the settings of the existing store."
+                f"Expected the store {str(self.path)!r} to match this run, but it differs in {different}. Use a "
+                "different --store, or run with the settings of the existing store."
             )
 
     @property
     def questions(self) -> Questions:
-        """Questions of the store, in order. Raises `Damaged` on first access if their file is damaged or changed."""
+        """Questions of the store, in order. Raises `Damaged` on first access if the file is damaged or altered."""
         return self._folder.questions
 
     def shards(self, scope: Scope) -> list[Shard]:

@@ -60,7 +60,7 @@ def _check(store: Store, path: Path) -> None:
         case ("signals", signal, "question" | "sample" as scope, name) if name.endswith(".safetensors"):
             shard = shard_of(path, store.questions.n_blocks)
             if shard.scope != scope:
-                raise Damaged(path, f"its name does not fit the scope {scope}")
+                raise Damaged(path, f"its name does not match the scope {scope}")
             store.signals.shard_layout(signal, shard)
         case ("asked", baseline, name) if name.endswith(".parquet"):
             store.asked.read_shard(baseline, shard_of(path, store.questions.n_blocks))

@@ -16,7 +16,7 @@ from extract.text import shown
 from extract.viewing.summary import MARKS
 
 N_QUESTIONS = 4
-#: Token weights that are shown as influence by default, if they were read.
+#: Token weights that are shown as influence by default, if the store contains them.
 INFLUENCE = "norm_element_mean_token"
 #: Answers with more tokens than this are not divided into pieces.
 LONGEST = 4096
@@ -88,7 +88,7 @@ def read_answers(
         The answers, and the name of the token weights.
 
     Raises:
-        InputError: If an id or sample is unknown, if a signal was not read, or if a question is private.
+        InputError: If an id or sample is unknown, if the store lacks a signal, or if a question is private.
     """
     layer = max(int(key.split("/")[0]) for key in store.signals.keys("tokens", "sample"))
     rows = store.samples.read().to_pylist()
@@ -172,7 +172,7 @@ def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, sampl
 def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | None:
     """Return the signal and key of the token weights to show as influence.
 
-    The result is None if `influence` is None and the default weights were not read.
+    The result is None if `influence` is None and the store lacks the default weights.
     """
     prefix, _, name = (influence or INFLUENCE).rpartition("/")
     weights, signals = signals_of("sample", weights=True), store.signals
@@ -184,13 +184,14 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
     unread = prefix if prefix in weights else weights[0]
     if not keys or (prefix == unread and prefix not in complete):
         raise InputError(
-            f"Expected `influence` to name token weights in {str(store.path)!r}, but no such weights were read. Run "
+            f"Expected `influence` to name token weights in {str(store.path)!r}, but the store lacks these weights for "
+            "some or all answers. Run "
             f"`python -m extract read --store {store.path} --signals [{unread}] --scope sample`."
         )
     names = sorted({key.split("/", 1)[1] for _, key in keys})
     raise InputError(
         f"Expected `influence` to name one of the token weights in {str(store.path)!r} "
-        f"(from {names[0]} to {names[-1]} in alphabetical order), but got {influence!r}.{nearest(name, names)}"
+        f"({names[0]}, …, {names[-1]}, in alphabetical order), but got {influence!r}.{nearest(name, names)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Features of questions that might predict the accuracy."""
+"""Question features that might predict the accuracy of the answers."""
 
 import math
 from collections.abc import Sequence

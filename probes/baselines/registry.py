@@ -147,9 +147,9 @@ def needed_commands(name: str) -> str:
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the numbers of prompt tokens and of generated tokens that a baseline needs, both [question].
 
-    Some baselines need the prompt, and some also need half of the answers. Model-based baselines need their own prompts
-    and replies. Tokens read by text encoders and entailment classifiers are not counted. Counts that a server did not
-    report are NaN.
+    A baseline that uses half of the answers needs the prompt and these answers. A first-token baseline needs only the
+    prompt. A model-based baseline needs its own prompts and replies. Tokens read by text encoders and entailment
+    classifiers are not counted. Counts that a server did not report are NaN.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:
@@ -170,8 +170,8 @@ def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") ->
     """Return a function that computes the calibrated confidences of a baseline.
 
     The function takes a dict from each split to its rows in the question table, or in the answer table if `scope` is
-    "sample". It returns the confidences of all rows; NaN if missing. The calibrator is fitted outside the test split.
-    If there are no scores to fit it to, the function raises an InputError.
+    "sample". It returns the confidences of all rows; NaN if missing. The calibrator is fitted on the training and
+    validation splits. If there are no scores to fit it to, the function raises an InputError.
     """
     score = partial(BASELINES[name].scores[scope], data)
     if BASELINES[name].supervised:

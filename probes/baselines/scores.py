@@ -82,7 +82,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
-    """Return score functions for answers and for questions.
+    """Return score functions for answers and for questions, keyed by scope.
 
     An answer is scored by its negated uncertainty, and a question by the negated mean uncertainty of half of its
     answers.
@@ -99,7 +99,10 @@ def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
 
 
 def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapping[Scope, Score]:
-    """Return a function that scores each question by the negated joint uncertainty of half of its answers."""
+    """Return a score function for questions, keyed by scope.
+
+    A question is scored by the negated joint uncertainty of half of its answers.
+    """
 
     def score(data: FeatureDataModule, rows: Rows) -> Tensor:
         halves = data.table.answers.rows_by_question(len(data.table.ids), ~data.table.answers.held_out)
@@ -180,9 +183,10 @@ def of_embeddings(data: FeatureDataModule) -> Similarities:
 def dispersed(
     similarities: Callable[[FeatureDataModule], Similarities], dispersion: Callable[[NDArray[np.float64]], float]
 ) -> Mapping[Scope, Score]:
-    """Return a function that scores each question by the negated dispersion of half of its answers.
+    """Return a score function for questions, keyed by scope.
 
-    The score is NaN if that half contains fewer than two answers.
+    A question is scored by the negated dispersion of half of its answers. The score is NaN if that half contains fewer
+    than two answers.
     """
 
     def uncertainty(data: FeatureDataModule) -> JointUncertainty:
@@ -200,7 +204,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    The states come from the stored layer whose index is closest to half the highest stored index.
+    If L is the last stored layer, the states come from the stored layer closest to L / 2.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

@@ -62,8 +62,8 @@ class Fit(NamedTuple):
     """Result of fitting a probe in one fold.
 
     Attributes:
-        chosen: Dict with the probe's name, layers, position, option value and validation loss. Its entry `warning` is
-            the warning from fitting, or None.
+        chosen: Dict with the probe's name, layers, position, penalty (or number of neighbours) and validation loss. Its
+            entry `warning` is the warning from fitting, or None.
         losses: Validation losses in nats, [question]; NaN for questions outside the validation split.
     """
 
@@ -165,7 +165,7 @@ class Comparison:
         return self.out
 
     def _is_missing(self, name: str, method: ProbeMethod) -> bool:
-        """Return whether the store lacks a signal that a probe needs. If it does, add the reason to `masked`."""
+        """Return whether the store lacks a signal that a probe needs. If so, add the reason to `masked`."""
         signals, of_target = self.data.store.signals, FeatureDataModule(target=method.target).needs
         needs: list[tuple[str, Scope]] = [(name, TARGETS[method.target]) for name in (method.signal, *method.join)]
         needs += [(signal, "sample") for signal in of_target.union(method.load().needs)]
@@ -204,7 +204,8 @@ class Comparison:
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is at most one standard error above the lowest loss.
 
-        The standard error is computed for the mean paired difference between the losses of a probe and the lowest losses.
+        The standard error is computed from the paired differences between that probe's losses and those of the probe
+        with the lowest loss.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

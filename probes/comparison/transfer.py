@@ -46,7 +46,7 @@ def transfer_record(
 
     Each store is a set. If there is only one store, each of its question groups is a set. On its own training set, a
     probe is tested out of fold. In addition, each set is left out in turn: a probe is trained on all other sets and
-    tested on that set, with and without back-off.
+    tested on that set, with and without back-off towards the base rate for novel questions.
 
     Returns:
         The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set, with

@@ -16,7 +16,8 @@ from probes.saved.novelty import Broader
 
 #: L2 penalty of the ridge regressions.
 L2 = 3.0
-#: Rewordings of held-out questions are left out if at least this many of the existing probe's questions remain.
+#: Rewordings of held-out questions are excluded from training if at least this many of the existing probe's questions
+#: remain.
 LEAST_ROWS = 50
 
 
@@ -32,9 +33,9 @@ def fit_broader(
     """Fit a broader probe, a `Distance`, and the broader probe's weight in a mixture with the existing probe.
 
     The broader probe and the `Distance` are fitted to all questions. The weight is fitted by cross-validation over the
-    question groups that the existing probe was not trained on. Rewordings of the held-out questions are also left out,
-    unless fewer than `LEAST_ROWS` of the existing probe's training questions would remain. During cross-validation,
-    the existing probe is replaced by a ridge regression on its remaining training questions.
+    question groups that the existing probe was not trained on. Rewordings of the held-out questions are excluded from
+    training, unless fewer than `LEAST_ROWS` of the existing probe's training questions would remain. During
+    cross-validation, the existing probe is replaced by a ridge regression on its remaining training questions.
 
     Args:
         features: Features of all questions, [row, layer, width] float32.

@@ -11,7 +11,7 @@ class Choice:
 
     Attributes:
         features, names: Indices and names of the features that the candidate reads.
-        candidate, value: Index and value of the penalty, or of the number of neighbours.
+        candidate, value: Index and value of the chosen penalty or number of neighbours.
         calibrator: Calibrator for the scores of the candidate.
         prefixes: Calibrators for the scores of prefixes, in the order of `PREFIXES`; empty if the probe was not trained
             on prefixes.

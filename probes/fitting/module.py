@@ -166,11 +166,11 @@ class ProbeModule(L.LightningModule, ABC):
         return standardiser(features)
 
     def selected(self, features: Any, chosen: Sequence[int]) -> Any:
-        """Return the features [row, d_model] of one input in the form that the head reads."""
+        """Return the features with the indices `chosen`, concatenated to [row, width], as the head expects them."""
         return features[:, list(chosen)].flatten(1)
 
     def of_input(self, function: Callable[[Any], Tensor], features: Any, chosen: Sequence[int]) -> Tensor:
-        """Apply a function to the features [row, d_model] of an input. Streamed features are read in chunks."""
+        """Apply a function to the result of `selected`. Streamed features are read in chunks."""
         if isinstance(features, StreamedFeatures):
             return features.map(chosen, lambda _, rows: function(self.selected(rows, range(len(chosen)))))
         return function(self.selected(features, chosen))

@@ -1,4 +1,4 @@
-"""Newton's method for logistic regression with an L2 penalty, for several features and penalties at once.
+"""Newton's method for L2-penalised logistic regression, for several feature matrices and penalties at once.
 
 The weights and the bias are linear functions of a vector of coordinates, which the method optimises. The coordinates
 are either the weights and the bias themselves (`_Primal`) or, if there are fewer rows than weights, coefficients of the

@@ -53,7 +53,7 @@ class SequenceProbe(Descent):
         return features[:, chosen[0]]
 
     def standardised(self, features: TokenStates) -> TokenStates:
-        """Return the raw states, which `candidate_scores` standardises in chunks."""
+        """Return the states unchanged, because `candidate_scores` standardises them in chunks."""
         return features
 
     def candidate_scores(self, features: TokenStates) -> Tensor:

@@ -1,4 +1,4 @@
-"""Base classes of probes that are trained with Adam, learn from all rows at once, or have a closed-form solver."""
+"""Base classes for probes trained with Adam, fitted to all rows at once, or solved in closed form."""
 
 import math
 from abc import abstractmethod
@@ -107,7 +107,7 @@ class AtOnce(ProbeModule):
 
     @abstractmethod
     def learn(self, features: Tensor, target: Tensor) -> None:
-        """Fit all candidates to float32 standardised features [row, feature, d_model] and targets [row] in [0, 1]."""
+        """Fit all candidates to standardised float32 features [row, feature, d_model] and targets [row] in [0, 1]."""
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Return no optimizers."""
@@ -131,7 +131,7 @@ class Directions(ProbeModule):
     """Base class of linear probes. Each candidate has a weight vector and a bias."""
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Create zero weights [penalty, feature, d_model] and biases [penalty, feature]."""
+        """Create weights [penalty, feature, d_model] and biases [penalty, feature], all 0."""
         self.weight = nn.Parameter(torch.zeros(len(self.penalties), n_features, d_model))
         self.bias = nn.Parameter(torch.zeros(len(self.penalties), n_features))
 

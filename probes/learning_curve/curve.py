@@ -196,7 +196,7 @@ def _grid(option: str, values: Sequence[int] | None, default: list[int], least: 
         return default
     if not values or not least <= min(values) <= max(values) <= most:
         raise InputError(
-            f"Expected `{option}` to contain numbers from {least} to {most}, the number of {unit}, but got "
+            f"Expected `{option}` to contain numbers from {least} to {most} (the number of {unit}), but got "
             f"{list(values)}. Omit the option to use {', '.join(map(str, default))}."
         )
     return sorted(set(values))

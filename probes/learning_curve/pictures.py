@@ -22,7 +22,7 @@ def curve_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 @styled
 def by(record: dict[str, Any], x: str, label: str) -> Figure:
-    """Plot AUROC and Brier skill against the `x` entry of each cell, with a line and a 95 % band for each k."""
+    """Plot AUROC and Brier skill against `x` (`n` or `budget`), with a line and a 95 % band for each k."""
     figure, axes = new_figure(8.4, 3.6, ncols=2)
     colours = matplotlib.colormaps["viridis"](np.linspace(0.85, 0.0, len(record["k"])))
     for axis, (metric, name) in zip(axes, _LABELS.items(), strict=True):

@@ -64,7 +64,7 @@ def widened(interval: Interval, margin: float) -> Interval:
 
 
 class _Measured:
-    """Metrics of the cells of a learning curve, and differences between cells."""
+    """Metrics of the splits of a learning curve, and differences between splits."""
 
     def __init__(self, curve: LearningCurve, n_resamples: int, seed: int) -> None:
         self._curve, self._n_resamples, self._seed = curve, n_resamples, seed
@@ -76,19 +76,19 @@ class _Measured:
         self._reference = torch.tensor(constants, dtype=torch.float64)[self._fold]
 
     def metrics(self, split: Split, name: str) -> list[WeightedMetric]:
-        """For each training subset of a cell, return a function that maps question weights to values of a metric."""
+        """For each training subset of a split, return a function that maps question weights to values of a metric."""
         confidence = self._curve.cells[split].confidence[:, self._curve.questions]
         scored = [Scored(values, self.right, self.known, fold=self._fold) for values in confidence]
         return [metric_of(one, name, self._reference) for one in scored]
 
     def estimate(self, split: Split, name: str) -> dict[str, Any] | None:
-        """Compute the mean of a metric over the training subsets of a cell, with its interval."""
+        """Compute the mean of a metric over the training subsets of a split, with a 95 % interval."""
         return self._over_subsets(self.metrics(split, name))
 
     def difference(self, a: Split, b: Split, name: str = "auroc") -> dict[str, Any] | None:
-        """Compute the difference a − b of a metric between two cells, with its interval.
+        """Compute the difference a − b of a metric between two splits, with a 95 % interval.
 
-        The difference is averaged over pairs of a subset of `a` and a subset of `b`.
+        The difference is averaged over pairs of training subsets, one of `a` and one of `b`.
         """
         of_a, of_b = self.metrics(a, name), self.metrics(b, name)
         n_subsets = max(len(of_a), len(of_b))

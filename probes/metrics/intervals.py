@@ -59,7 +59,7 @@ def by_question(metric: WeightedMetric, question: Tensor, copies: Tensor | float
 
 
 def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Tensor | None:
-    """Evaluate a metric on resampled questions, and return its finite values, [resample].
+    """Evaluate a metric on resampled questions, and return its finite values [resample].
 
     Returns None if there are fewer than two questions, or if more than a tenth of the values are not finite.
     """
@@ -73,7 +73,8 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
 def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0) -> Interval | None:
     """Compute a metric and its 95 % BCa interval over resampled questions.
 
-    Returns None if the metric is NaN or `resampled` returns None. Calls with the same seed use the same resamples.
+    Returns None if there are fewer than two questions, if the metric is NaN, or if it is not finite for more than a
+    tenth of the resamples. Calls with the same seed use the same resamples.
     """
     weights = torch.ones(1, n_questions, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():

@@ -58,7 +58,8 @@ def bootstrap_p(
             \frac{1 + \#(\Delta^* \ge 0)}{B + 1}\Big]\Big\}
 
     where Δ* are the B finite values of the difference over resampled questions. With the same seed, `paired_bootstrap`
-    uses the same resamples. The p-value is None if `resampled` returns None.
+    uses the same resamples. The p-value is None if there are fewer than two questions, or if more than a tenth of the
+    differences are not finite.
     """
     differences = resampled(minus(a, b), n_questions, n_resamples, seed)
     if differences is None:

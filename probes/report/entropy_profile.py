@@ -51,7 +51,7 @@ def entropy_profile(
     own, place = question[used].unique(return_inverse=True)
 
     def mean(values: Tensor, rows: Tensor) -> WeightedMetric:
-        """Return a function that maps question weights to the mean of `values` over the answers in the mask `rows`."""
+        """Return a function from question weights to the weighted mean of the `values` selected by the mask `rows`."""
         included = rows[used].double()
         counts, sums = by_group(torch.stack([included, values[used].double() * included]), place, len(own))
         return lambda weights: (weights @ sums) / (weights @ counts)

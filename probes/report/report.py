@@ -132,7 +132,7 @@ class Report:
         }
 
     def _of_novelty(self) -> dict[str, Any]:
-        """Summarise the back-off and the novelty of the rows in the test split."""
+        """Return the fitted weights of the back-off and summary statistics of the novelty of the test rows."""
         test = self.novelties[self.data.split_rows["test"]]
         return {
             "base_rate_weight": float(self.novelty.weight),

@@ -28,10 +28,10 @@ def result_folder(
 ) -> Iterator[tuple[Path, Path]]:
     """Yield a temporary folder and its final path. The folder is moved there on success, and removed on failure.
 
-    The default of `out` is runs/COMMAND-STORE.
+    `out` defaults to runs/COMMAND-STORE.
 
     Raises:
-        InputError: If `seed` or `n_resamples` is out of range, or if the folder already exists or cannot be created.
+        InputError: If `seed` or `n_resamples` is out of range, or if the final path already exists or is not writable.
     """
     check_resampling(seed, n_resamples)
     final = Path(out or f"runs/{command}-{'-'.join(Path(store).resolve().name for store in stores)}")

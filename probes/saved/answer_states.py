@@ -29,7 +29,8 @@ class AnswerStates:
         the key/value cache after generation. `lengths` contains the number of content tokens of each answer.
 
         The last token of each row of `drawn` was not read during generation. If its state is needed, the model reads
-        that token now. The result is None if the recorded tokens do not match `drawn`, for example after a beam search.
+        that token now. The result is None if the tokens recorded during generation do not match `drawn`, for example
+        after beam search.
         """
         read = torch.cat(self.tokens, 1)
         n = read.shape[1]

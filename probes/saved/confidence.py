@@ -89,7 +89,7 @@ class ConfidentModel:
         return PromptStarts(self._model, lambda prompt: self._encode(prompt, None)[0])
 
     def detach(self) -> Any:
-        """Detach the probe and return the unchanged model."""
+        """Detach the probe and return the transformers model."""
         model, self._model = self._model, None
         self.__dict__.pop("starts", None)
         return model
@@ -164,8 +164,8 @@ class ConfidentModel:
         The tokens are identical to those of `generate`. The model runs only while the caller waits for the next
         step. To stop the generation, close the iterator or stop iterating.
 
-        A probe that reads only questions needs an additional pass over the prompt in two cases: it reads token signals
-        other than `tokens`, or it reads no hidden states.
+        A probe that reads only questions needs an additional forward pass over the prompt if it reads no hidden states,
+        or if it reads token signals other than `tokens`.
 
         Args:
             question: One string, one chat, or the token ids of one prompt.
@@ -174,7 +174,7 @@ class ConfidentModel:
 
         Raises:
             InputError: If there is more than one question or answer, the prompt is empty or too long, or the probe
-                reads pooled token signals of answers.
+                reads token signals pooled over the answer.
         """
         from probes.saved.streaming import stream
 

@@ -67,7 +67,7 @@ class Distance(nn.Module):
     def problem(self, name: str = "novelty") -> str | None:
         """Return a short description of the first invalid value, or None if all values are valid.
 
-        The description uses `name` as the name of this module.
+        The description refers to this module as `name`.
         """
         for key, tensor in self.named_buffers(recurse=False):
             wrong = ~tensor.isfinite() & (key != "scale")

@@ -1,4 +1,4 @@
-"""Novelty of questions and answers, and the back-off of their confidences.
+"""Measure the novelty of questions and answers, and shift the confidences of novel ones (the back-off).
 
 A row is a question or an answer. In this module, the training rows include the rows of the validation split.
 
@@ -9,10 +9,10 @@ increases linearly with the row's distance, up to a maximum that `probes.fitting
 
 A broader probe, if there is one, was trained on the same rows and on the questions of other stores. If a novel row is
 close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The weight of
-the broader probe increases with the row's distance in the same way as that of the base rate. In addition, it decreases
-linearly to 0 as the row's distance from the broader probe's training rows increases from the 90th to the 95th
-percentile. For these percentiles, question groups of the other stores are held out, and the distances of their
-questions from the remaining training rows are computed.
+the broader probe is the product of its maximum and two factors. The first factor increases linearly with the distance
+from the training data, like the weight of the base rate. The second factor depends on the distance from the broader
+probe's training rows. It decreases linearly from 1 at the 90th percentile to 0 at the 95th percentile. The percentiles
+are computed on held-out question groups of the other stores, with distances from the remaining training rows.
 """
 
 from typing import Any, NamedTuple
@@ -30,8 +30,8 @@ class Confidences(NamedTuple):
 
     Attributes:
         confidence: Probability of being right, [row] float32. For a novel row, the probability is shifted towards the
-            mean accuracy of the training and validation rows and, if the row is close to the training rows of a
-            broader probe, towards the confidence of that probe as well.
+            mean accuracy of the training and validation rows. If such a row is close to the training rows of a broader
+            probe, the probability is also shifted towards that probe's confidence.
         novelty: Fraction of the training and validation rows that are less novel, [row] float32; NaN if the probe has
             no `Novelty`.
         is_novel: Whether the row is more novel than 99 % of the training and validation rows, [row] bool.
@@ -77,10 +77,10 @@ class Broader(nn.Module):
 
 
 class Novelty(Distance):
-    """Novelty of rows, and the back-off of their confidences.
+    """Measures the novelty of rows, and shifts the confidences of novel rows towards the base rate (the back-off).
 
     Attributes:
-        weight: Largest weight of the base rate, in [0, 1], which is reached at distance `full`.
+        weight: Maximum weight of the base rate, in [0, 1]. Rows at distance `full` or more get this weight.
         base_rate: Mean accuracy of the training and validation rows.
         broader: The broader probe, or None.
     """

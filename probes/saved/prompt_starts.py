@@ -17,7 +17,7 @@ _MIN_TOKENS = 8
 
 
 class PromptStarts:
-    """Key/value caches of prompt starts.
+    """Key/value caches of prompt prefixes, called starts.
 
     A start consists of the tokens before the question in the probe's prompt template or in the chat template. The
     model processes each start when it is first needed. If the model's cache can't be shared between prompts, no starts
@@ -28,7 +28,7 @@ class PromptStarts:
         from extract.sampling.local.batching import common_prefix
         from extract.signals.shared_prompt import SharedPrompt, can_share
 
-        #: Dict from the tokens of a start to its cache, longest first. The value of an unread start is None.
+        #: Dict from the tokens of a start to its cache, longest first. The value is None until the cache is computed.
         self._caches: dict[tuple[int, ...], SharedPrompt | None] = {}
         if not can_share(model):
             return
@@ -55,7 +55,7 @@ class PromptStarts:
         return None
 
     def read(self) -> None:
-        """Read all prompt starts now, rather than when they are first needed."""
+        """Compute the key/value caches of all prompt prefixes now, rather than when they are first needed."""
         for start, cache in self._caches.items():
             if cache is None:
                 self._read(start)

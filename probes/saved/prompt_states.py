@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class PromptFeatures:
     """Compute the features of a question probe from hidden states at the last prompt token.
 
-    If the probe reads the `tokens` signal, the constructor runs the model on one token.
+    If the probe reads the `tokens` signal, the constructor runs the model on one token to find the class of its output.
 
     Attributes:
         layers: Layers whose hidden states are needed, in ascending order.

@@ -1,4 +1,4 @@
-"""Confidence of an answer after each of its tokens."""
+"""Confidence for an answer after each of its tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RunningConfidence:
-    """Confidences of a question, or of an answer after each of its tokens.
+    """Confidence for a question, or for an answer after each of its tokens.
 
     Args:
         probe: Trained probe.
@@ -53,7 +53,7 @@ class RunningConfidence:
         return self.after(n_read + 1)
 
     def _update(self, state: Tensor) -> float:
-        """Add a token, given its hidden state. Return the expected fraction of the answer that has been read."""
+        """Add a token, given its hidden state. Return the estimated fraction of the answer read so far."""
         self._scores.append(self._running.update(state))
         self._features.append(self._running.features)
         prefixes = self.probe.prefixes
@@ -92,7 +92,10 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
 
 
 def _add_scored(rows: Sequence[RunningConfidence], fraction: float, wait: bool) -> None:
-    """Record each answer's confidence after its latest token. `fraction` and `backoff` are the same for all rows."""
+    """Record each answer's confidence after its latest token. All rows must have the same `backoff`.
+
+    `fraction` is the estimated fraction of the answer read so far. It applies to all rows.
+    """
     probe, backoff = rows[0].probe, rows[0].backoff
     confidence = probe.calibrated(torch.cat([row._scores[-1] for row in rows]), fraction)
     _add(rows, probe.with_novelty(torch.cat([row._features[-1] for row in rows]), confidence, backoff), wait)

@@ -1,4 +1,4 @@
-"""The command ``python -m probes score``: confidences of questions or answers as JSON Lines."""
+"""The command ``python -m probes score``: confidences for questions or answers as JSON Lines."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def score(
     device_map: str | None = None,
     batch_size: int = 32,
 ) -> None:
-    """Write the confidences of questions, or of given answers, as JSON Lines. Nothing is generated.
+    """Write the confidence for each question, or for each given answer, as JSON Lines. Nothing is generated.
 
     Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`. Lines are in input
     order, and are written as soon as their batch is finished. Undefined values are null. If a question cannot be
@@ -55,8 +55,8 @@ def score(
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
         backoff: Whether to shift the confidences of novel questions. They are shifted towards the mean accuracy of the
-            training and validation questions and, if a question is close to the training questions of a broader
-            probe, towards the confidence of that probe as well.
+            training and validation questions. If such a question is close to the training questions of a broader probe,
+            its confidence is also shifted towards that probe's confidence.
         model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
             installs.
         revision: Commit, branch or tag of a Hub model.

@@ -27,7 +27,7 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
 
     Args:
         numbers: Attention logits q of the H attention heads, followed by their values v, [row, token, ..., 2 H].
-        there: See the module docstring.
+        there: Mask that is True for tokens and False for padding, [row, token] bool.
         slope: Slope s of each attention head, [..., H].
     """
     logits, values = numbers.chunk(2, dim=-1)
@@ -89,14 +89,17 @@ class SequenceHead(Head):
         return scores.where(hidden.lengths.to(scores.device) > 0, torch.nan)
 
     def numbers(self, states: Tensor) -> Tensor:
-        """Compute the numbers W (h − mean) / scale of each token, [token, number] float32.
+        """Compute W (h − mean) / scale for each token, [token, number] float32.
 
         `states` are the raw hidden states h, [token, d_model].
         """
         return (states.float() - self.mean) / self.scale @ self.weight.T
 
     def pooled(self, numbers: Ragged) -> Tensor:
-        """Compute scores [row, ...] from numbers [row, token, ..., number]; arbitrary for rows without tokens."""
+        """Compute scores [row, ...] from numbers [row, token, ..., number].
+
+        The scores of rows without tokens are arbitrary.
+        """
         padded = numbers.padded(0.0)
         there = torch.arange(padded.shape[1], device=padded.device) < numbers.lengths[:, None]
         return self.pool(padded, there) + self.bias
@@ -122,7 +125,10 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that computes `n_heads` numbers per token, and sums the maximum or minimum of each. See `multimax_pool`."""
+    """Head that computes `n_heads` numbers per token, and sums their maxima or minima over all tokens.
+
+    See `multimax_pool`.
+    """
 
     kind = "multimax"
     sizes: ClassVar[Mapping[str, int]] = {"n_heads": 2**10}
@@ -137,7 +143,7 @@ class MultiMaxHead(SequenceHead):
 
 
 class RollingHead(SequenceHead):
-    """Head whose score is the negative of the largest mean over `window` consecutive tokens. See `rolling_pool`."""
+    """Head whose score is minus the largest mean token value over `window` consecutive tokens. See `rolling_pool`."""
 
     kind = "rolling"
     sizes: ClassVar[Mapping[str, int]] = {"window": 2**20}
@@ -152,7 +158,7 @@ class RollingHead(SequenceHead):
 
 
 class SoftmaxSumHead(SequenceHead):
-    """Head whose score is the negative of a softmax-weighted sum. See `softmax_pool`."""
+    """Head whose score is minus the softmax-weighted sum of the token values. See `softmax_pool`."""
 
     kind = "softmax_sum"
 

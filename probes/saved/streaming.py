@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from probes.saved.artefact import ConfidenceProbe
     from probes.saved.confidence import ConfidentModel, Prompts
 
-#: Modes of transformers' `generate` in which each pass after the prompt reads the token that was drawn last.
+#: Modes of transformers' `generate` in which each forward pass after the prompt processes only the latest token.
 _MODES = ("greedy_search", "sample")
 
 
 @dataclass(frozen=True)
 class Step:
-    """State of an answer after a token has been drawn. The last step of a stream repeats the complete answer.
+    """State of an answer after a token has been generated. The last step of a stream repeats the complete answer.
 
-    The model reads each token in the pass that draws the next token, so the confidence after t tokens covers the first
-    t − 1 tokens. In the last step, the confidence covers the whole answer, or all tokens but the last one if generation
-    stopped at the token limit.
+    A token's hidden state is computed in the forward pass that generates the next token. If the probe reads answers,
+    the confidence after t tokens therefore covers only the first t − 1 tokens. In the last step, it covers the whole
+    answer, or all tokens but the last one if generation stopped at the token limit.
 
     Attributes:
         text: The answer so far, without special tokens. Incomplete characters, and characters that may begin a stop
@@ -86,11 +86,11 @@ def stream(model: ConfidentModel, question: Prompts, backoff: bool, options: dic
 
 
 def check_streamable(probe: ConfidenceProbe) -> None:
-    """Raise InputError if the probe reads pooled token signals of answers, which exist only for complete answers."""
+    """Raise InputError if the probe reads token signals pooled over the answer, which require a complete answer."""
     if probe.reads_answers and probe.pooled is not None:
         raise InputError(
-            "Expected a probe that can be streamed, but this one reads pooled token signals of complete answers. Use "
-            "`generate`, or train a probe without token signals."
+            "Expected a probe that can be streamed, but this one reads token signals pooled over complete answers. "
+            "Use `generate`, or train a probe without token signals."
         )
 
 
@@ -112,7 +112,7 @@ def _steps(model: ConfidentModel, prompt: list[int], backoff: bool, arguments: d
 
 
 class _Reader(RunningConfidence):
-    """Confidences of a question, or of the answer so far, computed in the passes that generate the answer."""
+    """Computes the confidence for a question, or for the answer so far, while the answer is generated."""
 
     def __init__(self, model: ConfidentModel, prompt: list[int], backoff: bool) -> None:
         super().__init__(model.probe, backoff)
@@ -124,9 +124,9 @@ class _Reader(RunningConfidence):
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Within this context, capture the state of the last token in each pass.
+        """Within this context, capture the hidden state of the last token in each forward pass.
 
-        Passes that read only the first part of the prompt are ignored.
+        Passes that cover only the first part of the prompt are ignored.
         """
         from extract.signals.hidden import HiddenCapture
         from extract.signals.model_parts import decoder_of

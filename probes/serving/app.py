@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 def create_app(
     engine: Engine, probe: ConfidenceProbe, model_name: str, api_key: str | None = None, check_host: bool = True
 ) -> FastAPI:
-    """Create the application of a server.
+    """Create the FastAPI application that serves a probe.
 
     While `app.state.closing` is true, the application answers only requests for ``/health``.
 
@@ -139,7 +139,7 @@ class Endpoints:
             answering.cancel()
 
     async def score(self, http: Request) -> Response:
-        """Return the confidences of questions, or of given answers."""
+        """Return the confidence for each question, or for each given answer."""
         request = parse(ScoreRequest, await read_body(http))
         self.check_name(request.model)
         self._check_answers(request.questions, request.answers)
@@ -156,7 +156,7 @@ class Endpoints:
         return _json({"object": "list", "model": self._name, "data": rows, "usage": usage})
 
     async def verify(self, http: Request) -> Response:
-        """Return the confidence of an answer, in the format of vLLM's semantic router."""
+        """Return the confidence for an answer, in the format of vLLM's semantic router."""
         request = parse(VerifyRequest, await read_body(http))
         prompts = await self._encode({"question": request.prompt})
         reads_answers = self._probe.reads_answers

@@ -29,9 +29,9 @@ FAILED = "The server failed to answer the request. The reason is in the server's
 
 @dataclass(frozen=True)
 class Defaults:
-    """Default settings for requests, taken from the probe's training data.
+    """Default settings for requests: those used to generate the probe's training data.
 
-    If the temperature of the training data is unknown, decoding is greedy.
+    If the temperature is unknown, decoding is greedy.
 
     Attributes:
         is_chat: Whether the probe's prompts use the chat template.
@@ -97,7 +97,7 @@ class Defaults:
 
 
 class Answering:
-    """An answer that is being generated. Its steps are awaited in the event loop."""
+    """An answer that is being generated. Each `AnswerStep` is passed from the engine's thread to the event loop."""
 
     def __init__(self, engine: Engine, prompt: list[int], settings: Settings, backoff: bool) -> None:
         self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue[Any]()
@@ -117,7 +117,7 @@ class Answering:
         """Yield the steps of the answer without their `text`, then set `reason` to the finish reason.
 
         Raises:
-            RequestError: If the answer failed.
+            RequestError: If generation failed.
         """
         while True:
             event = await self._events.get()
@@ -133,12 +133,12 @@ class Answering:
         self._job.cancel()
 
     async def complete(self) -> AnswerStep:
-        """Wait for the answer to end. Return its last step, with the complete text and all entropies."""
+        """Wait for generation to finish. Return the last step, with the complete text and all entropies."""
         entropies = list[float]()
         async for step in self.steps():
             entropies += step.entropies or ()
         if self._last is None:
-            raise RuntimeError("the engine returned no steps")
+            raise RuntimeError("the engine returned no `AnswerStep`")
         return self._last if self._last.entropies is None else replace(self._last, entropies=tuple(entropies))
 
     def usage(self, step: AnswerStep) -> dict[str, int]:
@@ -176,7 +176,7 @@ async def completion(answering: Answering, model: str) -> dict[str, Any]:
 
 
 class EventStream(StreamingResponse):
-    """Response that streams an answer. If the client disconnects, the answer is cancelled.
+    """Response that streams an answer. If the client disconnects, generation is cancelled.
 
     If `include_usage` is true, the last event contains the token counts.
     """
@@ -197,7 +197,7 @@ class EventStream(StreamingResponse):
 async def events(answering: Answering, model: str, include_usage: bool) -> AsyncIterator[bytes]:
     """Yield a streamed answer as server-sent events in OpenAI's format.
 
-    Each chunk contains the new text of one step and the confidence so far. If the answer fails, the error is sent as an
+    Each chunk contains the new text of one step and the confidence so far. If generation fails, the error is sent as an
     event.
     """
     common = new_completion(model, "chat.completion.chunk")

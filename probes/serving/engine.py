@@ -35,15 +35,15 @@ class EngineClosed(Exception):
 class Engine:
     """Scores and generates answers for many clients.
 
-    All passes of the model run in one thread. This thread alternates between scoring, reading new prompts, and
-    generating the next token of each answer. If a pass fails, its requests end with the exception, and the engine
-    continues. Options in the model's generation config, such as a repetition penalty, are ignored.
+    All forward passes run in one thread. This thread alternates between scoring, prefilling new prompts, and generating
+    the next token of each answer. If a pass fails, its requests end with the exception, and the engine continues.
+    Options in the model's generation config, such as a repetition penalty, are ignored.
 
     Args:
         probe: Trained probe.
         hf_model: The transformers model that the probe was trained on. Nothing else may use it at the same time.
         tokenizer: Tokenizer of the model.
-        max_batch_size: Maximum number of rows in a pass.
+        max_batch_size: Maximum number of rows in a forward pass.
         max_queue: Maximum number of waiting requests.
 
     Raises:
@@ -82,7 +82,7 @@ class Engine:
     def score(
         self, prompts: Sequence[list[int]], answers: Sequence[str] | None, backoff: bool = True
     ) -> Future[Confidences]:
-        """Return a future for the confidences [prompt] of questions or of given answers.
+        """Return a future for the confidences [prompt] for questions or given answers.
 
         `prompts` are token ids from `encode`. See `ConfidentModel.score` for the other arguments.
 
@@ -114,22 +114,24 @@ class Engine:
         on_end: Callable[[str | BaseException], None],
         backoff: bool = True,
     ) -> Job:
-        """Queue an answer, and return its job. The callbacks run in the engine's thread and must return at once.
+        """Queue the generation of an answer, and return its job.
+
+        The callbacks run in the engine's thread and must return at once.
 
         Args:
             prompt: Token ids of the prompt, as returned by `encode`.
             settings: Settings of the answer.
-            on_step: Called with each step (see `ConfidentModel.stream`). If it raises an exception, the answer ends
+            on_step: Called with each step (see `ConfidentModel.stream`). If it raises an exception, generation ends
                 with this exception.
-            on_end: Called once, after the last step, with the finish reason, or with the exception if the answer
+            on_end: Called once, after the last step, with the finish reason, or with the exception if generation
                 failed. The reasons are "stop" (end token or stop string), "length" (`max_tokens` or the context of the
                 model) and "cancelled".
             backoff: Whether to shift the confidence of a novel question. See `Confidences`.
 
         Raises:
             QueueFull, EngineClosed: See `score`.
-            InputError: If the prompt is empty or leaves no room for an answer, or if the probe reads pooled token
-                signals of answers.
+            InputError: If the prompt is empty or leaves no room for an answer, or if the probe reads token signals
+                pooled over the answer.
         """
         from extract.models.loading import check_prompts
 
@@ -159,7 +161,7 @@ class Engine:
     def close(self, timeout: float = 10.0) -> None:
         """Refuse new requests, end unfinished ones with `EngineClosed`, and wait for the engine's thread to finish.
 
-        Because the thread can't stop during a pass of the model, the wait is limited to `timeout` seconds.
+        The thread can't stop during a forward pass, so the wait is limited to `timeout` seconds.
         """
         with self._changed:
             self._is_closed = True
@@ -234,7 +236,7 @@ class Engine:
         return joining
 
     def _join(self, jobs: Sequence[Job]) -> None:
-        """Read the prompts of new answers."""
+        """Prefill the prompts of new jobs."""
         if jobs:
             try:
                 self._batch.join(jobs)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from probes.saved.confidence import ConfidentModel
     from probes.serving.jobs import Job
 
-#: Maximum number of tokens, including padding, in a pass over several new prompts.
+#: Maximum number of tokens, including padding, in a forward pass over several new prompts.
 _PROMPT_TOKENS = 2048
 #: Number of rows whose entropies are computed at a time.
 _ROWS = 32
@@ -50,7 +50,7 @@ class Batch:
         self.rows, self._cache = list[Row](), self._cache_class(self._hf_model)
 
     def fail(self, error: BaseException) -> None:
-        """End all answers with an exception."""
+        """End all jobs with an exception."""
         rows = self.rows
         self.clear()
         for row in rows:
@@ -75,7 +75,7 @@ class Batch:
 
     @torch.inference_mode()
     def join(self, jobs: Sequence[Job]) -> None:
-        """Read the prompts of new answers in one pass, and draw their first tokens."""
+        """Prefill the prompts of new jobs in one forward pass, and draw the first token of each answer."""
         from extract.signals.reader import right_padded
 
         probe, features = self._model.probe, self._model._prompt_features
@@ -110,7 +110,7 @@ class Batch:
             self.rows += [rows[i] for i in remaining]
 
     def drop_cancelled(self) -> None:
-        """Remove the answers that were cancelled."""
+        """Remove the answers of cancelled jobs."""
         cancelled = [i for i, row in enumerate(self.rows) if row.job.is_cancelled]
         for i in cancelled:
             self.rows[i].job.end("cancelled")
@@ -118,7 +118,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Read the last token of each answer, and draw the next tokens."""
+        """Run the model on the last token of each answer, and draw the next token of each."""
         mask, positions = self._cache.before_pass()
         ids = torch.tensor([row.drawn[-1:] for row in self.rows], device=mask.device)
         layers = self._model.probe.layers if self._model.probe.reads_answers else None

@@ -53,7 +53,7 @@ class Settings:
         if not 0 < self.top_p <= 1:
             raise InputError(f"Expected `top_p` to be above 0 and at most 1, but got {self.top_p}.")
         if self.top_k < 0:
-            raise InputError(f"Expected `top_k` to be at least 0, but got {self.top_k}. Pass 0 for all tokens.")
+            raise InputError(f"Expected `top_k` to be at least 0, but got {self.top_k}. Pass 0 to keep all tokens.")
         if not all(self.stop):
             raise InputError("Expected `stop` to contain only non-empty strings, but one is empty.")
 
@@ -86,7 +86,7 @@ class Job:
         self.is_cancelled, self.has_ended, self._on_end = False, False, on_end
 
     def cancel(self) -> None:
-        """End the answer at the next step. Any thread can call this method."""
+        """Stop generating the answer at the next step. Any thread can call this method."""
         self.is_cancelled = True
 
     def end(self, result: str | BaseException) -> None:

@@ -118,7 +118,7 @@ class StreamOptions(Body):
 
 
 class ChatRequest(Body):
-    """Body of ``/v1/chat/completions``. Omitted settings default to those of the training data.
+    """Body of ``/v1/chat/completions``. Omitted settings default to those used to generate the training data.
 
     The fields `top_k`, `backoff` and `entropy` are not part of OpenAI's format. A `top_k` of 0 or -1 keeps all tokens.
 

@@ -41,7 +41,7 @@ class Row:
         return self._random.random() if self.job.settings.temperature else 0.0
 
     def add(self, token: int, entropy: float | None = None) -> str | None:
-        """Add a drawn token and its entropy, and report the new step.
+        """Add a generated token and the entropy of its distribution, and report the new step.
 
         When the answer ends, the last reported step contains the complete answer. Returns the finish reason, or None if
         the answer continues.
@@ -64,7 +64,7 @@ class Row:
         return "stop" if text.ended else "length"
 
     def _entropies_of_piece(self, n: int) -> tuple[float, ...] | None:
-        """Return the unreported entropies of the first `n` tokens, or None if entropies are not requested."""
+        """Return the entropies of the first `n` tokens that have not been reported yet, or None if not requested."""
         if not self.job.settings.entropy:
             return None
         start, self._n_shown = self._n_shown, max(n, self._n_shown)

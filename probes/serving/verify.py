@@ -10,7 +10,7 @@ from pydantic import Field
 
 from probes.serving.protocol import Body, number
 
-#: Default threshold of the router.
+#: Default threshold of vLLM's semantic router.
 THRESHOLD = 0.7
 
 
@@ -21,7 +21,7 @@ class VerifyRequest(Body):
         question: The question that the user asked.
         answer: The answer to verify. Probes that read only questions ignore it.
         context: Text that precedes the question in the prompt. A line break separates the text from the question.
-        threshold: Confidence below which the router should ask a larger model.
+        threshold: Confidence below which the caller should ask a larger model.
     """
 
     question: str = Field(min_length=1)

@@ -44,7 +44,7 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def n_questions(self) -> Tensor:
-        """Number of questions for which the score of at least one answer is not missing, [score] int64."""
+        """Number of questions for which at least one answer has the score, [score] int64."""
         return self.has_answer.sum(1)
 
     @property
@@ -127,11 +127,10 @@ def max_t(
 
     Each draw permutes the grades across questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
     grades of a question move together to another question: the grade of sample j becomes the grade of sample j of that
-    question. The statistic of a
-    score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction of
-    draws in which the largest statistic of all scores is at least as large as the observed statistic. The observed
-    grades count as one more draw. The familywise error rate is controlled if all questions have the same number of
-    answers.
+    question. The statistic of a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The
+    p-value is the fraction of draws in which the largest statistic of all scores is at least as large as the observed
+    statistic. The observed grades count as one more draw. The familywise error rate is controlled if all questions have
+    the same number of answers.
 
     Args:
         scores, right, question: See `clustered_auroc`.
@@ -201,6 +200,6 @@ class _Exchange:
         return distances
 
     def chunks(self, orders: Tensor) -> Iterator[Tensor]:
-        """Yield the `distances` of many draws in chunks. NaN is replaced by 0."""
+        """Yield the `distances` for all `orders` in chunks. NaN is replaced by 0."""
         for order in orders.split(self._step):
             yield self.distances(order).nan_to_num_(0.0)

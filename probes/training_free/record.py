@@ -73,8 +73,8 @@ def _counts(grid: Grid, name: str) -> dict[str, int]:
 def length_stratum(n_tokens: Tensor) -> Tensor:
     """Return each answer's length class [answer] int64.
 
-    Each length from 1 to 5 tokens has its own class, and length 0 counts as 1. Longer answers in the same class differ
-    in length by less than 25 %.
+    Each length from 1 to 5 tokens has its own class, and length 0 counts as 1. Above 5 tokens, lengths in the same
+    class differ by less than 25 %.
     """
     return (n_tokens.clamp_min(1).double().log() / math.log(1.25) + 1e-9).floor().long()
 

@@ -1,4 +1,4 @@
-"""Scores of answers, one for every combination of a token signal, a pooling and a weighting of the tokens."""
+"""Scores of answers, one for every combination of token signal, pooling method and token weighting."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ class Score(NamedTuple):
     Attributes:
         signal: Name of the signal.
         key: Layer and position of the signal, such as ``30/entropy``.
-        pooling: Name of the pooling over the tokens of an answer.
+        pooling: Name of the method for pooling over the tokens of an answer.
         weighting: Token weights: `none`, `entropy`, `prob`, or ``SIGNAL/POSITION`` for weights from another signal.
     """
 
@@ -42,7 +42,7 @@ class Score(NamedTuple):
 
     @property
     def position(self) -> str:
-        """Part of the key after the layer."""
+        """Position in the key, such as ``entropy`` in ``30/entropy``."""
         return self.key.split("/")[1]
 
     @property
@@ -59,7 +59,7 @@ class Score(NamedTuple):
     def sign(self) -> int:
         """Factor by which the score is multiplied, so that higher means more likely to be right.
 
-        The factor is 1 if the position is in `Signal.rising` and the pooling is not `std`, and −1 otherwise.
+        The factor is 1 if `Signal.rising` contains the score's position and the pooling is not `std`, and −1 otherwise.
         """
         rising = self.signal in SIGNALS and self.position in SIGNALS[self.signal].rising
         return 1 if rising and self.pooling != "std" else -1
@@ -138,7 +138,7 @@ class Scores:
             yield names, partial(self._likelihoods, key)
 
     def _pool(self, signal: str, keys: list[str], weightings: list[str]) -> Tensor:
-        """Compute scores [score, answer] for every combination of pooling, key and weighting, in that order."""
+        """Compute scores [score, answer] for every combination of pooling method, key and weighting, in that order."""
         columns = self._read([(signal, key) for key in keys])
         weights = None
         if weightings != [UNWEIGHTED]:
@@ -171,7 +171,7 @@ class Scores:
         return torch.where(held_out, mean[question].float(), torch.nan)
 
     def _read(self, keys: Sequence[tuple[str, str]]) -> Ragged:
-        """Read token values [token, column], with one column for each pair of a signal and a key."""
+        """Read token values [token, column], with one column per (signal, key) pair."""
         columns = [self._store.signals.read_ragged(signal, key) for signal, key in keys]
         return Ragged(torch.stack([column.values for column in columns], 1), columns[0].offsets)
 

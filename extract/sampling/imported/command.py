@@ -61,5 +61,5 @@ def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> 
     )
     for name, n in n_known.items():
         unknown = f", {n_answers - n:,} unknown" if n < n_answers else ""
-        say(f"import: {n:,} grades by {name}{unknown}{'' if n else '. This score is left out'}")
+        say(f"import: {n:,} grades by {name}{unknown}{'' if n else '. This grader is left out'}")
     return made

@@ -1,4 +1,4 @@
-"""Content of a log that another tool wrote, and helpers for the readers of such logs."""
+"""Content of a log that another tool wrote, and helpers for reading such logs."""
 
 import re
 from collections.abc import Container, Iterable, Iterator
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Log:
-    """Content of a log. Readers extract only these fields, because logs can contain API keys and paths.
+    """Content of a log. Other fields of the log are left out, because they can contain API keys and paths.
 
     Attributes:
         origin: Name and version of the tool, and name of the task; None if unknown.
@@ -127,7 +127,7 @@ def check_same(earlier: Question | None, question: Question, where: str) -> Ques
         different = ", ".join(name for name in names if getattr(earlier, name) != getattr(question, name))
         raise InputError(
             f"Expected all answers to question {question.id!r} to have the same prompt and references, but {where} "
-            f"differs from an earlier answer in {different}. Logs of agents and logs with varying prompts "
+            f"differs from an earlier answer in {different}. Agent logs and logs with varying prompts "
             "can't be imported."
         )
     return question

@@ -7,7 +7,7 @@ from extract.sampling.base import Sampler, SamplingOptions
 
 
 class ImportedSampler(Sampler):
-    """Refuses to draw answers, because another tool has drawn them.
+    """Sampler that refuses to draw answers, because imported answers come from another tool.
 
     Raises:
         InputError: Always.

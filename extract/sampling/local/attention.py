@@ -1,6 +1,6 @@
 """Attention from the newest token of each answer to its context. Several answers can share parts of their context.
 
-Attention is computed separately for the common prefix of all prompts, the rest of the prompt and the answer. The
+Attention is computed separately over the common prefix of all prompts, the rest of each prompt, and each answer. The
 results are then merged exactly (Juravsky et al. 2024, "Hydragen", section 3).
 """
 
@@ -85,8 +85,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers. Without a `SharedCache` or a `SlotCache` (see `using`), it calls SDPA.
 
-    `query` is [row, head, token, d_head]. `key` and `value` are [row, key head, token, d_head], and contain only the
-    newest token if such a cache is used. The output is [row, token, head, d_head].
+    `query` is [row, head, token, d_head]. `key` and `value` are [row, key-value head, token, d_head], and contain
+    only the newest token if such a cache is used. The output is [row, token, head, d_head].
     """
     cache = _active.get()
     if not isinstance(cache, SharedCache | SlotCache):
@@ -94,7 +94,7 @@ def attend(
             cache.note_call(module.layer_idx, key, value, attention_mask, kwargs)
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     layer, (n_rows, n_heads, _, d_head), n_key_heads = cache.layers[module.layer_idx], query.shape, key.shape[1]
-    # [row, key head, queries of that head, d_head]
+    # [row, key-value head, queries of that head, d_head]
     queries = (query * (scaling or d_head**-0.5)).reshape(n_rows, n_key_heads, n_heads // n_key_heads, d_head)
     if isinstance(cache, SlotCache):
         keys, values = layer.buffers
@@ -102,7 +102,7 @@ def attend(
     else:
         parts = _attend_to_shared(queries, cache, layer)
     if layer.prefix is not None:
-        together = queries.transpose(0, 1).flatten(1, 2)[None]  # [1, key head, row · query, d_head]
+        together = queries.transpose(0, 1).flatten(1, 2)[None]  # [1, key-value head, row · query, d_head]
         part = attend_to(together, layer.prefix[0], layer.prefix[1])
         parts.append(Part(*(one[0].unflatten(1, (n_rows, -1)).transpose(0, 1) for one in part)))
     return merge(parts).flatten(1, 2).to(query.dtype)[:, None], None
@@ -119,7 +119,7 @@ def _attend_to_shared(queries: Tensor, cache: SharedCache, layer: SharedLayer) -
         bias = None if bias is None else bias[..., : group.width].to(queries.device)
         of_groups.append(attend_to(queries[group.rows], keys[used], values[used], bias))
     parts = [of_groups[0] if len(of_groups) == 1 else Part(*map(torch.cat, zip(*of_groups, strict=True)))]
-    # all rows of a question attend to its prompt together: [question, key head, slot · query, d_head]
+    # all rows of a question attend to its prompt together: [question, key-value head, slot · query, d_head]
     slots, places = (index[n_key_heads].to(queries.device) for index in (cache.slots, cache.places))
     # index_select copies whole rows, and is several times faster than indexing
     together = queries.flatten(0, 1).index_select(0, slots)

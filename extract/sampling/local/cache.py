@@ -1,4 +1,4 @@
-"""Key/value cache for reading prompts. With some models, it is also used for drawing answers."""
+"""Key/value cache for prefilling prompts. With some models, it is also used for drawing answers."""
 
 import math
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ class AnswerLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        handed_out: Keys and values that the last call to `update` returned while prompts were being read, or None.
-        keys, values: While prompts are read, keys and values [question, head, token, d_head] of the prompts. While
-            answers are drawn, keys and values [row, head, token, d_head] of the prompts and the answers.
+        handed_out: Keys and values that the last call to `update` during prefill returned, or None.
+        keys, values: During prefill, keys and values [question, head, token, d_head] of the prompts after `prefix`.
+            While answers are drawn, keys and values [row, head, token, d_head] of the whole prompts and the answers.
     """
 
     keys: Tensor
@@ -40,8 +40,8 @@ class AnswerLayer(DynamicLayer):
         self._buffers: tuple[Tensor, ...] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [row, head, new token, d_head], and return all keys and values, with the prefix."""
-        if self._buffers is None:  # prompts are still being read
+        """Append keys and values [row, head, new token, d_head], and return all of them, including the prefix."""
+        if self._buffers is None:  # during prefill
             super().update(key_states, value_states)
             self.handed_out = self._with_prefix()
             return self.handed_out
@@ -89,15 +89,15 @@ class AnswerLayer(DynamicLayer):
 
 
 class AnswerCache(DynamicCache):
-    """Key/value cache for reading a batch of prompts.
+    """Key/value cache for prefilling a batch of prompts.
 
     If answers can't share the keys and values of their prompt, the cache is also used for drawing the answers.
 
     Each layer with full attention becomes an `AnswerLayer`. Layers with a sliding window prevent sharing.
 
     Attributes:
-        mask: int64 mask, 0 for padding. Its shape is [question, token] while prompts are read, and [row, token] while
-            answers are drawn. It covers the common prefix, the rest of the prompts, and the answers.
+        mask: int64 mask, 0 for padding. Its shape is [question, token] during prefill, and [row, token] while answers
+            are drawn. It covers the common prefix, the rest of the prompts, and the answers.
         n_prefix: Number of tokens in the common prefix.
     """
 
@@ -128,7 +128,7 @@ class AnswerCache(DynamicCache):
         self._called, self._plain = set[int](), set[int]()
 
     def note_call(self, layer: int, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
-        """Record whether a layer computes plain attention to its own keys and values. Some models do not do this."""
+        """Record whether a layer computes plain attention over its own keys and values. Some models' layers don't."""
         handed = getattr(self.layers[layer], "handed_out", None) if layer < len(self.layers) else None
         if kwargs.get("position_bias") is None:
             self._called.add(layer)
@@ -172,7 +172,7 @@ class AnswerCache(DynamicCache):
         return other
 
     def before_pass(self) -> Tensor:
-        """Prepare a pass that reads one token per row. Returns the attention mask [row, token] int64."""
+        """Prepare for a forward pass with one token per row. Returns the attention mask [row, token] int64."""
         self.mask = torch.nn.functional.pad(self.mask, (0, 1), value=1)
         return self.mask
 

@@ -1,10 +1,10 @@
 """Fast matrix products for the linear layers of models on CPUs.
 
-torch computes float32 products with MKL, which uses AVX-512 instructions only on Intel CPUs. On other CPUs with
-AVX-512, oneDNN, which torch also contains, is about twice as fast. On CPUs without AVX-512, it is slightly faster. On
-CPUs without bfloat16 instructions, products of bfloat16 matrices are faster after a conversion to float32. The results
-have the same precision. Products with a packed copy of the weights, in oneDNN's own layout, take 5 to 35 % less time
-than products with the weights themselves.
+torch computes float32 products with MKL, which uses AVX-512 instructions only on Intel CPUs. oneDNN, which is also
+included in torch, is about twice as fast as MKL on other CPUs with AVX-512, and slightly faster on CPUs without
+AVX-512. On CPUs without bfloat16 instructions, products of bfloat16 matrices are faster after a conversion to float32.
+The conversion does not reduce the precision of the results. Products with a packed copy of the weights, in oneDNN's own
+layout, take 5 to 35 % less time than products with the weights themselves.
 """
 
 import threading
@@ -30,7 +30,7 @@ _HAS_ONEDNN = torch.backends.mkldnn.is_available()
 
 _lock = threading.Lock()
 _users: Counter[int] = Counter()  # number of with blocks that use a model, by the model's id()
-_layers: dict[int, list[nn.Linear]] = {}  # layers whose products are replaced
+_layers: dict[int, list[nn.Linear]] = {}  # layers whose forward method is replaced
 
 
 def linear_float32(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -66,7 +66,7 @@ def has_bfloat16() -> bool:
 
 @contextmanager
 def fast_products(model: Any) -> Iterator[None]:
-    """Inside the with block, use faster products for a model's linear layers on CPUs.
+    """Context manager that speeds up a model's linear layers on CPUs.
 
     This applies to float32 layers, and to bfloat16 layers if `has_bfloat16` returns False.
     """

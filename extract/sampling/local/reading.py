@@ -1,4 +1,4 @@
-"""`PromptReader`, which reads prompts and keeps their caches for later calls."""
+"""`PromptReader`, which prefills prompts and keeps their caches for later calls."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def forward(
 
 
 class PromptReader:
-    """Reads prompts with a model. Call its methods inside the with block of `shared_attention`."""
+    """Prefills prompts with a model. Call its methods inside the with block of `shared_attention`."""
 
     def __init__(self, model: Any, max_new_tokens: int) -> None:
         self.model, self._max_new_tokens = model, max_new_tokens
@@ -38,7 +38,7 @@ class PromptReader:
         self._block: tuple[tuple[tuple[int, ...], ...], AnswerCache, Tensor] | None = None
 
     def read(self, prompts: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor]:
-        """Read prompts that begin with `prefix`. The cache of the prefix is kept for the next call.
+        """Prefill prompts that begin with `prefix`. The cache of the prefix is kept for the next call.
 
         Returns the cache of the prompts, and the logits [question, vocab] after their last tokens.
         """
@@ -57,7 +57,7 @@ class PromptReader:
         return cache, logits
 
     def read_block(self, block: Sequence[Sequence[int]], prefix: Sequence[int]) -> tuple[AnswerCache, Tensor]:
-        """Read a block's prompts (see `read`), and keep the result until another block is read."""
+        """Prefill the prompts of a block (see `read`), and keep the result until the next block."""
         key = tuple(map(tuple, block))
         if self._block is None or self._block[0] != key:
             self.forget_block()  # free the memory first

@@ -1,4 +1,4 @@
-"""Replay forward passes as CUDA graphs. Launching their operations one by one would take longer than computing them."""
+"""Replay forward passes as CUDA graphs. Launching the kernels one by one would take longer than running them."""
 
 import warnings
 from functools import cache
@@ -16,7 +16,7 @@ uncapturable = WeakSet[Any]()
 
 
 class Replay:
-    """Forward pass of a model with a `SlotCache`. On a CUDA device, it is captured and then replayed.
+    """Forward pass of a model with a `SlotCache`. On a CUDA device, it is captured as a CUDA graph and replayed.
 
     Passes that can't be captured, for example because they copy a value to the CPU, are run as usual.
     """
@@ -29,7 +29,10 @@ class Replay:
         self._logits: Tensor
 
     def __call__(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return the logits [slot, vocab] for token ids and positions [slot, 1]. The next call overwrites them."""
+        """Return the logits [slot, vocab] for token ids and positions [slot, 1].
+
+        The next call may overwrite the logits.
+        """
         if self._bias is not self._cache.bias:
             is_first, self._bias, self._graph = self._bias is None, self._cache.bias, None
             if ids.is_cuda and self._model not in uncapturable:

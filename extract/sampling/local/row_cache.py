@@ -61,7 +61,7 @@ class _RowLayer(DynamicLayer):
 
 
 class RowCache(DynamicCache):
-    """Cache of rows (answers) that join and leave between passes.
+    """Cache of rows (answers) that join and leave the batch between forward passes.
 
     The rows end at the same column but may differ in length.
 
@@ -90,7 +90,7 @@ class RowCache(DynamicCache):
         return cache
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Append rows of the cache `read`, which must contain all tokens of its prompts, padded on the right.
+        """Append rows of `read`, which must cache all tokens of its prompts, padded on the right.
 
         `lengths` contains the number of tokens in each row of `read`. `rows` contains the indices of the rows to
         append.
@@ -111,7 +111,10 @@ class RowCache(DynamicCache):
         self._window.start = self._window.stop - max(self.lengths)
 
     def before_pass(self) -> tuple[Tensor, Tensor]:
-        """Prepare a pass over one token per row. Return the mask [row, token] and the positions [row, 1], int64."""
+        """Prepare for a forward pass with one token per row.
+
+        Returns the mask [row, token] int64 and the positions [row, 1] int64.
+        """
         longest = max(self.lengths)
         self._make_room(len(self.lengths), longest, self)
         lengths = torch.tensor(self.lengths, device=self._device)[:, None]
@@ -119,7 +122,7 @@ class RowCache(DynamicCache):
         return (column >= longest - lengths).long(), lengths
 
     def after_pass(self) -> None:
-        """Record that a pass has read one token per row."""
+        """Record that a forward pass has processed one token per row."""
         self.lengths = [length + 1 for length in self.lengths]
         self._window.stop += 1
 
@@ -156,7 +159,7 @@ class RowCache(DynamicCache):
 
 
 class FixedCache:
-    """Cache of rows that all join at once and have equal lengths. Used if `can_merge` is false for the model."""
+    """Cache of rows of equal length that all join the batch at once. Used if `can_merge` is false for the model."""
 
     def __init__(self, model: Any) -> None:
         self.cache, self.lengths, self._device = DynamicCache(config=model.config), list[int](), model.device
@@ -167,7 +170,7 @@ class FixedCache:
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Fill this empty cache with some rows of the cache `read`. All rows of `read` must have the same length."""
+        """Fill this empty cache with the given `rows` of `read`. All rows of `read` must have the same length."""
         assert not self.lengths
         assert len(set(lengths)) == 1
         self.cache, self.lengths = read, list(lengths)

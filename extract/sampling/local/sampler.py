@@ -1,4 +1,4 @@
-"""Local sampler: a transformers model that reads each prompt once for all temperatures."""
+"""Local sampler: a transformers model that prefills each prompt once for all temperatures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LocalSampler(Sampler):
         self._drawer = Lazy(partial(_Drawer, options, decoding))
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy of this run, with unknown properties of the model copied from `model`."""
+        """Return the policy of this run. Properties of the model that are still unknown are taken from `model`."""
         folder, options = Path(self.options.model), self.options
         known: dict[str, Any] = {"id": folder.resolve().name if folder.is_dir() else options.model}
         if options.dtype != "auto":
@@ -69,7 +69,7 @@ class LocalSampler(Sampler):
         return Policy(self._model, decoding)
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
-        """Draw the missing samples of each range in one pass for all temperatures."""
+        """In each range, draw the missing samples at all temperatures together."""
         lacking: dict[SampleRange, list[float]] = defaultdict(list)
         for temperature, store in stores.items():
             damaged = missing_shards(store, store.samples.ranges(), self.worker, store.samples.file)
@@ -86,7 +86,7 @@ class LocalSampler(Sampler):
     def draw(
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
-        """Draw the given samples at all temperatures in one pass. See `Sampler.draw`."""
+        """Draw the given samples at all temperatures together. See `Sampler.draw`."""
         store, part = next(iter(ranges.values()))
         rows = self._drawer().draw(
             store.questions.block(part), question_ids, samples, list(ranges), progress, keep=True
@@ -160,7 +160,10 @@ class _Drawer:
         progress: Progress,
         keep: bool,
     ) -> dict[float, list[Row]]:
-        """Draw samples for some questions of a block. With `keep`, later calls don't read the prompts again."""
+        """Draw samples for some questions of a block.
+
+        If `keep` is true and the block fits into one batch, later calls reuse the key/value cache of its prompts.
+        """
         from extract.running.memory import retry_with_smaller_batch
 
         sampler, ids = self._sampler, [question.id for question in block if question.id in question_ids]

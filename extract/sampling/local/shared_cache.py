@@ -81,7 +81,7 @@ class SharedLayer(DynamicLayer):
         self.prompts = keys, values
 
     def merge(self, sources: Sequence[Sequence[int]], groups: Sequence[Group]) -> None:
-        """Make the buffers of `groups`. `groups[i]` combines the current groups whose indices are in `sources[i]`."""
+        """Create the buffers of `groups`, where `groups[i]` merges the current groups with the indices `sources[i]`."""
         keys, values = (
             [self._merged_buffer(of_group, group, part) for of_group, group in zip(sources, groups, strict=True)]
             for part in (0, 1)
@@ -123,11 +123,11 @@ class SharedCache(DynamicCache):
     sorted from long to short. Attention is computed for one group at a time, so that short rows need little padding.
 
     Attributes:
-        slots: Dict from number of key heads (which can differ between layers) to an int64 tensor of shape
+        slots: Dict from number of key-value heads (which can differ between layers) to an int64 tensor of shape
             [question · head · slot]. Each element is an index into a flattened [row, head] tensor. Each row of a
-            question has its own slot. Free slots contain arbitrary rows.
-        places: Dict from number of key heads to an int64 tensor of shape [row · head]. It contains the position of each
-            row and head in `slots`.
+            question has its own slot. Free slots contain arbitrary indices.
+        places: Dict from number of key-value heads to an int64 tensor of shape [row · head]. It contains the position
+            of each row and head in `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
     """
 
@@ -142,7 +142,7 @@ class SharedCache(DynamicCache):
         self._questions = list[int]()  # index of each row's prompt
 
     def join(self, read: AnswerCache, questions: Sequence[int]) -> None:
-        """Append rows without tokens. For each row, `questions` contains the index of its prompt in `read`."""
+        """Append empty rows. For each row, `questions` contains the index of its prompt in `read`."""
         added = sorted(set(questions))
         n_kept = self._set_prompts(read, added)
         places = {question: n_kept + i for i, question in enumerate(added)}
@@ -181,7 +181,7 @@ class SharedCache(DynamicCache):
         return order
 
     def before_pass(self) -> None:
-        """Prepare a pass over one token per row, without an attention mask."""
+        """Prepare for a forward pass with one token per row and no attention mask."""
         if any(group.width == group.n_columns for group in self.groups):
             self._regroup(0)
         for group in self.groups:
@@ -205,7 +205,7 @@ class SharedCache(DynamicCache):
         return len(used)
 
     def _regroup(self, n_new: int) -> None:
-        """Add `n_new` rows without tokens, merge groups of similar widths, and make room for tokens."""
+        """Add `n_new` empty rows, merge groups of similar widths, and make room for new tokens."""
         old = self.groups
         if n_new:
             old.append(Group(0, [0] * n_new, 0, 0, 0))
@@ -261,7 +261,7 @@ class SharedCache(DynamicCache):
 def _slots(counts: Sequence[int]) -> list[int]:
     """For each new slot, return the old slot to copy.
 
-    Slot i is copied `counts[i]` times, and stays in place if possible.
+    Old slot i is copied to `counts[i]` new slots. One of them is slot i if possible.
     """
     n_rows = sum(counts)
     moved = [slot for slot, count in enumerate(counts) for _ in range(count - (slot < n_rows))]

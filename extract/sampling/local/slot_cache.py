@@ -32,17 +32,17 @@ class SlotLayer(DynamicLayer):
         self.buffers, self._end = (keys, values), end
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write keys and values [slot, head, 1, d_head] to the end of each slot."""
+        """Append keys and values [slot, head, 1, d_head] to each slot."""
         for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
             buffer.scatter_(2, self._end[:, None, None, None].expand_as(new), new)
         return key_states, value_states
 
     def get_seq_length(self) -> int:
-        """Number of columns before the last one. It is the same for all passes that use the same buffers."""
+        """Number of buffer columns minus 1. It is the same for all passes that use the same buffers."""
         return self.buffers[0].shape[2] - 1
 
     def resize(self, n_columns: int) -> None:
-        """Move the slots to longer buffers. Free columns are zeros, because attention needs finite values."""
+        """Move the slots to longer buffers. Free columns are set to zero, because even masked values must be finite."""
         keys, values = (torch.nn.functional.pad(each, (0, 0, 0, n_columns - each.shape[2])) for each in self.buffers)
         self.buffers = keys, values
 
@@ -51,7 +51,7 @@ class SlotCache(DynamicCache):
     """Cache with one slot per answer. A slot contains a copy of the prompt without the common prefix, then the answer.
 
     Shapes and addresses only change if a longer buffer is needed, so a forward pass can be captured and replayed.
-    All slots take part in each pass. Free slots end at column 0, and their results are arbitrary.
+    All slots take part in each pass. In free slots, only column 0 is visible, and the results are arbitrary.
 
     Attributes:
         bias: [slot, 1, 1, column] float32, −inf for padding and for columns after the newest token, and 0 elsewhere.
@@ -73,10 +73,7 @@ class SlotCache(DynamicCache):
         self.bias = torch.zeros(n_slots, 1, 1, 0, device=device)
 
     def join(self, read: AnswerCache, questions: Sequence[int]) -> list[int]:
-        """Copy prompts to free slots, and return the slots.
-
-        `questions` contains the indices of the prompts in the cache `read`.
-        """
+        """Copy the prompts of `read` with the indices `questions` to free slots, and return the slots."""
         slots = [self._free.pop() for _ in questions]
         mask = read.mask[:, self._n_prefix :]
         padding, n_tokens = (mask == 0).sum(1).tolist(), mask.shape[1]
@@ -96,7 +93,7 @@ class SlotCache(DynamicCache):
             self._padding[slot] = self._ends[slot] = 0
 
     def before_pass(self) -> None:
-        """Prepare a pass over one token per slot, without an attention mask."""
+        """Prepare for a forward pass with one token per slot and no attention mask."""
         self._make_room(max(self._ends) + 1)
         self._places.copy_(torch.tensor([self._padding, self._ends]))
         padding, end = self._places[:, :, None, None, None]
@@ -118,7 +115,7 @@ class SlotCache(DynamicCache):
 def fits_slots(model: Any, read: AnswerCache, n_slots: int, most_tokens: int) -> bool:
     """Return True if the whole model is on one CUDA device, and a `SlotCache` fits into the free memory.
 
-    `most_tokens` is the maximum number of tokens in a prompt with its answer.
+    `most_tokens` is the maximum number of tokens in a prompt and its answer together.
     """
     devices = {parameter.device for parameter in model.parameters()}
     if {device.type for device in devices} != {"cuda"} or len(devices) > 1:

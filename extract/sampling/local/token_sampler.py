@@ -1,4 +1,4 @@
-"""Draw all answers to each prompt, at every temperature, after reading the prompt once."""
+"""Draw all answers to each prompt, at every temperature, after prefilling the prompt once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +18,9 @@ from extract.sampling.local.draws import keyed_uniforms, question_key
 from extract.sampling.local.products import fast_products
 from extract.sampling.local.reading import PromptReader
 
-#: Fraction of rows that must be free before answers join, unless all waiting answers fit.
+#: Fraction of rows that must be free before answers join the batch, unless all waiting answers fit.
 _JOINING_SHARE = 0.2
-#: Minimum number of answers whose prompts are read in one pass, as a fraction of rows. Short passes are inefficient.
+#: Minimum number of answers whose prompts are prefilled together, as a fraction of rows. Short passes are inefficient.
 _READING_SHARE = 0.5
 
 
@@ -31,7 +31,7 @@ class Sample:
     Attributes:
         sample: Index of the answer, from 0.
         token_ids: Generated tokens, including the end token if there is one.
-        text: Decoded answer without special tokens, cut before the first stop string.
+        text: Decoded answer without special tokens, truncated before the first stop string.
         logprobs: Log-probability of each token in nats at temperature 1.
         finish_reason: "stop" (end token or stop string) or "length" (max_new_tokens reached).
         prompt_tokens: Length of the prompt in tokens.
@@ -75,7 +75,7 @@ class TokenSampler:
         progress: Callable[[int, int], None] = lambda answers, tokens: None,
         block: Sequence[Sequence[int]] | None = None,
     ) -> dict[float, list[Sample]]:
-        """Draw answers to each question at every temperature, reading each prompt only once.
+        """Draw answers to each question at every temperature, prefilling each prompt only once.
 
         Answers that have ended are replaced by answers to the next questions, shortest prompts first. If answers can't
         share the keys and values of their prompt, new answers start only when the whole batch has ended.
@@ -87,13 +87,13 @@ class TokenSampler:
             temperatures: Distinct temperatures, which override those in `decoding`.
             progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
             block: All prompts of a block, if several calls draw answers to its prompts. If the answers to all
-                these prompts fit into one batch, the prompts are read only in the first call.
+                these prompts fit into one batch, the prompts are prefilled only in the first call.
 
         Returns:
             Dict from temperature to answers, ordered by question, then by sample.
 
         Raises:
-            InputError: If the model can't read a prompt, or if a logit is NaN.
+            InputError: If the model can't process a prompt, or if a logit is NaN.
         """
         check_prompts(self.model, prompts, self.decoding.max_new_tokens)
         rows = rows_of(temperatures, samples)
@@ -132,7 +132,7 @@ class TokenSampler:
             self._reader.forget_block()
             block = None
         unread = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        waiting: list[tuple[int, int]] = []  # index among the prompts read last, and index of the answer
+        waiting: list[tuple[int, int]] = []  # index in the last prefill, and index of the answer
         while unread or waiting or len(batch):
             if len(batch):
                 batch.read()
@@ -163,7 +163,7 @@ class TokenSampler:
     def _read(
         self, prompts: Sequence[Sequence[int]], prefix: Sequence[int], block: Sequence[Sequence[int]] | None
     ) -> tuple[AnswerCache, Tensor, Sequence[int]]:
-        """Read prompts. Returns a cache, logits, and the index of each prompt in the cache and in the logits."""
+        """Prefill prompts. Returns a cache, logits, and the index of each prompt in the cache and in the logits."""
         if block is None:
             return *self._reader.read(prompts, prefix), range(len(prompts))
         index = {tuple(prompt): i for i, prompt in enumerate(block)}

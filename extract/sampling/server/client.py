@@ -25,8 +25,8 @@ _LONGEST_WAIT, _LONGEST_ASKED_WAIT = 30.0, 120.0
 _TOKENS_PER_BYTE = 0.5
 #: Hint that is added to an error if the server may have crashed.
 _SEEDS = (
-    " Some servers, such as vLLM 0.32 on a CPU, crash on requests with a seed. If this server has crashed, restart it "
-    "and pass --server.seeds=false."
+    " Some servers, such as vLLM 0.32 on a CPU, crash on requests with a seed. If this server has crashed, restart it, "
+    "and run the command again with --server.seeds=false."
 )
 _GO_ON = "A budget applies to one run. Run the same command again to continue."
 
@@ -63,7 +63,7 @@ class Spending:
 
     @asynccontextmanager
     async def reserved(self, request: Request) -> AsyncIterator[None]:
-        """Reserve the maximum number of tokens for an attempt. Inside the with block, call `count` with the reply.
+        """Reserve the most tokens that an attempt can use. Inside the with block, call `count` with the reply.
 
         If other attempts have reserved too many tokens, wait until enough tokens are free or all other attempts have
         finished.
@@ -110,7 +110,7 @@ class Client(AbstractAsyncContextManager["Client"]):
     replies from other models are rejected.
 
     Attributes:
-        given_up: Last failure of the most recent request for which all attempts failed, or None.
+        given_up: Final failure of the request that most recently ran out of attempts, or None.
 
     Raises:
         InputError: If a required package is not installed, or if the API key is invalid.

@@ -87,7 +87,8 @@ async def try_server(
 ) -> Preflight:
     """Send one of the run's requests to each address.
 
-    Above temperature 0, also send each address four short requests, whose answers must vary.
+    If the temperature is above 0 and answers are not constrained, also send each address four short requests, whose
+    answers must vary.
     """
     planned = [planned for request in requests.values() for planned in [request, *_open_requests(request)]]
     for name, budget, cost in (
@@ -136,8 +137,8 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
         except (Unanswered, InputError) as error:
             if (what := await _fails_on_seeds(client, request, was_up)) is not None:
                 raise InputError(
-                    f"Expected {url} to answer requests that contain a seed, but it {what}: {client.given_up}. Restart "
-                    "the server if it has stopped, and pass --server.seeds=false."
+                    f"Expected {url} to answer requests that contain a seed, but it {what}: {client.given_up}. If the "
+                    "server has stopped, restart it. Then run the command again with --server.seeds=false."
                 ) from None
             if isinstance(error, InputError):
                 raise
@@ -150,7 +151,9 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
             "usually too high"
         )
     if any(choice.cut for choice in reply.choices):
-        notice("the server leaves stop strings in answers. These answers are cut, and their tokens are not stored")
+        notice(
+            "the server leaves stop strings in answers. These answers are truncated, and their tokens are not stored"
+        )
     if request.temperature > 0 and not varies:
         why = "`server.extra_body` constrains them" if _is_constrained(request) else "the server returned no text"
         notice(f"could not test whether answers vary: {why}")
@@ -207,7 +210,7 @@ def _is_constrained(request: Request) -> bool:
 
 
 def _open_requests(request: Request) -> list[Request]:
-    """Return open-ended variants of a request.
+    """Return requests with an open-ended prompt, to test whether answers vary.
 
     The list is empty if the temperature is 0 or the form of the answers is constrained.
     """

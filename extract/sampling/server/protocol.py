@@ -77,7 +77,7 @@ class Choice:
         text: Answer as valid Unicode text. Empty if the server returned no text.
         reasoning: Reasoning before the answer, if the server returns it separately.
         logprobs: Log-probability of each token in nats.
-        cut: Whether the client cut the text at a stop string. If so, the server's token count does not match the text.
+        cut: Whether the client truncated the text at a stop string. If so, the server's token count does not match it.
     """
 
     text: str
@@ -116,7 +116,10 @@ class Reply:
 
     @property
     def tokens_of_only_choice(self) -> int | None:
-        """Server's token count for the only answer. None if there are several answers, or if one was cut or dropped."""
+        """Server's token count for the answer, if it is the only one.
+
+        None if there are several answers, if answers were dropped, or if the client truncated the answer.
+        """
         alone = len(self.choices) == 1 and not self.n_left_out and not self.choices[0].cut
         return self.completion_tokens if alone else None
 
@@ -155,7 +158,7 @@ class BrokenReply(ValueError):
 
 
 def read_reply(body: bytes, request: Request) -> Reply:
-    """Parse the JSON body of a reply. If the server did not remove a stop string, cut the answer before that string."""
+    """Parse the JSON body of a reply. If the server left a stop string in an answer, truncate the answer before it."""
     text = body.decode("utf-8", "replace")
     try:
         content = json.loads(text)

@@ -57,11 +57,10 @@ class OpenRange:
         self.n_waiting = len(self.asks)
 
     def close(self, rejected: Collection[str] = ()) -> bool:
-        """Close the log. If the range is complete and `wanted` was not passed, write the samples and delete the log.
+        """Close the log. Any thread can call this method.
 
+        If the range is complete and was opened without `wanted`, the samples are written and the log is deleted.
         Missing answers to questions in `rejected` are marked as rejected.
-
-        Any thread can call this method.
 
         Returns whether all requested samples have been answered or rejected.
         """

@@ -143,7 +143,7 @@ def _asking(
 
 
 def n_missing(store: Store, samples: SampleRange) -> int:
-    """Return how many answers of a range are not yet in its log."""
+    """Return the number of answers in a range that have not been logged yet."""
     logged = len(read_log(store, samples)) if store.samples.log_file(samples).is_file() else 0
     return store.questions.n_rows(samples) - logged
 
@@ -152,7 +152,7 @@ def check_variation(answers: Iterable[Collection[str]], path: Path, has_varied: 
     """Warn if at least 30 questions have several answers, but no question has two different answers.
 
     `answers` contains the texts of each question's answers. `has_varied` states whether the answers in the preflight
-    differed. If they did not, an `InputError` is raised instead.
+    varied. If it is false, an `InputError` is raised instead of the warning.
     """
     distinct = [len(set(texts)) for texts in answers if len(texts) > 1]
     if len(distinct) < _LEAST_REPEATED or max(distinct) > 1:

@@ -56,7 +56,7 @@ def hard_auroc(
 
 
 def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
-    r"""Estimate and bound the capability AUROC of an oracle that knows the true accuracy of every question.
+    r"""Estimate and bound the `capability_auroc` of an oracle that knows the true accuracy of every question.
 
     .. math:: \tfrac12 + \frac{E|p-p'|}{4 m (1-m)}, \qquad m = E[p]
 

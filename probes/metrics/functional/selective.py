@@ -93,8 +93,8 @@ def recall_at_fpr(
     """Compute the fraction of wrong answers that are detected by their low scores, at a given false positive rate.
 
     Wrong answers are the positive class. The false positive rate is the fraction of right answers that are flagged as
-    wrong. Questions are counted as in `auprc`. The ROC curve is interpolated linearly. The result is NaN unless there
-    are both right and wrong answers.
+    wrong. A question counts as p̂ right and 1 − p̂ wrong answers, where p̂ is its measured accuracy. The ROC curve is
+    interpolated linearly. The result is NaN unless there are both right and wrong answers.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))
     n_wrong, n_right = wrong.sum(-1), right.sum(-1)
@@ -106,7 +106,7 @@ def recall_at_fpr(
 
 
 def _by_score(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights of wrong and of right answers, each [..., distinct score], in ascending order of score."""
+    """Return the total weights of wrong and of right answers, each [..., distinct score], by ascending score."""
     group, of_group = ties(preds)
     accuracy = right / known
     wrong, right = (by_group(weights * share, group, len(of_group)) for share in (1 - accuracy, accuracy))

@@ -341,7 +341,10 @@ def test_repeated_names_and_missing_references_are_refused(tested: Path, grid: P
         ({f"Say {i}.": [] for i in range(12)}, "to list outputs for each prompt"),
         ({}, "to list outputs for each prompt"),
         ([], "to list outputs for each prompt"),
-        ({f"Say {i}.": ["a", "b"] for i in range(12)}, "to have outputs in tokens, but it has only words"),
+        (
+            {f"Say {i}.": ["a", "b"] for i in range(12)},
+            "to be available in tokens, but they are available only in words",
+        ),
     ],
 )
 def test_outputs_in_a_file_are_checked(grid: Path, tmp_path: Path, outputs: object, message: str | None) -> None:
@@ -358,7 +361,8 @@ def test_token_ids_of_an_unknown_tokenizer_require_the_option_unit(
 ) -> None:
     file = write_json(tmp_path / "ids.json", {prompt: [[1], [2]] for prompt in system.prompts})
     with pytest.raises(
-        InputError, match="to have outputs in words, but it has only tokens. To compare token ids without"
+        InputError,
+        match="to be available in words, but they are available only in tokens. To compare token ids without",
     ):
         estimate(tmp_path, file, grid)
 

@@ -269,7 +269,7 @@ def test_a_single_table_may_have_other_questions_of_any_store(make: Make, tmp_pa
     np.testing.assert_array_equal(found, [np.arange(9, 30) / N] * 2)
     pq.write_table(table.take([0, 9, 35]), tmp_path / "f.parquet")
     with pytest.raises(
-        InputError, match="at least two of the 21 compared questions to have a confidence in every store, but got 1"
+        InputError, match="at least two of the 21 compared questions to have a confidence in every store, but found 1"
     ):
         read_confidences([f"{tmp_path / 'f.parquet'}:mine"], panel)
 

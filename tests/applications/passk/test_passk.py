@@ -215,7 +215,7 @@ def test_more_answers_than_known_grades_are_refused(make: Make) -> None:
     with pytest.raises(InputError, match=r"`k` to be between 1 and 2, the smallest number of graded .* got 3"):
         record_of(store, k=[1, 3])
     assert record_of(store)["k"] == [1]
-    with pytest.raises(InputError, match="`k` to contain at least one number of answers, but it is empty"):
+    with pytest.raises(InputError, match="`k` to contain at least one value, but it is empty"):
         record_of(store, k=[])
 
 

@@ -394,7 +394,10 @@ def test_a_crash_on_a_seed_during_the_run_names_the_option_and_the_next_run_cont
     path = tmp_path / "store"
     with (
         stub(on_seed="exit", n_seeds=n) as dying,
-        pytest.raises(InputError, match=r"^[^\n]*has crashed, restart it and pass --server\.seeds=false\.[^\n]*$"),
+        pytest.raises(
+            InputError,
+            match=r"^[^\n]*has crashed, restart it, and run the command again with --server\.seeds=false\.[^\n]*$",
+        ),
     ):
         sample(str(path), recipe(dying.url, questions, k=3, attempts=2, timeout=30))
     n_kept = len([*Store.open(path).samples.read().to_pylist(), *logged(path)])

@@ -289,7 +289,7 @@ def test_a_probe_of_pooled_token_signals_names_the_alternative(model: Any, token
     probe = make_any_probe("mean_answer", model, tokenizer, [])
     pooled = {"keys": ["tokens/3/entropy"], "pooling": ["mean"], "weights": None}
     attached = ConfidenceProbe(probe.head, probe.calibrator, probe.config | {"pooled": pooled}).attach(model, tokenizer)
-    with pytest.raises(InputError, match=r"pooled token signals of complete answers\. Use `generate`"):
+    with pytest.raises(InputError, match=r"token signals pooled over complete answers\. Use `generate`"):
         attached.stream("Why?")
 
 

@@ -1,7 +1,7 @@
 """Measure the risk and the coverage of the thresholds from `applications decide` on simulated sets.
 
 A distribution of questions gives each question a confidence f and a true accuracy p. A set contains N questions with k
-answers each, of which c ~ Binomial(k, p) are right. Each method returns a threshold for the requested risk. Its true
+answers each, of which c ~ Binomial(k, p) are right. Each method returns a threshold for the target risk. Its true
 risk E[1 − p | f ≥ threshold], its true coverage, and the coverage of the best threshold on f (oracle) are computed
 from `TRUTH_SIZE` other questions.
 

@@ -25,7 +25,7 @@ Prompts = list[list[int]]
 
 
 class NoTokenizer:
-    """Tokenizer without an end token, for models with random weights."""
+    """Tokenizer without an end-of-sequence token, for models with random weights."""
 
     eos_token_id = None
 

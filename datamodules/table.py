@@ -25,9 +25,10 @@ from extract.store.store import Store
 
 @dataclass(frozen=True)
 class AnswerTable:
-    """Table with one row per answer, in the order of `store.samples`. Log-probabilities exclude the end token.
+    """Table with one row per answer, in the order of `store.samples`.
 
-    All arrays have shape [row]. Texts are read from the store on first use.
+    Log-probabilities exclude the end-of-sequence token. All arrays have shape [row]. Texts are read from the
+    store on first use.
 
     Attributes:
         question: Index of the answer's question in the question table.
@@ -36,7 +37,7 @@ class AnswerTable:
         known: 1 if the answer's grade is known, else 0.
         answer_class: Class of the normalised answer, comparable only among the answers to one question; 0 if the grader
             found no answer or an empty answer.
-        n_tokens: Number of generated tokens, including the end token; NaN if unknown.
+        n_tokens: Number of generated tokens, including the end-of-sequence token; NaN if unknown.
         truncated: Whether the answer was truncated at the token limit.
         mean_nll: Mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: Largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.

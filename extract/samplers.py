@@ -18,7 +18,8 @@ class Declaration:
             change affects the samples.
         implementation: The class, or its import path ``module:attribute``.
         weights: Whether the model's weights are available. If not, a store records only the model's name.
-        end_token: Whether the tokens of an answer include the end token, or the token that completed a stop string.
+        end_token: Whether the tokens of an answer include the end-of-sequence token, or the token that completed a stop
+            string.
         nullable: Columns of the samples table that can be null, among `reasoning`, `token_ids`, `logprobs`, `n_tokens`
             and `prompt_tokens`. If no column can be null, `reasoning` and `n_tokens` are not stored.
         complete_policy: Whether all decoding options are known. Unknown options are null in a store's identity.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 #: A decimal or negative number, or a run of letters and digits.
 _WORD = re.compile(r"(?<![\w.])-?\d+\.\d+(?!\w)|(?<!\w)-\d+(?!\w)|[^\W_]+")
-#: Words between a negation and the denied value: "I don't think that the answer is 5".
+#: Words between a negation and the negated value: "I don't think that the answer is 5".
 FILLERS = (
     r"(?:\s+(?:be|(?:think|believe|say)(?=\s+(?:that|it|this|the)\b|\s*$)|that|it|it's|this|is|was|the|(?-i:an?)"
     r"|equal|to|\w+ly|(?:correct|right|best)(?!\s*:|\s+(?:is|are)\b)|answers?|results?|options?|choices?|letter))*"
@@ -78,13 +78,13 @@ def normalize(text: str, case_sensitive: bool = False) -> str:
     return text if case_sensitive else text.lower()
 
 
-def is_denied(text: str, start: int, end: int) -> bool:
-    """Whether `text` denies the value ``text[start:end]``, as in "it can't be 4" or "4 is wrong".
+def is_negated(text: str, start: int, end: int) -> bool:
+    """Whether `text` negates the value ``text[start:end]``, as in "it can't be 4" or "4 is wrong".
 
-    A denial follows the value directly, or precedes it by at most 80 characters. "4 are wrong" describes a count and is
-    not a denial.
+    A negation follows the value directly, or precedes it by at most 80 characters. "4 are wrong" describes a count and
+    is not a negation.
 
-    >>> [is_denied(text, text.index("4"), text.index("4") + 1) for text in ("It can't be 4.", "4 is wrong", "4, not 5")]
+    >>> [is_negated(text, at := text.index("4"), at + 1) for text in ("It can't be 4.", "4 is wrong", "4, not 5")]
     [True, True, False]
     """
     return bool(_DENIED_BEFORE.search(text, max(0, start - 80), start) or _DENIED_BEHIND.match(text, end))

@@ -39,7 +39,7 @@ def decide(
 
     The risk of a threshold is the expected fraction of wrong answers among the questions whose confidence is at least
     the threshold. The questions of the store are treated as a random sample. The risk of the threshold found in this
-    sample is at most the requested risk, with a probability of at least `level`.
+    sample is at most the target risk, with a probability of at least `level`.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

@@ -28,7 +28,7 @@ def risk_coverage_picture(record: Mapping[str, Any]) -> Figure:
             if one["threshold"] is not None:
                 axes.plot(one["coverage"]["value"], one["measured_risk"]["value"], color=colour, marker="o", ms=7)
     for number, request in enumerate(record["requests"]):
-        axes.axhline(request["risk"], color=INK, lw=0.7, ls=":", label="" if number else "requested risk")
+        axes.axhline(request["risk"], color=INK, lw=0.7, ls=":", label="" if number else "target risk")
         axes.text(1.01, request["risk"], f"{request['risk']:g}", va="center", fontsize=8, color=INK)
     _explain(axes, record["confidences"], f"certified at level {record['level']:g}")
     axes.set(xlim=(0, 1), ylim=(0, None), xlabel="coverage (fraction of questions answered)")

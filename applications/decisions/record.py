@@ -79,7 +79,7 @@ def decide_record(
     """Compute the content of decide.json.
 
     The entry `confidences` maps each source of confidences to its risk–coverage `curve` and the results of
-    `threshold_record`. The entry `requests` contains, for each requested risk, the results that do not depend on the
+    `threshold_record`. The entry `requests` contains, for each target risk, the results that do not depend on the
     confidences. The entry `routing` is None until the command sets it.
     """
     losses, options = decided.losses, {"n_resamples": n_resamples, "seed": seed}
@@ -116,12 +116,12 @@ def decide_record(
 def threshold_record(
     confidence: Array, losses: Array, risk: float, level: float, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """Certify a threshold for one requested risk, and measure its coverage and risk.
+    """Certify a threshold for one target risk, and measure its coverage and risk.
 
     Returns:
         A dict with these entries:
 
-        - `risk`: The requested risk.
+        - `risk`: The target risk.
         - `threshold`: The certified threshold, or None.
         - `coverage`: Coverage at the threshold; None without a threshold.
         - `n_kept`: Number of questions at or above the threshold.

@@ -44,7 +44,7 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
 
 
 def save_decisions(folder: str, record: Mapping[str, Any]) -> int:
-    """Replace the thresholds for the requested risks in a probe's config.json. Return the number of stored thresholds.
+    """Replace the thresholds for the target risks in a probe's config.json. Return the number of stored thresholds.
 
     `record` is the result of `decide_record` for a single source of confidences.
     """

@@ -1,6 +1,6 @@
-"""Find thresholds with MAPIE's implementation of Learn then Test. Runs in .peers/mapie, for `benchmarks.decisions`.
+"""Find thresholds with MAPIE's implementation of Learn then Test.
 
-Reads JSON from the standard input and writes {procedure: thresholds} to the standard output.
+`benchmarks.decisions` runs this script in .peers/mapie. It reads JSON from standard input and writes {procedure: thresholds} to standard output.
 """
 
 import json

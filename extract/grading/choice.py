@@ -12,7 +12,7 @@ from extract.grading.base import Grade, from_function
 from extract.grading.latex import last_boxed
 from extract.questions.numbers import numbers, plain_number
 from extract.questions.question import Question
-from extract.text import FILLERS, OPENING, is_denied, normalize
+from extract.text import FILLERS, OPENING, is_negated, normalize
 
 #: Phrases that introduce an answer on the same line.
 _CUE = re.compile(
@@ -54,7 +54,7 @@ _EXCEPTED = re.compile(
     rf"{FILLERS}{OPENING}$",
     re.IGNORECASE,
 )
-#: Words that reject the option next to them, in addition to those of `is_denied`.
+#: Words that reject the option next to them, in addition to those of `is_negated`.
 _REJECTED_BEFORE = re.compile(
     r"\b(?:than|exclud\w+|eliminat\w+|rul\w+ out|not(?:(?: go)? (?:with|for)| correct| right| best)?)"
     rf"{FILLERS}:?{OPENING}$",
@@ -168,7 +168,7 @@ def _match_letters(text: str, options: Mapping[str, str], start: int = 0, end: i
             groups[-1] = _Letters(groups[-1].letters | {match[1]}, groups[-1].start, match.end())
         else:
             groups.append(_Letters({match[1]}, *match.span()))
-    return [group for group in groups if not _is_denied(text, group.start, group.end)]
+    return [group for group in groups if not _is_negated(text, group.start, group.end)]
 
 
 def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int) -> bool:
@@ -179,15 +179,15 @@ def _is_joined(text: str, first: int, last: int, match: re.Match[str], end: int)
     if between.strip() or ("\n" not in between and text[last - 1] not in ".:"):
         return True
     # here, the second letter must not begin a sentence
-    return bool(_ALONE.match(text, match.end(), end)) and not _is_denied(text, first, last)
+    return bool(_ALONE.match(text, match.end(), end)) and not _is_negated(text, first, last)
 
 
-def _is_denied(text: str, start: int, end: int) -> bool:
+def _is_negated(text: str, start: int, end: int) -> bool:
     """Whether the option at `text[start:end]` is negated, as in "not B" or "B is wrong"."""
     is_rejected = _REJECTED_BEHIND.match(text, end) is not None
     if _EXCEPTED.search(text, max(0, start - 80), start):
         return not is_rejected
-    return is_rejected or is_denied(text, start, end) or bool(_REJECTED_BEFORE.search(text, max(0, start - 80), start))
+    return is_rejected or is_negated(text, start, end) or bool(_REJECTED_BEFORE.search(text, max(0, start - 80), start))
 
 
 def _match_exact(text: str, options: Mapping[str, str]) -> set[str]:
@@ -211,7 +211,7 @@ def _match_text(text: str, options: Mapping[str, str]) -> set[str]:
     for letter, form in sorted(forms.items(), key=lambda item: -len(item[1])):
         places = _places(words, form)
         number = plain_number(options[letter])
-        if number in (None, *values) and any(not _is_denied(words, *place) for place in places):
+        if number in (None, *values) and any(not _is_negated(words, *place) for place in places):
             found.add(letter)
         if list(forms.values()).count(form) == 1:
             for start, stop in places:

@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 
 from extract.questions.numbers import has_terms, number_with_unit, numbers
-from extract.text import is_denied, normalize
+from extract.text import is_negated, normalize
 
 #: Start of a box (with one or two backslashes), an escaped character, or a brace.
 _BOX_PIECE = re.compile(r"\\{1,2}f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)
@@ -87,7 +87,7 @@ def last_boxed(text: str) -> str | None:
         elif piece[0] == "}" and opened and len((begin := opened.pop())[0]) > 1:
             boxes.append((begin.start(), begin.end(), piece.start()))
     for start, inside, end in sorted(boxes, reverse=True):
-        if not is_denied(text, start, end + 1):
+        if not is_negated(text, start, end + 1):
             content, script = text[inside:end], _SCRIPT.match(text, end + 1)
             if script and not content.endswith("}"):  # otherwise, it is the exponent of a unit
                 content = f"{content if content.strip().isalnum() else f'({content})'}{script[0]}"
@@ -114,7 +114,7 @@ def stated_answer(text: str) -> str | None:
     if formulas:
         formula = formulas[0 if cues else -1]
         of, start, end = formula.string, *formula.span()
-        if _BEFORE.search(of[:start]) or _BEHIND.match(of, end) or is_denied(of, start, end):
+        if _BEFORE.search(of[:start]) or _BEHIND.match(of, end) or is_negated(of, start, end):
             return None
         return spelled(next(filter(None, formula.groups())))
     prose = (cues[-1] if cues else (tail.strip().splitlines() or [""])[-1]).strip(" *:").rstrip(". ")
@@ -140,7 +140,7 @@ def spelled(latex: str) -> str | None:
     if (words := wrapped_words(latex)) is not None:
         return words or None
     unit = _UNIT.search(latex)
-    if unit and is_denied(f"0 {unit[1]}", 0, 1):
+    if unit and is_negated(f"0 {unit[1]}", 0, 1):
         return None
     if unit and not _NO_UNITS.intersection(unit[1].lower().split()):
         latex = latex[: unit.start()]

@@ -11,7 +11,7 @@ from scipy.special import softmax
 from extract.errors import InputError
 from extract.questions.question import Question
 
-#: Whether the continuations of a `choice` question are the letters or the texts of its options.
+#: What is scored for each option of a `choice` question: its letter or its text.
 Continuations = Literal["letters", "texts"]
 Values = NDArray[np.float64]
 

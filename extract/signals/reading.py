@@ -183,7 +183,7 @@ def _batches(
 
 
 def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int], text: str) -> list[int]:
-    """Return the tokens of an answer without its end token and its stop string.
+    """Return the tokens of an answer without its end-of-sequence token and its stop string.
 
     A token that spans the end of `text` and the start of the stop string is kept. `end` lists the ids of the end
     tokens.
@@ -198,7 +198,7 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
 
 
 def drawn_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> list[int]:
-    """Return the token ids of a stored sample, including the end token if one was drawn.
+    """Return the token ids of a stored sample, including the end-of-sequence token if one was drawn.
 
     If the sample has no token ids, the result depends on whether it has reasoning. With reasoning, the list is empty.
     Without reasoning, the text is tokenized, which may not reproduce the drawn tokens.

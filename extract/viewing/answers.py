@@ -61,7 +61,7 @@ class ShownAnswer:
 
     @property
     def n_tokens(self) -> int:
-        """Number of content tokens (all tokens except the end token and tokens within a stop string)."""
+        """Number of content tokens (all tokens except the end-of-sequence token and tokens within a stop string)."""
         return len(self.entropy)
 
 

@@ -42,8 +42,8 @@ class Step:
             `n_read` is 0.
         novelty, is_novel: Novelty of the question or of the answer so far. See `Confidences`.
         n_read: Number of tokens of the answer that the confidence covers; 0 if the probe reads only the question.
-        n_tokens: Number of tokens in the answer so far, without the end token. In the last step, the stop string is
-            not counted either.
+        n_tokens: Number of tokens in the answer so far, without the end-of-sequence token. In the last step, the
+            stop string is not counted either.
     """
 
     text: str

@@ -18,9 +18,10 @@ from torch import Tensor
 def drawn_tokens(
     model: Any, arguments: dict[str, Any], during_pass: Callable[[], AbstractContextManager[Any]]
 ) -> Generator[int]:
-    """Yield the tokens of one answer, including the end token. Transformers' `generate` returns the same tokens.
+    """Yield the tokens of one answer, including the end-of-sequence token.
 
-    `arguments` are the arguments of `generate`. `during_pass` returns a new context manager for each pass of the model.
+    Transformers' `generate` returns the same tokens. `arguments` are the arguments of `generate`. `during_pass` returns
+    a new context manager for each forward pass.
     """
     from transformers import StopStringCriteria
 

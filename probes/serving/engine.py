@@ -124,8 +124,8 @@ class Engine:
             on_step: Called with each step (see `ConfidentModel.stream`). If it raises an exception, generation ends
                 with this exception.
             on_end: Called once, after the last step, with the finish reason, or with the exception if generation
-                failed. The reasons are "stop" (end token or stop string), "length" (`max_tokens` or the context of the
-                model) and "cancelled".
+                failed. The reasons are "stop" (end-of-sequence token or stop string), "length" (`max_tokens` or the
+                context of the model) and "cancelled".
             backoff: Whether to shift the confidence of a novel question. See `Confidences`.
 
         Raises:
@@ -146,7 +146,7 @@ class Engine:
 
         `queued` and `running` are the current numbers of requests. `n_rejected` counts requests refused with
         `QueueFull`. `n_passes` counts the batches that the model processed, and `n_rows` counts their rows. `n_tokens`
-        includes end tokens and stop strings. `seconds_busy` is the total processing time.
+        includes end-of-sequence tokens and stop strings. `seconds_busy` is the total processing time.
         """
         with self._changed:
             queued = len(self._to_score) + len(self._to_generate)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Row:
     """One answer in a batch.
 
-    `ends` are the ids of end tokens. `context` is the maximum number of tokens in the prompt and the answer together.
+    `ends` are the ids of end-of-sequence tokens. `context` is the maximum number of tokens in the prompt and
+    the answer together.
 
     Attributes:
         drawn: Token ids of the answer so far.

@@ -141,7 +141,7 @@ def _question(sample: Mapping[str, Any], system: str | None, task: str, where: s
         if message["role"] not in _ROLES or message.get("tool_calls"):
             raise InputError(
                 f"Expected the prompt of {where} to be a chat of system, user and assistant messages, but it has a "
-                "tool call. Logs of agents can't be imported."
+                "tool call. Agent logs can't be imported."
             )
         turns.append({"role": message["role"], "content": split_content(message["content"])[0]})
     targets, group = sample["target"], (sample.get("metadata") or {}).get("group")

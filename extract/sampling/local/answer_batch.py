@@ -63,8 +63,8 @@ class AnswerBatch:
     `SlotCache`, which is faster on a GPU, each answer has its own row.
 
     `shared_attention` must be active for the model. If `temperature` is None, each answer has its own temperature.
-    `end` contains the ids of the end tokens. `max_rows` is the maximum number of answers. `most_tokens` is the maximum
-    number of tokens in a prompt with its answer.
+    `end` contains the ids of the end-of-sequence tokens. `max_rows` is the maximum number of answers.
+    `most_tokens` is the maximum number of tokens in a prompt with its answer.
     """
 
     def __init__(

@@ -30,10 +30,10 @@ class Sample:
 
     Attributes:
         sample: Index of the answer, from 0.
-        token_ids: Generated tokens, including the end token if there is one.
+        token_ids: Generated tokens, including the end-of-sequence token if there is one.
         text: Decoded answer without special tokens, truncated before the first stop string.
         logprobs: Log-probability of each token in nats at temperature 1.
-        finish_reason: "stop" (end token or stop string) or "length" (max_new_tokens reached).
+        finish_reason: "stop" (end-of-sequence token or stop string) or "length" (max_new_tokens reached).
         prompt_tokens: Length of the prompt in tokens.
     """
 

@@ -90,7 +90,7 @@ class Choice:
     def lacks_logprobs(self, n_tokens: int | None) -> bool:
         """Whether the number of log-probabilities does not match the token count.
 
-        A difference of 1 is allowed, because the token count may exclude the end token.
+        A difference of 1 is allowed, because the token count may exclude the end-of-sequence token.
         """
         if self.logprobs is None or n_tokens is None or self.reasoning:
             return False

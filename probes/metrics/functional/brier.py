@@ -7,7 +7,7 @@ from probes.metrics.functional.inputs import mean, prepare
 
 
 def debiased_brier(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    r"""Compute an unbiased estimate of the capability Brier score, the mean of (f − p)² over questions.
+    r"""Compute an unbiased estimate of the mean of (f − p)² over questions.
 
     .. math:: \frac1N \sum_i \Big(f_i^2 - 2 f_i \hat p_i + \frac{c_i (c_i-1)}{n_i (n_i-1)}\Big)
 

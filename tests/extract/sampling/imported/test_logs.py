@@ -278,7 +278,7 @@ def other_prompt(log: dict[str, Any]) -> None:
         (alike_scorers, "would be stored as 'inspect_a-b'"),
         (lambda log: [s["output"].update(choices=[]) for s in log["samples"]], "but every sample failed"),
         (lambda log: log["samples"].clear(), "at least one question"),
-        (tool_call, "but it has a tool call. Logs of agents can't be imported"),
+        (tool_call, "but it has a tool call. Agent logs can't be imported"),
         (other_prompt, "to have the same prompt and references, but epoch 3 of sample .* in messages"),
         (lambda log: [turn.update(content=" ") for s in log["samples"] for turn in s["messages"]], "content is empty"),
     ],

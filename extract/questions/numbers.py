@@ -8,7 +8,7 @@ from itertools import pairwise
 from unicodedata import normalize
 
 from extract.errors import InputError
-from extract.text import is_denied
+from extract.text import is_negated
 
 
 def _without_separators(match: re.Match[str]) -> str:
@@ -95,7 +95,7 @@ def found_numbers(text: str) -> list[Fraction | None]:
         joined = last is not None and _is_joined(text, last, match)
         if joined and found:
             found[-1] = None
-        if is_denied(text, *match.span()) or _is_step(match):
+        if is_negated(text, *match.span()) or _is_step(match):
             continue
         value = None if joined or _is_part(text, match) else _value(match)
         found.append(-value if value is not None and _is_negative(text, match) else value)
@@ -151,7 +151,7 @@ def number_with_unit(text: str) -> Fraction | None:
     """
     text = _spelled(text).strip()
     match = _NUMBER.match(text)
-    if match is None or is_denied(text, *match.span()) or not (unit := _UNIT.fullmatch(text, match.end())):
+    if match is None or is_negated(text, *match.span()) or not (unit := _UNIT.fullmatch(text, match.end())):
         return None
     return None if _NO_UNITS.intersection(unit[0].lower().split()) else plain_number(match[0])
 

@@ -1,8 +1,8 @@
 """Run the audit on simulated multiple-choice sets (300 questions × 10 answers), with and without a leak.
 
 With a leak, the log-odds of a question's accuracy depend on noise and on one property of the question, which has an
-AUROC of 0.65. The result is the number of sets in which the audit finds the source of the leak. Without a leak, the
-results are the number of false alarms and the fraction of intervals that contain ½.
+AUROC of 0.65. For each leak, the result is the number of simulations in which the audit finds its source. Without a
+leak, the results are the number of false alarms and the fraction of intervals that contain ½.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def accuracies(value: NDArray[np.float64], strength: float, rng: np.random.Gener
 
 
 def strength_of(value: NDArray[np.float64]) -> float:
-    """Return the strength at which a property [question] has an AUROC of 0.65."""
+    """Return the `strength` for `accuracies` at which a property [question] has an AUROC of 0.65 for right answers."""
     value = np.resize(value, 100_000)
 
     def excess(strength: float) -> float:
@@ -111,9 +111,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument(
-        "--simulations", type=int, default=100, help="sets per leak; the number without a leak is twice as high"
+        "--simulations", type=int, default=100, help="number of simulations per leak; twice as many without a leak"
     )
-    parser.add_argument("--sets", type=int, default=10, help="sets of questions; each is used several times")
+    parser.add_argument("--sets", type=int, default=10, help="number of question sets; each is used repeatedly")
     parser.add_argument("--draws", type=int, default=499, help="permutations per test")
     options = parser.parse_args()
     torch.set_num_threads(1)  # faster for many small problems

@@ -19,9 +19,9 @@ def main() -> None:
     """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=30)
-    parser.add_argument("--outputs", type=int, default=100, help="number of outputs per prompt in each timed system")
+    parser.add_argument("--outputs", type=int, default=100, help="number of outputs per prompt from each timed system")
     parser.add_argument("--temperatures", type=int, default=33)
-    parser.add_argument("--systems", type=int, default=100, help="number of simulated systems for the coverage")
+    parser.add_argument("--systems", type=int, default=100, help="number of simulated systems for measuring coverage")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

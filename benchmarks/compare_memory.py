@@ -26,7 +26,7 @@ N_WRONG = 50  # different wrong answers to a question
 
 
 def build(folder: Path, n_questions: int, k: int, n_tokens: int) -> None:
-    """Make a graded store in which a coordinate of each layer contains the log-odds of a right answer, with noise."""
+    """Make a graded store in which one hidden-state dimension per layer is the noisy log-odds of a right answer."""
     rng = np.random.default_rng(0)
     store = make_store(folder, n_questions // N_ROWS, N_ROWS)
     schema = GRADES_SCHEMA.with_metadata({"grader": "made", "rule": "none"})

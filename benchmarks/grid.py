@@ -71,9 +71,9 @@ class Sides:
             self.model.forward = forward
 
     def operations(self, counted: Counted, n_reads: int) -> float:
-        """Return the number of multiply-adds with the weights, where `n_reads` is the total number of prompt reads.
+        """Return the number of multiply-adds with weight matrices. `n_reads` is the total number of prompt prefills.
 
-        Layers are counted for every token. The head is counted only for tokens from which an answer token is drawn.
+        The layers are counted for every token, and the head only at positions where an answer token is drawn.
         """
         inner = sum(one.numel() for one in self.model.model.layers.parameters() if one.dim() == 2)
         head = self.model.lm_head.weight.numel()

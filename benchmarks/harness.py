@@ -66,7 +66,7 @@ def task(store: Store) -> list[dict[str, Any]]:
 
 
 def compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the largest differences of log-probabilities in nats, and the numbers of questions graded differently."""
+    """Return the largest log-probability differences in nats, and the counts of questions graded differently."""
     conditional, unconditional = (np.concatenate([row[name] for row in ours]) for name in ("logprobs", "unconditional"))
     halves = [np.split(np.array(row["logprobs"]), 2) for row in theirs]
     found = {

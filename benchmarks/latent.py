@@ -1,9 +1,9 @@
-"""Test whether the latent probe finds a planted spread of the answers, and whether it warns about a collapse.
+"""Test whether the latent probe recovers the spread of simulated answers, and whether it warns about a collapse.
 
 A question has eight traits, and its hidden state is a noisy linear map of them. The embeddings of its answers scatter
 around a direction on the unit sphere, and their spread is a nonlinear function of two traits. In the regime `told`, the
 direction is also a function of the traits. In `untold`, the directions are independent of the traits and far apart, as
-in a real store. The score is compared with the planted spread of unseen questions.
+in a real store. The score is compared with the true spread of unseen questions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.helpers.latent_simulation import fit, forced, simulate
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     ranks: dict[str, list[float]] = {}
     false_alarms = 0
     start = time.perf_counter()
@@ -35,7 +35,7 @@ def main() -> None:
     report(
         "latent",
         lowest,
-        "rank correlation with the planted spread at least 0.8; a warning for every forced collapse and for no other fit",
+        "rank correlation with the true spread at least 0.8; a warning for every forced collapse and for no other fit",
         lowest >= 0.8 and None not in said.values() and not false_alarms,
         ranks=ranks,
         collapses=said,

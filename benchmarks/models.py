@@ -59,7 +59,7 @@ def systems(n: int, cluster: np.ndarray | None, shifts: tuple[float, ...], rng: 
 
 
 def counted(drawn: list[System], k: int, rng: Generator) -> list[np.ndarray]:
-    """Draw the number of right answers [question] of each system, among k answers."""
+    """Draw each system's number of right answers out of k, [question]."""
     return [rng.binomial(k, system.accuracy) for system in drawn]
 
 
@@ -70,7 +70,7 @@ def aurocs(drawn: list[System], right: list[np.ndarray], k: int) -> list[Auroc |
 
 
 def error_rates(n: int, k: int, draws: int, clustered: bool, rng: Generator) -> dict[str, float]:
-    """Return the fraction of draws in which each test rejects although the systems have the same distribution."""
+    """Return the type I error rate of each test, from draws in which the systems have the same distribution."""
     hits: Counter[str] = Counter()
     totals: Counter[str] = Counter()
     cluster = np.arange(n) % SIZES[n] if clustered else None

@@ -1,7 +1,8 @@
-"""Measure novelty and back-off on 12 rewordings of 96 test questions of `facts`, and on 200 questions of other kinds.
+"""Measure novelty and back-off on reworded test questions of `facts`, and on questions of other kinds.
 
-The probe is trained on the default store. Its broader store contains six other rewordings of each training and
-validation question. Novelty must separate every tested rewording and the other kinds from the test split.
+There are 12 rewordings of each of 96 test questions, and 200 questions of other kinds. The probe is trained on the
+default store. Its broader store contains six other rewordings of each training and validation question. Novelty must
+separate every tested rewording and the other kinds from the test split.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def reworded_questions(data: FeatureDataModule) -> list[Any]:
 
 
 def loaded(name: str, records: Sequence[dict[str, Any]], probe: str) -> FeatureDataModule:
-    """Sample and grade answers with the default policy, read the signals of `probe`, and return the datamodule."""
+    """Sample and grade answers with the default policy, read the signals `probe` needs, and return the datamodule."""
     method, store = METHODS[probe], f"stores/{name}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.jsonl"

@@ -1,4 +1,4 @@
-"""Compare training-free methods and metrics with the code of lm-polygraph and uqlm, on the same samples.
+"""Compare training-free methods and metrics with their implementations in lm-polygraph and uqlm on the same samples.
 
 The samples are 10 answers to each of 60 questions of the default store. The question-level methods use the 5 answers
 with even indices. Each package runs in the environment that `make peers` creates.
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
         scope: Whether questions or answers are scored.
         formula: Their value as a function of ours, for the table.
         change: Function that converts our uncertainty (the negated score) or our metric to their value.
-        same: Whether the values should be equal.
+        same: Whether their value and our converted value should be equal.
         ascii_only: Whether to compare only questions whose answers are all ASCII.
     """
 
@@ -193,7 +193,7 @@ def our_metrics(uncertainty: list[float], accuracy: list[float], nll: list[float
 
 
 def compared(data: FeatureDataModule, given: dict[str, Any], peer: str, theirs: Values) -> Iterator[tuple[Pair, float]]:
-    """Yield each pair in `PAIRS[peer]`, and the largest difference between the package's values and ours."""
+    """Yield each pair in `PAIRS[peer]`, and the largest difference between the peer's values and ours."""
     metrics = our_metrics(**given["metrics"])
     is_ascii = np.array([all(map(str.isascii, texts)) for texts in given["questions"]["text"]])
     for pair in PAIRS[peer]:

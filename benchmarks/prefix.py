@@ -1,6 +1,7 @@
-"""Compare two ways to read few-shot prompts: the shared prefix (at least 300 tokens) only once, or every prompt whole.
+"""Compare reading the shared prefix of few-shot prompts only once with reading every prompt in full.
 
-The benchmark times `read_questions` and `score`, and compares the confidences and the hidden states.
+The prefix has at least 300 tokens. The benchmark times `read_questions` and `score`, and compares the confidences and
+the hidden states.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LAYERS = range(31)
 
 @contextmanager
 def whole_prompts() -> Iterator[None]:
-    """Disable prefix sharing inside the `with` block, so that every prompt is read whole."""
+    """Disable prefix sharing inside the `with` block, so that every prompt is read in full."""
 
     def nothing(*args: Any, **options: Any) -> None:
         return None

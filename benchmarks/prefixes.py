@@ -42,7 +42,7 @@ def confidences(module: ProbeModule, data: FeatureDataModule) -> dict[str, Tenso
 
 
 def out_of_fold(name: str, seed: int) -> dict[str, dict[str, Scored]]:
-    """Return out-of-fold confidences with grades, by name (such as `WHOLE`) and fraction of the answer."""
+    """Return out-of-fold confidences with grades, keyed by name (such as `WHOLE`), then by fraction of the answer."""
     method = METHODS[name]
     whole, data = (sequence.data_of(method.signal, PROBES[name], prefixes) for prefixes in (False, True))
     every, fractions = data.every(), data.feature_spec.fractions

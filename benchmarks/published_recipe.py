@@ -1,7 +1,7 @@
 """The published probe (capability calibration, arXiv 2602.13540) that is most similar to the default probe.
 
-It is a linear layer with a sigmoid on the mean of the hidden states over all layers, trained on the expected accuracy
-with SGD. The hyperparameters are chosen by the squared error on the validation split.
+It applies a linear layer and a sigmoid to the mean of the hidden states over all layers, and is trained with SGD to
+predict the expected accuracy. The hyperparameters are chosen by the squared error on the validation split.
 """
 
 import torch
@@ -18,7 +18,7 @@ def train(
 ) -> tuple[Tensor, Tensor]:
     """Train one probe per learning rate on features [row, d_model] float32.
 
-    Returns the lowest squared error on the validation rows, and the weights and bias [d_model + 1] of that probe.
+    Returns the lowest squared error on the validation rows, and the weights and bias [d_model + 1] of the best probe.
     """
     rates = torch.tensor(LEARNING_RATES)[:, None]
     parameters = torch.zeros(len(rates), features.shape[1] + 1)

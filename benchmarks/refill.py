@@ -1,12 +1,13 @@
 """Measure the speed of sampling answers of different lengths, in float32 and bfloat16.
 
-In every method, the length of an answer is 8 plus a geometrically distributed number with mean 32, and at most 256. The
-sampler, which replaces finished answers, is compared with sequential batches, two workers (as with `torchrun`),
-`generate`, `generate_batch` (continuous batching), vLLM, and the matrix products of the linear layers alone.
+All methods generate answers of the same lengths: 8 tokens plus a geometrically distributed number with mean 32, capped
+at 256 in total. The sampler, which replaces finished answers, is compared with sequential batches, two workers (as with
+`torchrun`), `generate`, `generate_batch` (continuous batching), vLLM, and the matrix products of the linear layers
+alone.
 
-The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
-shape of Llama-3.2-1B, and random prompts. On a GPU, the comparisons with two workers and with the matrix products are
-skipped.
+The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
+Llama-3.2-1B with random weights, and random prompts. On a GPU, the comparisons with two workers and with the matrix
+products are skipped.
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ class Sides:
 
     @contextmanager
     def scheduled(self) -> Iterator[None]:
-        """Make the sampler end each answer at its preset length. A 2 among the uniform numbers marks the last token."""
+        """Make the sampler end each answer at its preset length.
+
+        The uniform random number for the last token of an answer is replaced by 2.
+        """
         lengths = {
             (question_key(self.decoding.seed, id_), j): length
             for id_, of_question in zip(self.ids, self.lengths, strict=True)
@@ -215,7 +219,10 @@ def _sample() -> int:
 
 @contextmanager
 def workers(*settings: Any) -> Iterator[Callable[[], int]]:
-    """Start worker processes that share the questions, rows and threads. Yields a function that samples with all."""
+    """Start worker processes, and divide the questions, rows and threads among them.
+
+    Yields a function that samples with all workers.
+    """
     with ExitStack() as stack:
         pools = [stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))) for _ in range(N_WORKERS)]
         n_threads = max(1, torch.get_num_threads() // N_WORKERS)

@@ -1,4 +1,4 @@
-"""Print the result of a benchmark, and time two functions."""
+"""Helpers for benchmarks: print a result, and compare the run times of two functions."""
 
 from __future__ import annotations
 

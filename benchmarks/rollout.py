@@ -1,7 +1,7 @@
 """Measure the extra cost of the `rollout` signal: time relative to `tokens` alone, memory relative to eager attention.
 
-The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
-shape of Qwen3-0.6B or Llama-3.2-1B.
+The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
+Qwen3-0.6B or Llama-3.2-1B with random weights.
 """
 
 from __future__ import annotations

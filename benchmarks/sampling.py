@@ -1,7 +1,7 @@
 """Compare the speed of sampling to that of `generate`, of the matmuls alone, and of sampling without a shared prefix.
 
-The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses random weights in the
-shape of Llama-3.2-1B, and random prompts.
+The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
+Llama-3.2-1B with random weights, and random prompts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NoTokenizer:
     eos_token_id = None
 
     def decode(self, ids: Sequence[int], **options: Any) -> str:
-        """Return empty text."""
+        """Return an empty string."""
         return ""
 
 
@@ -50,7 +50,7 @@ def embedded(n: int) -> tuple[Any, Any, Prompts, Prompts]:
 
 
 def random_llama(n: int, dtype: torch.dtype | None = None) -> tuple[Any, Any, Prompts, Prompts]:
-    """Return a model with random weights in the shape of Llama-3.2-1B, its tokenizer, and prompts of random tokens.
+    """Return Llama-3.2-1B with random weights, a `NoTokenizer`, and prompts of random tokens.
 
     The default dtype is bfloat16 on a GPU, and float32 on a CPU.
     """
@@ -140,7 +140,7 @@ def matmul_rate(model: Any) -> float:
 
 
 def flop_per_token(model: Any, prompts: Prompts, k: int, n_drawn: int) -> float:
-    """Return the FLOPs per drawn token in matrix products with weights, if each prompt is processed once."""
+    """Return the FLOPs of products with weight matrices, per drawn token, if each prompt is processed once."""
     head = model.lm_head.weight.numel()
     inner = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2)
     shared = len(common_prefix(prompts))
@@ -151,7 +151,7 @@ def flop_per_token(model: Any, prompts: Prompts, k: int, n_drawn: int) -> float:
 
 
 def main() -> None:
-    """Print the three results."""
+    """Print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=15)

@@ -39,7 +39,10 @@ BEST = "best_sequence"
 
 
 def recipe(n_questions: int) -> StoreRecipe:
-    """Return the recipe of configs/brief.yaml, but with 5 answers of up to 64 tokens and a request for one sentence."""
+    """Return the recipe of configs/brief.yaml, but with 5 answers of up to 64 tokens.
+
+    The prompt asks for an answer in one sentence.
+    """
     default = recipe_of("brief")
     prompt = replace(default.policy.prompt, template="{question} Answer in one sentence.")
     policy = replace(default.policy, prompt=prompt, max_new_tokens=64)
@@ -61,7 +64,7 @@ def data_of(signal: str, positions: tuple[str, ...], prefixes: bool = False) -> 
 
 
 def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[str, list[str]]]:
-    """Return, for each probe, the graded confidences, the training time in seconds, and the choice in each fold.
+    """Return, for each probe, the confidences with grades, the training time in seconds, and the choice in each fold.
 
     The choice is a feature (`layer/position`); for `best_sequence`, it is a probe, and there is no training time.
     """

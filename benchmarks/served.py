@@ -1,6 +1,6 @@
 """Compare `transformers serve` with the local sampler, both with SmolLM2-135M-Instruct.
 
-The accuracies must agree, and options that the server does not support must be refused.
+The accuracies must agree, and options that the server does not support must raise an error.
 """
 
 from __future__ import annotations

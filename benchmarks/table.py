@@ -1,6 +1,7 @@
 """Measure the memory per answer during and after `load_table`, and the time for a million answers.
 
-The store imitates that of a served model, with log-probabilities but no token ids. Parsed answers equal the texts.
+The store imitates that of a served model, with log-probabilities but no token ids. In the grades, the
+parsed answer is the full text of the answer.
 """
 
 from __future__ import annotations

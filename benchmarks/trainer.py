@@ -77,7 +77,7 @@ def loop(data: FeatureDataModule, epochs: int, device: torch.device) -> Linear:
 
 
 def main() -> None:
-    """Print the ratio of times."""
+    """Print the ratio of the two training times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--epochs", type=int, default=100)

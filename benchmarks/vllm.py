@@ -1,4 +1,4 @@
-"""Compare vLLM with the local sampler, both on the CPU with SmolLM2-135M-Instruct: accuracy and speed.
+"""Compare the accuracy and speed of vLLM and the local sampler, both on the CPU with SmolLM2-135M-Instruct.
 
 vLLM runs in the environment that `make vllm` creates, and is stopped before the local sampler starts.
 """

@@ -1,4 +1,4 @@
-"""Facts of BIG-bench's `qa_wikidata` as cloze questions, with few-shot prompts.
+"""Facts from BIG-bench's `qa_wikidata` as cloze questions, with few-shot prompts.
 
 Needs ../shared/data/qa_wikidata.json, which contains a canary string and must not be copied into the project.
 """

@@ -137,7 +137,7 @@ class Policy:
     Attributes:
         decoding: Decoding options with a single temperature.
         request: Other settings that affect the answers. For a server: the type of API and the additional request
-            fields. For imported answers: their origin, their number per question, and their hash.
+            fields. For imported answers: their origin and hash, and the number of answers per question.
     """
 
     model: ModelIdentity

@@ -83,8 +83,8 @@ def transfer(
     validation questions.
 
     Args:
-        stores: Folders of the stores, one per question set, with answers of the same model. If there is only one store,
-            each of its question groups is a question set.
+        stores: Folders of the stores, one per question set, all with answers from the same model. If there is only one
+            store, each of its question groups is a question set.
         out: New folder for the results. The default is runs/transfer-STORE, where STORE stands for the names of
             all stores, joined with hyphens.
         probe: Name of the probe. Choose from {probes}.

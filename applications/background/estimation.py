@@ -1,4 +1,4 @@
-"""Estimate the background temperature of a system by comparing it with references on several metrics."""
+"""Estimate a system's background temperature by comparing the system with references on several metrics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -142,7 +142,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate each temperature of a reference from one half of its outputs, with the other half as the reference.
+    """Estimate each temperature of a reference by comparing one half of its outputs with the other half.
 
     Returns the estimates [resample, temperature], averaged over the metrics.
     """

@@ -1,4 +1,4 @@
-"""Plots of a background temperature."""
+"""Plots of background-temperature estimates."""
 
 from collections.abc import Mapping
 from typing import Any

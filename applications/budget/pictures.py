@@ -21,7 +21,7 @@ def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 @styled
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
-    """Plot the success of each method, and its difference from the uniform allocation.
+    """Plot the success rate of each method, and the difference from uniform allocation, against the budget.
 
     The lines of methods with plug-in gains are dashed.
     """

@@ -83,11 +83,11 @@ def token_costs(table: QuestionTable) -> Array:
 
 
 def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, seed: int) -> float | None:
-    """Return the smallest threshold for routing that is certified at `level`, or None.
+    """Return the smallest routing threshold that is certified at `level`, or None.
 
     Questions with a confidence below the threshold are answered by the strong store, and all others by the cheap store.
     A threshold is certified if a test rejects the hypothesis that the expected loss of the resulting answers exceeds
-    `risk`. Thresholds are tested in descending order, starting at infinity (all questions are routed).
+    `risk`. Thresholds are tested in descending order, starting at infinity (the strong store answers all questions).
     """
     order = np.random.default_rng(seed).permutation(len(confidence))
     thresholds = np.append(np.inf, THRESHOLDS)
@@ -125,7 +125,7 @@ def lowest(values: Array, fraction: float) -> NDArray[np.bool_]:
 def routing_record(
     confidence: Array, pair: Pair, risks: Sequence[float], level: float, n_resamples: int, seed: int
 ) -> dict[str, Any]:
-    """Compute the cost–accuracy curve of one confidence, its gains over random routing, and certified thresholds.
+    """Evaluate routing by confidence: the cost–accuracy curve, the gains over random routing, and certified thresholds.
 
     Returns:
         A dict with the entries below. A point is a dict with `routed` (the fraction of routed questions) and the mean
@@ -135,8 +135,8 @@ def routing_record(
         - `oracle`: Points of an oracle, which routes the questions with the largest gain in accuracy first.
         - `gains`: Results of `random_gain` at `FRACTIONS`.
         - `thresholds`: One dict per risk. `threshold` is the certified threshold, and `certified` is the point at this
-          threshold. If no threshold is certified, both are None. If the certified threshold is infinite (all questions
-          are routed), `threshold` is None, but `certified` is still a point.
+          threshold. If no threshold is certified, both are None. If the certified threshold is infinite (the strong
+          store answers all questions), `threshold` is None, but `certified` is still a point.
     """
     n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
 
@@ -176,7 +176,7 @@ def routings_record(
     n_resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Compute `routing_record` for each confidence, and the accuracy and cost of each store alone."""
+    """Compute `routing_record` for each source of confidences, and the accuracy and cost of each store alone."""
     index, pair = read_pair(panel, rows, strong_price)
     n, options = len(index), {"n_resamples": n_resamples, "seed": seed}
     alone = ((pair.cheap, pair.cheap_cost), (pair.strong, pair.strong_cost))

@@ -80,7 +80,7 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
 
     Raises:
         InputError: If there are fewer than two different stores, if the questions differ and `shared` is False, if
-            grades are missing or follow different rules, or if fewer than two questions have a known grade in every
+            grades are missing, if grading rules differ, or if fewer than two questions have a known grade in every
             store.
     """
     stores = [store for path in paths for store in open_stores(path).values()]
@@ -133,14 +133,14 @@ def _first_difference(stores: Sequence[Store]) -> str:
 
 
 def _check_rules(stores: Sequence[Store], grader: str) -> None:
-    """Check that the grades of all stores follow the same rule. Grades without a recorded rule are ignored."""
+    """Check that the grader applied the same rule in all stores. Grades without a recorded rule are ignored."""
     store_of = {store.grades.rule(grader, part): store for store in stores for part in store.grades.ranges(grader)}
     store_of.pop("", None)
     if len(store_of) > 1:
         rules = "; ".join(f"'{store.path}': {rule}" for rule, store in store_of.items())
         raise InputError(
-            f"Expected the grades by {grader!r} to follow the same rule in every store, but got "
-            f"{one_line(rules, 1000)}. Grade the answers in all stores again with this grader."
+            f"Expected grader {grader!r} to apply the same rule in every store, but got {one_line(rules, 1000)}. Grade "
+            "the answers in all stores again with this grader."
         )
 
 

@@ -28,7 +28,7 @@ _POINTS = 48
 
 
 class Graded(NamedTuple):
-    """Stores, and the numbers of right and graded answers to each question with a known grade at every temperature.
+    """Stores, and numbers of right and graded answers to the questions that have a known grade at every temperature.
 
     Attributes:
         stores: Stores by temperature, in ascending order.
@@ -144,7 +144,7 @@ def _store_record(
         - `pass_at_k`, `over_groups`: For each value of `k`, the mean Pass@K over questions and over groups.
         - `errors`: Result of `error_records`.
         - `curve`: Dict with the values of k (`k`), the mean Pass@K for each k up to the smallest number of graded
-          answers (`measured`), and the `predictive_band` of each confidence (`predicted`).
+          answers (`measured`), and the `predictive_band` of each source of confidences (`predicted`).
         - `extrapolation`: Record of `extrapolate`. If it is None, `not_extrapolated` gives the reason.
         - `beyond`: Values of k in the table of extrapolations.
     """

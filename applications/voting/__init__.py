@@ -1,1 +1,1 @@
-"""Votes over repeated answers, and sampling that stops early."""
+"""Voting over repeated answers, and early stopping of sampling."""

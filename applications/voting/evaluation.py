@@ -127,7 +127,7 @@ def evaluate_rules(
 
 
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
-    """Return the index of the threshold with the fewest answers, among those that lose at most `MAX_LOSS` in accuracy.
+    """Return the index of the threshold that uses the fewest answers while losing at most `MAX_LOSS` in accuracy.
 
     If every threshold loses more, the most accurate threshold is chosen. `outcome` has shape [threshold, question],
     `questions` [question] is a mask, and `accuracy` [question] is the accuracy of the vote over all answers.

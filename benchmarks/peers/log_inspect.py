@@ -1,4 +1,6 @@
-"""Write a log with Inspect in both formats. Runs in .peers/inspect, to make test data for `python -m extract import`.
+"""Write an Inspect log in both formats, .eval and .json, as test data for `python -m extract import`.
+
+Run this script in the environment .peers/inspect.
 
 Arguments: a JSON Lines file of questions (id, text, references, group), the folder of a model, the folder for the log,
 and the number of epochs.

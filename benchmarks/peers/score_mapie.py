@@ -1,6 +1,7 @@
 """Find thresholds with MAPIE's implementation of Learn then Test.
 
-`benchmarks.decisions` runs this script in .peers/mapie. It reads JSON from standard input and writes {procedure: thresholds} to standard output.
+`benchmarks.decisions` runs this script in .peers/mapie. It reads JSON from standard input and writes
+{procedure: thresholds} to standard output.
 """
 
 import json
@@ -16,7 +17,7 @@ PROCEDURES = ("bonferroni_holm", "fixed_sequence")
 
 
 def threshold(confidence: list[float], right: list[int], risk: float, level: float, procedure: str) -> float | None:
-    """Return MAPIE's threshold for the precision 1 − risk, or None."""
+    """Return MAPIE's threshold for a precision of 1 − risk, or None."""
     scores = np.array(confidence)
     controller = BinaryClassificationController(
         lambda rows: np.stack([1 - scores[rows], scores[rows]], 1),

@@ -58,7 +58,9 @@ class Grader:
     may_decide_later: bool = False
 
     def grade(self, question: Question, text: str) -> Grade:
-        """Grade one answer. The text may contain reasoning. Use `running` for many answers.
+        """Grade one answer. The text may contain reasoning.
+
+        Each call sets up the grader's resources again. To grade many answers, use `running` instead.
 
         Raises:
             InputError: If the grader can't grade the question, or a package or server that it needs is missing.
@@ -89,11 +91,12 @@ def from_decisions(
     rule: str,
     kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """Build a grader whose decisions are expensive. It grades each distinct answer to a question only once.
+    """Build a grader that grades each distinct answer to a question only once, because its decisions are expensive.
 
     Args:
         parse: Function that returns the parsed answer or None, given a question and an answer without its reasoning.
-        start: Function that returns a context manager. The manager yields the `Decide` function, which grades cases.
+        start: Function that returns a context manager. The manager yields a function that grades answers
+            (see `Decide`).
         name, rule, kinds: See `Grader`.
     """
 

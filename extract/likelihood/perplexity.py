@@ -88,7 +88,7 @@ def measure_texts(
 ) -> pa.Table:
     """Compute the negative log-likelihood of each text.
 
-    The first token of a text is predicted from `first_token` (BOS or EOS).
+    The first token of a text is predicted from a BOS or EOS token (see `first_token`).
 
     Args:
         model: Causal language model in evaluation mode.

@@ -1,4 +1,4 @@
-"""Load causal language models by name, Hub id or folder, and compute their identity."""
+"""Load causal language models by name, Hub id or folder, and compute their fingerprints."""
 
 import hashlib
 import json

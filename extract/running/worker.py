@@ -20,7 +20,7 @@ class InBlock(Protocol):
 
     @property
     def block(self) -> int:
-        """Number of the block."""
+        """Index of the block."""
 
 
 Item = TypeVar("Item", bound=InBlock)
@@ -38,7 +38,9 @@ class Worker:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Create the worker from RANK and WORLD_SIZE, which `torchrun` sets. By default, there is only one worker.
+        """Create the worker from RANK and WORLD_SIZE, which `torchrun` sets.
+
+        If neither variable is set, there is only one worker.
 
         Raises:
             InputError: If RANK or WORLD_SIZE is not a whole number, or if RANK is not below WORLD_SIZE.

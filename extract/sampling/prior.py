@@ -126,7 +126,9 @@ def fit_prior(
     n_answers: NDArray[np.int64],
     wrong_classes: NDArray[np.int64],
 ) -> tuple[float, float]:
-    """Fit κ and θ by maximum likelihood. Do not pass questions on which the stopping rule is evaluated.
+    """Fit the prior's parameters κ and θ by maximum likelihood.
+
+    Do not pass questions on which the stopping rule is evaluated.
 
     The arguments have shape [question]. `right`, `n_answers` and `wrong_classes` count each question's right answers,
     all its answers, and its distinct wrong answers. Both results are between 0.01 and 1000.

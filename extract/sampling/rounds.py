@@ -35,7 +35,7 @@ Draw = Callable[
 def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | None, worker: Worker) -> None:
     """Reopen the finished ranges to which this run may add answers. Their answers are moved back to logs.
 
-    - A run without a stopping rule reopens ranges with skipped samples.
+    - A run without a stopping rule reopens ranges that contain skipped samples.
     - A run with a stopping rule reopens ranges that were sampled with a stopping rule, except in blocks that are
       already complete at all temperatures and were sampled with this run's settings.
 
@@ -102,7 +102,10 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
 
 
 class _Rounds:
-    """Draws the answers to a block of questions in rounds. `ranges` maps temperatures to unfinished ranges."""
+    """Draws the answers to a block of questions in rounds.
+
+    `ranges` maps each temperature to the unfinished ranges of samples in its store.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Settings of early stopping, and the order in which the answers are used."""
+"""Settings for early stopping, and the order in which a stopping rule considers the answers."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from extract.sampling.stopping import STOPPING_RULES
 
 @dataclass(frozen=True)
 class Stopping:
-    """Settings of early stopping, checked by `load_stopping`.
+    """Settings for early stopping, checked by `load_stopping`.
 
     Attributes:
         grader: Name of the grader that parses the answers.
@@ -87,7 +87,7 @@ def load_stopping(
 
 
 def turns(temperatures: Collection[float], k: int) -> list[tuple[int, float]]:
-    """List the sample index and temperature of each answer to a question, in the order in which the answers are used.
+    """List the sample index and temperature of each answer to a question, in the order used by stopping rules.
 
     If there are several temperatures, only one answer is used at temperature 0.
 

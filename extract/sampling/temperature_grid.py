@@ -1,4 +1,4 @@
-"""Temperature grids: folders with one store per temperature, and commands that run on each store."""
+"""Name the stores of a temperature grid (a folder with one store per temperature), and run commands on each store."""
 
 import sys
 from collections.abc import Callable

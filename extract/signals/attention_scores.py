@@ -157,8 +157,8 @@ def _score_chunks(
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the number of keys that each query in `part` sees, a mask of hidden keys, and a bias or None.
 
-    The mask and the bias have shape [row, query, key]. If the mask has fewer than `n_keys` keys, it covers only the
-    last keys, and all earlier keys are visible.
+    The returned mask and bias have shape [row, query, key]. If the returned mask has fewer than `n_keys` keys, it
+    covers only the last keys, and all earlier keys are visible.
     """
     index = places.index[:, part]
     if mask is None:

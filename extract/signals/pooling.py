@@ -66,7 +66,7 @@ def _share(n: Tensor, percent: int) -> Tensor:
 
 
 class Pooling(NamedTuple):
-    """Unweighted and weighted form of a pooling method. Both return one number per row, [..., row]."""
+    """Unweighted and weighted forms of a pooling method. Both return one number per row, [..., row]."""
 
     plain: Callable[[Padded], Tensor]
     weighted: Callable[[Padded], Tensor]

@@ -1,4 +1,4 @@
-"""Read signals of a store's questions or answers."""
+"""Compute signals of a store's questions or answers."""
 
 import contextlib
 from collections import Counter, defaultdict
@@ -41,7 +41,7 @@ def fill_signals(
     layers: Sequence[int] | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> None:
-    """Read the signals that are missing from the worker's blocks, and write them to the store.
+    """Compute the missing signals of the worker's blocks, and write them to the store.
 
     Args:
         load: Function that returns the model and the tokenizer, called only if a signal is missing.
@@ -104,7 +104,7 @@ def _reading(
     layers: dict[str, list[int] | None],
     settings: dict[str, dict[str, Any]],
 ) -> Iterator[Callable[[Shard, Progress], Counter[str]]]:
-    """Load the model, and yield a function that reads the missing signals of a shard."""
+    """Load the model, and yield a function that computes and writes the missing signals of a shard."""
     reader = _ShardReader(store, *load(), layers, settings)
 
     def read(shard: Shard, progress: Progress) -> Counter[str]:
@@ -143,7 +143,7 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
 
 
 class _ShardReader:
-    """Reads and writes the signals of shards. `layers` maps each signal to its layers, or to None for the default."""
+    """Computes and writes signals of shards. `layers` maps each signal to its layers, or to None for the default."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class _ShardReader:
         self._prefix: SharedPrompt | None = None  # usually the same in all blocks
 
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> Counter[str]:
-        """Read signals of a shard and write them to the store.
+        """Compute signals of a shard, and write them to the store.
 
         Returns a counter. Its keys are `_UNKNOWN` (answers with unknown tokens), `_RETOKENIZED` (texts that were
         tokenized) and the name of each signal (rows with non-finite values).

@@ -103,7 +103,7 @@ class Samples:
         return None if text is None else parse_metadata(file, text)
 
     def stopped(self) -> list[SampleRange]:
-        """Return the finished ranges with skipped samples."""
+        """Return the finished ranges that contain skipped samples."""
         return [part for part in self.ranges() if (self.stopping(part) or {}).get("skipped")]
 
     def read(self, samples: SampleRange | None = None) -> pa.Table:

@@ -26,7 +26,7 @@ MARKS = {True: "right", False: "wrong", None: "unknown"}
 class GradeCounts:
     """Numbers of right, wrong and unknown grades from one grader. Each attribute is [question] int64.
 
-    Texts in which the grader found no answer (`no_answer`) are also counted in `right` or `wrong`.
+    `no_answer` counts the right and wrong grades without a parsed answer. They are also counted in `right` and `wrong`.
     """
 
     right: Counts

@@ -49,7 +49,7 @@ def read_sources(store: Store) -> tuple[dict[str, Features], dict[str, str]]:
     Returns:
         - A dict from each source to its features [question, feature], in the order of `SOURCES`. Missing features are
           NaN.
-        - A dict from each missing source to the reason.
+        - A dict from each missing source to the reason why it is missing.
     """
     found, masked = question_sources(store.questions)
     if "text_embedding" not in store.signals.names() or store.signals.missing("text_embedding"):

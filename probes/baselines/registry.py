@@ -147,9 +147,9 @@ def needed_commands(name: str) -> str:
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the numbers of prompt tokens and of generated tokens that a baseline needs, both [question].
 
-    A baseline that uses half of the answers needs the prompt and these answers. A first-token baseline needs only the
-    prompt. A model-based baseline needs its own prompts and replies. Tokens read by text encoders and entailment
-    classifiers are not counted. Counts that a server did not report are NaN.
+    A baseline computed from half of a question's answers needs the prompt and those answers. A first-token baseline
+    needs only the prompt. A model-based baseline needs its own prompts and replies. Tokens read by text encoders and
+    entailment classifiers are not counted. Counts that a server did not report are NaN.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:

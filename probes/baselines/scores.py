@@ -82,7 +82,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
 
 
 def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
-    """Return score functions for answers and for questions, keyed by scope.
+    """Return a mapping from the scopes `question` and `sample` to score functions.
 
     An answer is scored by its negated uncertainty, and a question by the negated mean uncertainty of half of its
     answers.
@@ -99,7 +99,7 @@ def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
 
 
 def of_all(uncertainty: Callable[[FeatureDataModule], JointUncertainty]) -> Mapping[Scope, Score]:
-    """Return a score function for questions, keyed by scope.
+    """Return a mapping from the scope `question` to a score function.
 
     A question is scored by the negated joint uncertainty of half of its answers.
     """
@@ -183,7 +183,7 @@ def of_embeddings(data: FeatureDataModule) -> Similarities:
 def dispersed(
     similarities: Callable[[FeatureDataModule], Similarities], dispersion: Callable[[NDArray[np.float64]], float]
 ) -> Mapping[Scope, Score]:
-    """Return a score function for questions, keyed by scope.
+    """Return a mapping from the scope `question` to a score function.
 
     A question is scored by the negated dispersion of half of its answers. The score is NaN if that half contains fewer
     than two answers.

@@ -61,7 +61,7 @@ def fold_of_questions(tests: Iterable[Tensor], n_questions: int) -> Tensor:
 
 
 def fit(make: Callable[[], ProbeModule], data: FeatureDataModule, epochs: int, seed: int) -> ProbeModule:
-    """Fit a probe on the training split. Choose its options and calibrate it on the validation split."""
+    """Fit a probe, choose its hyperparameters and calibrate it, using the training and validation splits."""
     with warnings.catch_warnings():
         quiet_lightning()
         L.seed_everything(seed, verbose=False)

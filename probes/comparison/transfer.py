@@ -23,7 +23,7 @@ from probes.report.evaluate import Scored, estimate
 from probes.report.results import FORMAT_VERSION, versions
 from probes.report.templates import render
 
-#: Minimum number of questions in a set.
+#: Minimum number of questions in a question set.
 LEAST_QUESTIONS = 20
 #: Minimum number of validation questions in a fold.
 LEAST_VALIDATION = 4
@@ -58,8 +58,8 @@ def transfer_record(
     if len(sets) < 2:
         sizes = ", ".join(f"{group.name!r} ({len(group.questions)} questions)" for group in every)
         raise InputError(
-            f"Expected at least two sets with at least {LEAST_QUESTIONS} questions each, but got {sizes}. Pass several "
-            "stores, or one store with several groups of questions."
+            f"Expected at least two question sets with at least {LEAST_QUESTIONS} questions each, but got {sizes}. "
+            "Pass several stores, or one store with several groups of questions."
         )
     masked = {
         group.name: f"it has {len(group.questions)} questions, but at least {LEAST_QUESTIONS} are needed"
@@ -96,7 +96,9 @@ def transfer_record(
             progress.update()
     if not cells:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in masked.items())
-        raise InputError(f"Expected training to succeed on at least one set, but it failed on all sets. {reasons}")
+        raise InputError(
+            f"Expected training to succeed on at least one question set, but it failed on all question sets. {reasons}"
+        )
     return {
         "format_version": FORMAT_VERSION,
         "stores": [
@@ -129,7 +131,7 @@ def _question_sets(stores: Sequence[str], grader: str | None, method: ProbeMetho
     if len(set(names)) < len(names):
         raise InputError(
             f"Expected `stores` to have different folder names, but got {', '.join(names)}. Each folder name "
-            "is used as the name of a set. Rename a folder."
+            "is used as the name of a question set. Rename a folder."
         )
     loaded: list[FeatureDataModule] = []
     for store in stores:

@@ -31,7 +31,7 @@ MOST_BYTES = 96 * 2**20
 
 
 def fit_novelty(module: ProbeModule) -> Novelty:
-    """Fit the novelty measure and the back-off of a probe to the rows of the training and validation splits.
+    """Fit a probe's novelty measure and back-off on the rows of the training and validation splits.
 
     If the features of these rows take up more than `MOST_BYTES` bytes, only evenly spaced rows are used.
     """

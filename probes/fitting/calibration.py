@@ -86,7 +86,7 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
     r"""Fit a temperature T (Guo et al. 2017) to counts of right answers by penalised maximum likelihood.
 
     The scores are log-odds. The confidence for the score s is σ(s/T), where σ is the logistic function. T / r is
-    between 1e-5 and 1e3, where r is the root mean square of the scores, weighted by `known`. T is positive, so it
+    restricted to [1e-5, 1e3], where r is the root mean square of the scores, weighted by `known`. T is positive, so it
     cannot reverse the ranking. If higher scores indicate wrong answers, T becomes very large and all confidences are
     close to ½. See `fit_platt` for the arguments.
 
@@ -152,7 +152,8 @@ def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> C
 def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
     """Return a calibrator that always returns the base rate, the fraction of right answers.
 
-    The confidence is clipped to [m, 1 − m], where m = ½ / n and n is the number of answers. Without answers, it is ½.
+    The confidence is clipped to [m, 1 − m], where m = ½ / n and n is the number of answers. If there are no
+    answers, the confidence is ½.
     """
     n = known.double().sum().clamp_min(1)
     rate = (right.double().sum() / n).clamp(0.5 / n, 1 - 0.5 / n)

@@ -58,7 +58,10 @@ def principal_axes(embeddings: Tensor, n: int) -> Tensor:
 
 
 def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
-    """Project embeddings [question, sample, d] onto `axes` [component, d] and summarise them. NaN means missing."""
+    """Project embeddings [question, sample, d] onto `axes` [component, d] and summarise them.
+
+    Embeddings with NaN are ignored.
+    """
     given = embeddings.isfinite().all(-1)
     projected = embeddings.nan_to_num() @ axes.T
     number = given.sum(-1).to(embeddings.dtype)

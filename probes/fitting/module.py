@@ -92,7 +92,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     @abstractmethod
     def candidate_scores(self, features: Any) -> Tensor:
-        """Return scores [penalty, row, input] for standardised features [row, feature, d_model]."""
+        """Return all candidates' scores [penalty, row, input] for standardised features [row, feature, d_model]."""
 
     @abstractmethod
     def candidate_head(self, penalty: int, feature: int) -> Head:
@@ -170,7 +170,7 @@ class ProbeModule(L.LightningModule, ABC):
         return features[:, list(chosen)].flatten(1)
 
     def of_input(self, function: Callable[[Any], Tensor], features: Any, chosen: Sequence[int]) -> Tensor:
-        """Apply a function to the result of `selected`. Streamed features are read in chunks."""
+        """Apply a function to the chosen features (see `selected`). Streamed features are read in chunks."""
         if isinstance(features, StreamedFeatures):
             return features.map(chosen, lambda _, rows: function(self.selected(rows, range(len(chosen)))))
         return function(self.selected(features, chosen))
@@ -240,7 +240,7 @@ class ProbeModule(L.LightningModule, ABC):
         """Return `scores`, `right`, `known`, `row` and `question` for the validation rows.
 
         Only the rows whose features cover the given `fraction` of the answer are included. `place` is the index of the
-        input. The scores are float64, because calibrators are fitted in double precision.
+        candidate's input in `inputs`. The scores are float64, because calibrators are fitted in double precision.
         """
         scores, batch = self._validation
         rows = batch.fraction == fraction

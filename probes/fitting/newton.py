@@ -126,7 +126,7 @@ class _Primal:
     def hessian(self, vector: Tensor, image: Tensor, curvature: Tensor) -> Tensor:
         """Multiply the Hessian by a vector.
 
-        `image` is the vector's image Kβ (see `_Dual`). `curvature` is the second derivative of the mean loss with
+        `image` is Kβ, where β is `vector` (see `_Dual`). `curvature` is the second derivative of the mean loss with
         respect to the logits.
         """
         return torch.addcmul((curvature * (vector @ self.step_rows.mT)) @ self.step_rows, self.step_l2, vector)

@@ -81,9 +81,10 @@ class LearningCurve:
     A subset consists of n questions with up to k graded answers each. Larger subsets contain smaller ones.
 
     Args:
-        n: Numbers of training questions. The default is `halvings` of the number of questions outside a test fold.
-        k: Numbers of graded answers per training question. The default is `round_numbers` of the largest number of
-            graded answers to a question.
+        n: Numbers of training questions. The default is `halvings(N)`, where N is the number of questions outside a
+            test fold.
+        k: Numbers of graded answers per training question. The default is `round_numbers(K)`, where K is the largest
+            number of graded answers to a question.
 
     Attributes:
         data, table: Datamodule of the store, and its question table with all grades.

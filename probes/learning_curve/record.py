@@ -124,16 +124,16 @@ def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
 
 
 def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the metrics of all cells, and find the best split of each labelling budget into questions and answers.
+    """Compute the metrics of all cells, and the best trade-off between questions and answers for each labelling budget.
 
     Returns:
         The content of curve.json, which includes these entries:
 
         - `cells`: One dict for each pair of `n` and `k`. Its entries `auroc` and `brier_skill` come from
           `over_subsets`.
-        - `budgets`: One dict for each budget. `best` and `runner_up` are the splits [n, k] with the highest and
+        - `budgets`: One dict for each budget. `best` and `runner_up` are the pairs [n, k] with the highest and
           second-highest AUROC, and `difference` is the AUROC of `best` minus that of `runner_up`. `many_minus_few` is
-          the AUROC of the split with the most questions minus that of the split with the fewest questions.
+          the AUROC of the pair with the most questions minus that of the pair with the fewest questions.
         - `contrasts`: Comparisons of the largest cell with smaller cells.
         - `masked`: Reasons for missing cells.
     """

@@ -194,11 +194,11 @@ def compare(
     """Compute paired differences a − b in AUROC and Brier score on the `common_rows` of two methods.
 
     Raises:
-        ValueError: If the two methods are scored on different answers.
+        ValueError: If the grades of the two methods differ.
     """
     if not (torch.equal(scored_a.right, scored_b.right) and torch.equal(scored_a.known, scored_b.known)):
         raise ValueError(
-            f"Expected {a!r} and {b!r} to be scored on the same answers, but their grades differ. Use the same "
+            f"Expected {a!r} and {b!r} to be evaluated with the same grades, but their grades differ. Use the same "
             "grades for both."
         )
     first, second = common_rows(scored_a, scored_b)

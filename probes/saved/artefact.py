@@ -52,7 +52,7 @@ class ConfidenceProbe(ModelHubMixin):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Skip the mixin's `__new__`, which would keep a second copy of the config."""
+        """Skip `ModelHubMixin.__new__`, which would keep a second copy of the config."""
         return object.__new__(cls)
 
     def __init__(
@@ -193,7 +193,10 @@ class ConfidenceProbe(ModelHubMixin):
         return folder
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        """Write all files. The mixin itself writes only the config and the model card, and only if they are missing."""
+        """Write all files.
+
+        `ModelHubMixin` itself writes only the config and the model card, and only if they are missing.
+        """
         self.save(save_directory)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
@@ -223,7 +226,7 @@ class ConfidenceProbe(ModelHubMixin):
             ) from error
 
     @classmethod
-    def from_pretrained(  # overridden, because the mixin would parse the config before it is checked
+    def from_pretrained(  # overridden, because `ModelHubMixin` would parse the config before it is checked
         cls, pretrained_model_name_or_path: str | Path, *, revision: str | None = None, **options: Any
     ) -> Self:
         """Load a probe from a folder or the Hub. No code in its files is executed.

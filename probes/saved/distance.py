@@ -53,7 +53,7 @@ class Distance(nn.Module):
         return (((squares / self.variances).sum(1) + away / self.rest) / self.n_hidden).sqrt()
 
     def percentile(self, distance: Tensor) -> Tensor:
-        """For each value in `distance` [row], return the fraction of the fitted set's rows with a smaller distance."""
+        """For each distance [row], return the fraction of the rows used for fitting that have a smaller distance."""
         above = torch.searchsorted(self.quantiles, distance.contiguous()).clamp(1, N_QUANTILES - 1)
         low, high = self.quantiles[above - 1], self.quantiles[above]
         step = ((distance - low) / (high - low).clamp_min(TINY)).clamp(0, 1)

@@ -8,11 +8,12 @@ confidence is mixed with the base rate, which is the mean accuracy of the traini
 increases linearly with the row's distance, up to a maximum that `probes.fitting.backoff` fits.
 
 A broader probe, if there is one, was trained on the same rows and on the questions of other stores. If a novel row is
-close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The weight of
-the broader probe is the product of its maximum and two factors. The first factor increases linearly with the distance
-from the training data, like the weight of the base rate. The second factor depends on the distance from the broader
-probe's training rows. It decreases linearly from 1 at the 90th percentile to 0 at the 95th percentile. The percentiles
-are computed on held-out question groups of the other stores, with distances from the remaining training rows.
+close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The broader
+probe's weight is its maximum weight times two factors. The first factor increases linearly with the distance from the
+training data, like the weight of the base rate. The second factor depends on the distance from the broader probe's
+training rows. It decreases linearly from 1 at the 90th percentile to 0 at the 95th percentile. To compute the
+percentiles, question groups of the other stores are held out, and the distances of their rows from the remaining
+training rows are computed.
 """
 
 from typing import Any, NamedTuple
@@ -49,8 +50,8 @@ class Broader(nn.Module):
         weight, bias: Weights [n_features] and scalar bias. The score is the log-odds of a right answer.
         share: Weight of this probe, in [0, 1], for rows that are novel to the saved probe but close to the training
             rows of this probe.
-        known: Measures the distance from the training rows of this probe. Its percentiles are computed on held-out
-            question groups.
+        known: Measures the distance from the training rows of this probe. `known.quantiles` contains percentiles of
+            the distances of held-out question groups.
     """
 
     #: The weight of this probe decreases to 0 between these percentiles of the distances of held-out question groups.
@@ -80,7 +81,8 @@ class Novelty(Distance):
     """Measures the novelty of rows, and shifts the confidences of novel rows towards the base rate (the back-off).
 
     Attributes:
-        weight: Maximum weight of the base rate, in [0, 1]. Rows at distance `full` or more get this weight.
+        weight: Maximum weight of the base rate, in [0, 1]. Rows whose distance is at least `Distance.full` get this
+            weight.
         base_rate: Mean accuracy of the training and validation rows.
         broader: The broader probe, or None.
     """

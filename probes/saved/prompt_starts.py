@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 #: Questions whose prompts have nothing in common except the prompt template.
 _QUESTIONS = ("A", "0", '"')
-#: Minimum length of a start in tokens.
+#: Minimum length of a prefix in tokens.
 _MIN_TOKENS = 8
 
 
 class PromptStarts:
-    """Key/value caches of prompt prefixes, called starts.
+    """Key/value caches of prompt prefixes.
 
-    A start consists of the tokens before the question in the probe's prompt template or in the chat template. The
-    model processes each start when it is first needed. If the model's cache can't be shared between prompts, no starts
-    are used.
+    A prefix consists of the tokens before the question in the probe's prompt template or in the chat template. The
+    model processes each prefix when it is first needed. If the model's cache can't be shared between prompts, no
+    prefixes are used.
     """
 
     def __init__(self, model: Any, encode: Callable[[Any], list[int]]) -> None:
         from extract.sampling.local.batching import common_prefix
         from extract.signals.shared_prompt import SharedPrompt, can_share
 
-        #: Dict from the tokens of a start to its cache, longest first. The value is None until the cache is computed.
+        #: Dict from the tokens of a prefix to its cache, longest first. The value is None until the cache is computed.
         self._caches: dict[tuple[int, ...], SharedPrompt | None] = {}
         if not can_share(model):
             return
@@ -43,9 +43,9 @@ class PromptStarts:
         self._caches = {start: None for start in sorted(starts, key=len, reverse=True) if len(start) >= _MIN_TOKENS}
 
     def of(self, prompts: Sequence[Sequence[int]]) -> SharedPrompt | None:
-        """Return the cache of the longest start that all prompts share, or None.
+        """Return the cache of the longest known prefix that all prompts share, or None if there is none.
 
-        A start is used only if it is shorter than every prompt.
+        A prefix is used only if it is shorter than every prompt.
         """
         first, last = min(map(tuple, prompts)), max(map(tuple, prompts))  # all prompts share what these two share
         for start, cache in self._caches.items():

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class PromptFeatures:
     """Compute the features of a question probe from hidden states at the last prompt token.
 
-    If the probe reads the `tokens` signal, the constructor runs the model on one token to find the class of its output.
+    If the probe reads the `tokens` signal, the constructor runs the decoder on one token to find the Python class of
+    the decoder's output.
 
     Attributes:
         layers: Layers whose hidden states are needed, in ascending order.

@@ -78,8 +78,8 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
     Args:
         rows: Running confidences of the answers. All must use the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
-        wait: Whether to wait until the confidences are on the CPU. If False, do not read the confidences until the
-            CPU has received a token that was drawn later on the same device.
+        wait: Whether to wait until the confidences are on the CPU. If False, the caller must not read them before the
+            CPU has received a token that was drawn after this call on the same device.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers

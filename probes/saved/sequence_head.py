@@ -38,7 +38,7 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
 
 
 def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
-    r"""Pool each number v_h over the tokens, by maximum for even h and by minimum for odd h, and sum the results.
+    r"""Take the maximum of each number v_h over tokens if h is even, or the minimum if h is odd, and sum over h.
 
     .. math:: \sum_h \pm \max_t (\pm v_{ht})
     """
@@ -96,7 +96,7 @@ class SequenceHead(Head):
         return (states.float() - self.mean) / self.scale @ self.weight.T
 
     def pooled(self, numbers: Ragged) -> Tensor:
-        """Compute scores [row, ...] from numbers [row, token, ..., number].
+        """Compute scores [row, ...] from the `numbers` of all tokens, [row, token, ..., number].
 
         The scores of rows without tokens are arbitrary.
         """
@@ -106,7 +106,10 @@ class SequenceHead(Head):
 
     @abstractmethod
     def pool(self, numbers: Tensor, there: Tensor) -> Tensor:
-        """Pool numbers [row, token, ..., number] to [row, ...]. See the module docstring."""
+        """Pool the numbers of all tokens, [row, token, ..., number], into values [row, ...].
+
+        See the module docstring.
+        """
 
 
 class AttentionHead(SequenceHead):
@@ -125,7 +128,7 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that computes `n_heads` numbers per token, and sums their maxima or minima over all tokens.
+    """Head that computes `n_heads` numbers per token, takes the maximum or minimum of each over tokens, and sums these.
 
     See `multimax_pool`.
     """
@@ -143,7 +146,7 @@ class MultiMaxHead(SequenceHead):
 
 
 class RollingHead(SequenceHead):
-    """Head whose score is minus the largest mean token value over `window` consecutive tokens. See `rolling_pool`."""
+    """Head whose score is the negated maximum of the moving average over `window` token values. See `rolling_pool`."""
 
     kind = "rolling"
     sizes: ClassVar[Mapping[str, int]] = {"window": 2**20}
@@ -158,7 +161,7 @@ class RollingHead(SequenceHead):
 
 
 class SoftmaxSumHead(SequenceHead):
-    """Head whose score is minus the softmax-weighted sum of the token values. See `softmax_pool`."""
+    """Head whose score is the negated softmax-weighted sum of the token values. See `softmax_pool`."""
 
     kind = "softmax_sum"
 

@@ -132,7 +132,7 @@ class ScoreJob:
             self.future.set_result(Confidences(*map(torch.cat, zip(*ordered, strict=True))))
 
     def end(self, error: BaseException) -> None:
-        """End the request with an exception, unless it has already ended."""
+        """Fail the request with an exception, unless it has already ended."""
         self.rows = []
         if not self.future.done() and self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
@@ -145,7 +145,7 @@ def log_failure(what: str, error: BaseException) -> None:
 
 
 def end_jobs(jobs: Iterable[Job | ScoreJob], error: Exception, what: str) -> None:
-    """Log an exception and a description of what failed. Then end the requests with the exception.
+    """Log an exception and a description of what failed. Then fail the requests with that exception.
 
     The traceback is removed from the exception after logging.
     """

@@ -25,7 +25,7 @@ class ClusteredAuroc(NamedTuple):
     """AUROCs of several scores on the same answers.
 
     Attributes:
-        auroc: AUROC of each score, [score] float64; NaN if the score is missing for all right or all wrong answers.
+        auroc: AUROC of each score, [score] float64; NaN if the score is missing for every right or every wrong answer.
         influence: Derivatives of the AUROC with respect to the question weights, [score, question] float64.
         n_answers: Number of answers that have the score, [score] int64.
         has_answer: Whether any answer to the question has the score, [score, question] bool.
@@ -49,7 +49,7 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def standard_error(self) -> Tensor:
-        """Standard error of the AUROC, [score] float64; NaN where `enough` is false or all influences are 0."""
+        """Standard error of the AUROC, [score] float64; NaN where `enough` is false or `influence` is all 0."""
         n = self.n_questions
         variance = self.influence.square().sum(1) * n / (n - 1).clamp_min(1)
         return torch.where(self.enough & (variance > 1e-20), variance.sqrt(), torch.nan)
@@ -123,7 +123,7 @@ def max_t(
     seed: int = 0,
     progress: bool = False,
 ) -> Tensor:
-    r"""Compute two-sided p-values against an AUROC of ½, corrected for multiple tests by the max-T method.
+    r"""Compute two-sided p-values for the null hypothesis AUROC = ½, with max-T correction for multiple testing.
 
     Each draw permutes the grades across questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
     grades of a question move together to another question: the grade of sample j becomes the grade of sample j of that
@@ -134,12 +134,11 @@ def max_t(
 
     Args:
         scores, right, question: See `clustered_auroc`.
-        sample: Sample number of each answer, [answer] int64.
+        sample: Sample index of each answer, [answer] int64.
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
 
     Returns:
-        P-values, [score] float64. NaN if a score is constant, missing for all right answers, or missing for all wrong
-        answers.
+        P-values, [score] float64; NaN if the score is constant, or missing for every right or every wrong answer.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1
@@ -188,8 +187,8 @@ class _Exchange:
     def distances(self, order: Tensor) -> Tensor:
         """Compute |AUROC − ½| after permuting the grades across questions, [draw, score].
 
-        Question q gets the grades of question `order[draw, q]`. The result is NaN for scores that are missing for all
-        right or all wrong answers.
+        Question q gets the grades of question `order[draw, q]`. The result is NaN for a score that is missing for
+        every right or every wrong answer.
         """
         grades = self._grades[:, order].flatten(2)  # [right or wrong, draw, answer]
         distances = torch.empty(len(order), self._n_scores)

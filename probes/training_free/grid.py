@@ -27,7 +27,7 @@ class Part(NamedTuple):
         row: Row in the answer table, [answer] int64.
         right: Whether the answer is right, [answer] bool.
         question: Index of the question within the part, [answer] int64.
-        sample: Sample number, [answer] int64.
+        sample: Sample index, [answer] int64.
         n_questions: Number of questions.
         n_unknown: Number of answers without a grade, which are left out.
     """

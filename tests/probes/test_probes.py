@@ -144,7 +144,7 @@ def test_baselines_are_confidences_from_training_and_validation_data_only(data: 
 
 
 def test_a_pair_on_different_answers_is_refused(report: Report) -> None:
-    with pytest.raises(ValueError, match="same answers"):
+    with pytest.raises(ValueError, match="same grades"):
         compare("linear", "consistency", report.methods["linear"], report.methods["consistency"])
 
 

@@ -92,7 +92,7 @@ def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> N
 
 
 def _question(record: Record, dataset: str, where: str) -> Question:
-    """Return the question of a line. The default id of a question is a hash of its prompt."""
+    """Return the question in a log line. The default id of a question is a hash of its prompt."""
     if unknown := [name for name in record if name not in (*FIELDS, *COLUMNS)]:
         raise InputError(
             f"Expected the fields of {where} to be among {', '.join((*FIELDS, *COLUMNS))}, but got {unknown[0]!r}."

@@ -97,7 +97,7 @@ def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) 
 
 
 def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:
-    """Return a line's prompt and its generation options."""
+    """Return the prompt and the generation options in a log line."""
     if lacking := [key for key in _KEYS if key not in row]:
         raise InputError(
             f"Expected {where} to be from a samples file of lm-evaluation-harness 0.4.3 or later, but it lacks "
@@ -113,7 +113,7 @@ def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def _question(row: Record, prompt: str, task: str, has_choices: bool) -> Question:
-    """Return the question of a line. Chat prompts are logged as the JSON of their messages."""
+    """Return the question in a log line. Chat prompts are logged as the JSON of their messages."""
     messages = _literal(json.loads, prompt)
     is_chat = isinstance(messages, list) and all(isinstance(turn, dict) for turn in messages)
     references = _literal(ast.literal_eval, row["target"])  # a list is logged as Python code

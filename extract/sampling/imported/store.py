@@ -24,11 +24,11 @@ from extract.store.verify import write_manifest
 
 
 def write_log(log: Log, folder: Path) -> Store:
-    """Create the store of a log, or complete it.
+    """Create a store from a log. If the store exists, write its missing and damaged files.
 
     If an import is killed, it leaves a hidden folder, which the next import of the same log completes.
 
-    Raises an `InputError` if `folder` contains other files, or the store of a different log.
+    Raises an `InputError` if `folder` contains other files, or a store created from a different log.
     """
     assert all(sample in range(log.k) for _, sample in log.answers), "a reader found an answer outside range(k)"
     check_folder(folder)
@@ -46,7 +46,7 @@ def write_log(log: Log, folder: Path) -> Store:
 
 
 def _identity(log: Log) -> Identity:
-    """Return the identity of a log's store. It includes a hash of the answers."""
+    """Return the identity of a store created from a log. It includes a hash of the answers."""
     answers = [
         [*key, answer.text, answer.reasoning, answer.finish_reason, sorted(answer.grades.items())]
         for key, answer in sorted(log.answers.items())

@@ -33,10 +33,10 @@ _users: Counter[int] = Counter()  # number of samplers that use a model, by the 
 
 
 class Part(NamedTuple):
-    """Output of the attention to some of the tokens.
+    """Attention output over a subset of the tokens.
 
     Attributes:
-        values: [..., query, d_head] float32 attention output, normalised over these tokens.
+        values: [..., query, d_head] float32 attention output, normalised over this subset.
         log_total: [..., query, 1] float32 logarithm of the sum of exp(score).
     """
 
@@ -66,7 +66,10 @@ def attend_to(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
 
 
 def merge(parts: Sequence[Part]) -> Tensor:
-    """Merge the outputs for several parts into the attention output for all tokens, [..., query, d_head] float32."""
+    """Merge attention outputs over disjoint token subsets into the output over all tokens.
+
+    Returns [..., query, d_head] float32.
+    """
     values, log_total = parts[0]
     for part in parts[1:]:
         values = values.lerp(part.values, (part.log_total - log_total).sigmoid_())

@@ -1,4 +1,4 @@
-"""Padding of prompts, and their common prefix."""
+"""Pad prompts, find their common prefix, and list the answers to draw."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -25,7 +25,7 @@ class AnswerLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        handed_out: Keys and values that the last call to `update` during prefill returned, or None.
+        handed_out: Keys and values returned by the last call to `update` during prefill, or None.
         keys, values: During prefill, keys and values [question, head, token, d_head] of the prompts after `prefix`.
             While answers are drawn, keys and values [row, head, token, d_head] of the whole prompts and the answers.
     """

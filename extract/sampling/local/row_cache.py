@@ -90,7 +90,7 @@ class RowCache(DynamicCache):
         return cache
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Append rows of `read`, which must cache all tokens of its prompts, padded on the right.
+        """Append rows of the cache `read`. It must contain all prompt tokens, padded on the right.
 
         `lengths` contains the number of tokens in each row of `read`. `rows` contains the indices of the rows to
         append.
@@ -170,7 +170,7 @@ class FixedCache:
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Fill this empty cache with the given `rows` of `read`. All rows of `read` must have the same length."""
+        """Fill this empty cache with the given `rows` of the cache `read`, whose rows must all have the same length."""
         assert not self.lengths
         assert len(set(lengths)) == 1
         self.cache, self.lengths = read, list(lengths)

@@ -37,7 +37,7 @@ class GridRange(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of the block that contains the range."""
+        """Index of the block that contains the range."""
         return self.samples.block
 
 

@@ -73,7 +73,7 @@ class SlotCache(DynamicCache):
         self.bias = torch.zeros(n_slots, 1, 1, 0, device=device)
 
     def join(self, read: AnswerCache, questions: Sequence[int]) -> list[int]:
-        """Copy the prompts of `read` with the indices `questions` to free slots, and return the slots."""
+        """Copy the prompts at the indices `questions` of the cache `read` into free slots, and return the slots."""
         slots = [self._free.pop() for _ in questions]
         mask = read.mask[:, self._n_prefix :]
         padding, n_tokens = (mask == 0).sum(1).tolist(), mask.shape[1]

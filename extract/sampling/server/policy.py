@@ -91,7 +91,7 @@ class Server:
 
     @property
     def budgets(self) -> dict[str, int | None]:
-        """Budgets of requests and tokens for a run: dict from option name to budget."""
+        """Request and token budgets for a run, as a dict from option name to budget."""
         return {"server.budget_requests": self.budget_requests, "server.budget_tokens": self.budget_tokens}
 
     def _check_extra_body(self) -> None:

@@ -77,7 +77,8 @@ class Choice:
         text: Answer as valid Unicode text. Empty if the server returned no text.
         reasoning: Reasoning before the answer, if the server returns it separately.
         logprobs: Log-probability of each token in nats.
-        cut: Whether the client truncated the text at a stop string. If so, the server's token count does not match it.
+        cut: Whether the client truncated the text at a stop string. If so, the server's token count does not match the
+            text.
     """
 
     text: str

@@ -89,7 +89,7 @@ SETS = {
 
 
 def hoeffding_kept(losses: Array, is_kept: NDArray[np.bool_], risk: float, _: Any) -> Array:
-    """Compute Hoeffding's p-values [threshold] for the answered questions alone."""
+    """Compute Hoeffding p-values [threshold] from the answered questions only."""
     n = is_kept.sum(0)
     return np.exp(-2 * n * np.maximum(0, risk - (losses * is_kept).sum(0) / n) ** 2)
 

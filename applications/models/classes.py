@@ -125,9 +125,9 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return a function that maps resampling weights to a ratio of sums over questions, averaged over classes.
+    """Return a function that computes a ratio for each class and averages the ratios, given resampling weights.
 
-    The numerators of the ratios are sums of `above` [class, question]. The denominators are sums of `below`
+    The numerator is the weighted sum of `above` [class, question] over questions. The denominator is that of `below`
     [class, question].
     """
     numerators, denominators = torch.from_numpy(above), torch.from_numpy(below)

@@ -77,7 +77,7 @@ def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -
 def passk_record(
     graded: Graded, sources: Sequence[str], k: Sequence[int] | None, n_resamples: int, seed: int
 ) -> tuple[dict[str, Any], pa.Table]:
-    """Compute Pass@K, its predictions and extrapolations for each store, and compare the temperatures of a grid.
+    """Compute, predict and extrapolate Pass@K for each store, and compare the temperatures of a grid.
 
     Returns:
         The content of passk.json, and a table with one row per temperature and question. In passk.json, `stores`

@@ -16,8 +16,8 @@ def phrasing(
     """Test whether the accuracy depends on how questions about the same facts are phrased.
 
     Questions need `meta.pair`, which is the same for all questions about the same fact, and `meta.form`, for example
-    exact or paraphrased. If the store contains the `likelihood` baseline, the forms are also compared by the likelihoods of
-    the right continuations.
+    exact or paraphrased. If the store contains the `likelihood` baseline, the forms are also compared by the
+    likelihoods of the right continuations.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

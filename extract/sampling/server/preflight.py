@@ -40,7 +40,7 @@ class Preflight:
     """Results of a preflight.
 
     Attributes:
-        replies: Replies to the run's own requests, by question id and first sample index. The run reuses these replies.
+        replies: Replies that the run reuses, by question id and first sample index. Short test requests are excluded.
         known_as: Model names in the preflight replies, for `Client`.
         varies: Whether different answers were seen. False at temperature 0.
         notices: One-line warnings that do not stop the run.

@@ -51,7 +51,7 @@ def page(folder: Path, name: str, kind: str) -> None:
 
 
 def verdict(record: dict[str, Any]) -> dict[str, Any]:
-    """Compare the chosen probe with the baselines that use no more tokens than it does. P-values are Holm-corrected."""
+    """Compare the chosen probe with all baselines of equal or lower token cost. P-values are Holm-corrected."""
     cheap = cheap_baselines(record)
     rows = [row for row in record["tests"] if row["a"] == BEST and row["b"] in cheap]
     return {
@@ -103,10 +103,10 @@ def summary(folders: dict[str, Path], n_resamples: int) -> str:
 
 
 def main() -> None:
-    """Write the pages, and print the chosen probe's lead over the baselines that use no more tokens than it does."""
+    """Write the pages, and print the chosen probe's lead over all baselines of equal or lower token cost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n_resamples", type=int, default=2000)
-    parser.add_argument("--probes", nargs="+", help="probes to compare on all sets except `facts`; all if omitted")
+    parser.add_argument("--probes", nargs="+", help="probes for all sets except `facts` (default: all probes)")
     options = parser.parse_args()
     stores = {name: make(name) for name in available()}
     values, folders = {}, {}
@@ -131,7 +131,7 @@ def main() -> None:
     report(
         "comparison",
         values,
-        "the chosen probe has a higher AUROC than every baseline that uses no more tokens than it does, on every set",
+        "the chosen probe has a higher AUROC than every baseline of equal or lower token cost, on every set",
         all(value["largest p (AUROC)"] < 0.05 for value in values.values()),
     )
 

@@ -1,6 +1,6 @@
-"""Compare confidences from an attached probe, `score` and predictions.parquet over batch sizes and question orders.
+"""Check that `score` and an attached probe reproduce the confidences in predictions.parquet.
 
-The default is the probe of the newest run on the default store.
+Several batch sizes and question orders are tested. By default, the newest run is checked on questions of stores/facts.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Truth:
         }
 
     def values(self, reference: float) -> dict[str, float]:
-        """Return the true values of the metrics. The Brier skill compares with the constant confidence `reference`."""
+        """Return the true values of the metrics. The Brier skill is relative to the constant confidence `reference`."""
         worst = self.square - 2 * reference * self.mean + reference**2
         return {**self.fixed, "brier_skill": 1 - self.brier / worst}
 

@@ -1,6 +1,6 @@
 """Compare `python -m extract likelihood` with lm-evaluation-harness on 200 MMLU and 200 cloze questions.
 
-It needs ../shared/data and the environment that `make peers` creates.
+This benchmark needs ../shared/data and the environment that `make peers` creates.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def reworded_questions(data: FeatureDataModule) -> list[Any]:
 
 
 def loaded(name: str, records: Sequence[dict[str, Any]], probe: str) -> FeatureDataModule:
-    """Sample and grade answers with the default policy, read the signals `probe` needs, and return the datamodule."""
+    """Sample and grade answers with the default policy, read the signals for `probe`, and return the datamodule."""
     method, store = METHODS[probe], f"stores/{name}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.jsonl"

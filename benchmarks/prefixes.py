@@ -21,13 +21,13 @@ from probes.registry import METHODS
 from probes.report.evaluate import Scored, difference, estimate
 
 PROBES = {"attention": ("answer_tokens",), "response": ("mean_answer",)}
-#: Names of the confidences: trained on whole answers, also trained on prefixes, and also calibrated by fraction.
+#: Variants of a probe: trained only on whole answers, also trained on prefixes, and also calibrated by fraction.
 WHOLE, TRAINED, BY_FRACTION = "whole answers", "prefixes", "prefixes, calibrated by fraction"
 
 
 @torch.no_grad()
 def confidences(module: ProbeModule, data: FeatureDataModule) -> dict[str, Tensor]:
-    """Return a dict from name (such as `WHOLE`) to confidences of test answers and their prefixes, [row] float64."""
+    """Return the confidences of test answers and their prefixes, [row] float64, keyed by variant (such as `WHOLE`)."""
     choice, batch = module.choice, data.batch("test", prefixes=True)
     assert choice is not None
     scores = module.head()(module.selected(batch.features, choice.features))
@@ -42,7 +42,7 @@ def confidences(module: ProbeModule, data: FeatureDataModule) -> dict[str, Tenso
 
 
 def out_of_fold(name: str, seed: int) -> dict[str, dict[str, Scored]]:
-    """Return out-of-fold confidences with grades, keyed by name (such as `WHOLE`), then by fraction of the answer."""
+    """Return out-of-fold confidences with grades, keyed by variant (such as `WHOLE`), then by fraction."""
     method = METHODS[name]
     whole, data = (sequence.data_of(method.signal, PROBES[name], prefixes) for prefixes in (False, True))
     every, fractions = data.every(), data.feature_spec.fractions

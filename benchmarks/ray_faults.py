@@ -27,7 +27,7 @@ ON_RAY = ["--engine", "ray", "--actors", "2"]
 
 
 def start(commands: Commands, command: str, store: Path) -> subprocess.Popen[str]:
-    """Start a command with the Ray engine and its own cluster."""
+    """Start a command with the Ray engine, on a new Ray cluster."""
     line = [sys.executable, *commands.line(command, store), *ON_RAY]
     return subprocess.Popen(line, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
 

@@ -151,7 +151,7 @@ class Sides:
         return self.n_tokens
 
     def generate_batch(self) -> int:
-        """Run the continuous batching of transformers, with one request per answer."""
+        """Generate answers with transformers' continuous batching, with one request per answer."""
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
         config = GenerationConfig(do_sample=True, temperature=TEMPERATURE, top_k=0, top_p=1.0, max_new_tokens=LONGEST)
@@ -180,7 +180,7 @@ class Sides:
             return sum(pool.map(request, *zip(*pairs, strict=True)))
 
     def limit(self) -> Callable[[], int]:
-        """Return a function that computes only the linear layers' matrix products in the sampler's forward passes."""
+        """Return a function that repeats only the linear layers' matrix products of the sampler's forward passes."""
         passes: Counter[tuple[int, int]] = Counter()
         hook = self.model.model.layers[0].register_forward_pre_hook(
             lambda layer, inputs: passes.update([inputs[0].shape[:2]])

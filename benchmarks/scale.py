@@ -81,7 +81,7 @@ def write_part(store: Store, part: SampleRange, table: pa.Table, right: NDArray[
 
 
 def bytes_of(n_tokens: int, n_rows: int = 1024) -> dict[str, float]:
-    """Return the bytes per answer in the table, the log and the grades, and the seconds to read a million answers.
+    """Return the sizes of the table, log and grades in bytes per answer, and the seconds to read a million answers.
 
     `n_rows` is the number of questions per block.
     """

@@ -1,6 +1,7 @@
 """Make the pages and plots in docs/signals/ from all signals of the answers to two question sets.
 
-The sets are 200 questions of `facts` and 100 of `qa_wikidata` (skipped without ../shared/data), with 4 answers each.
+The sets are 200 questions of `facts` and, if ../shared/data/qa_wikidata.json exists, 100 of `qa_wikidata`, with 4
+answers each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Time a joint fit of all layers against a separate fit of each layer, both with Lightning's trainer.
 
-The linear probe is fitted with five penalties in batches of 64. A layer that is identical for all questions is included
-only in the joint fit. On a GPU, the joint fit is also compared with the fit of a single layer.
+The linear probe is fitted with five penalties in batches of 64. A layer whose hidden states are the same for all
+questions is included only in the joint fit. On a GPU, the joint fit is also compared with the fit of a single layer.
 """
 
 from __future__ import annotations

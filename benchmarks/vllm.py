@@ -118,7 +118,7 @@ def versions() -> dict[str, str]:
 def timed(folder: Path, recipe: StoreRecipe) -> tuple[Store, float]:
     """Sample answers, and return the store and the number of sampled tokens per second.
 
-    End tokens are counted. The time to load the model is not included.
+    End-of-sequence tokens are counted. The time to load the model is not included.
     """
     loading = 0.0
 

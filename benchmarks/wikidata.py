@@ -107,7 +107,7 @@ def facts(relations: Sequence[str], n_facts: int | None, skipped: int = 0, data:
 
 
 def make(store: str, k: int, n_questions: int) -> None:
-    """Create or complete a store with `n_questions` of 600 facts: sample answers, grade them and read hidden states."""
+    """Create or complete a store: sample and grade answers to `n_questions` of 600 questions and read hidden states."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "qa_wikidata.jsonl"
         path.write_text("\n".join(map(json.dumps, facts(FREQUENT, 600))), encoding="utf-8")

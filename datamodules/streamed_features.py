@@ -57,7 +57,7 @@ class FeatureFiles:
 
 @dataclass(frozen=True)
 class StreamedFeatures:
-    """Features of selected rows of a store. Selecting rows copies only indices. Selecting features reads files.
+    """Features of selected rows of a store. Row selection copies only indices. Feature selection reads files.
 
     Attributes:
         rows: Rows of the store, [row] int64.

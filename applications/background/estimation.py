@@ -142,8 +142,9 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate each temperature of a reference by comparing one half of its outputs with the other half.
+    """Estimate the known temperatures of a reference from held-out outputs.
 
+    At each temperature, one half of the outputs is held out as the tested system. The other halves are the reference.
     Returns the estimates [resample, temperature], averaged over the metrics.
     """
     temperatures = np.array([*grid])

@@ -1,7 +1,6 @@
 """Find the temperature at which a reference varies as much as the tested system.
 
-Each row of the resampling weights [resample, prompt] sums to 1. The reference and the tested system have the same
-weights.
+The resampling weights [resample, prompt] are the same for the reference and the tested system. Each row sums to 1.
 """
 
 import numpy as np

@@ -23,7 +23,7 @@ def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
     """Plot the success rate of each method, and the difference from uniform allocation, against the budget.
 
-    The lines of methods with plug-in gains are dashed.
+    Dashed lines show methods whose gains are computed by `plug_in_gains`.
     """
     figure, (left, right) = new_figure(8.4, 3.8, ncols=2)
     budgets, methods = np.array(setting["budgets"]), setting["methods"]

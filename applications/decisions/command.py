@@ -55,8 +55,8 @@ def decide(
         strong_price: Price of a token of the strong store, relative to a token of `store`.
         shared: Whether to evaluate routing only on the questions that both stores have, if their questions differ.
         grader: Grader whose grades are used. Required if the store has several graders.
-        out: Folder to create for the page, record, table and plots. The default is runs/decide-STORE.
-        seed: Seed for resampling, random halves, and the order in which the questions are tested.
+        out: Folder to create for the Markdown page, record, table and plots. The default is runs/decide-STORE.
+        seed: Seed for resampling, random splits of the questions into halves, and the order of questions in each test.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

@@ -107,7 +107,7 @@ def choose_number(found: dict[int, NDArray[np.float64]]) -> int:
 
 
 def _centres(points: Vectors, n_clusters: int, seed: int) -> Vectors:
-    """Return the centres [cluster, component] of k-means."""
+    """Return the k-means cluster centres [cluster, component]."""
     from sklearn.cluster import KMeans
 
     found: Vectors = KMeans(n_clusters, n_init=_N_STARTS, random_state=seed).fit(points).cluster_centers_

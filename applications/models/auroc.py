@@ -1,4 +1,4 @@
-"""Test AUROCs with the methods of DeLong et al. (Biometrics 44, 1988) and Obuchowski (Biometrics 53, 1997).
+"""Intervals and tests for AUROCs, after DeLong et al. (Biometrics 44, 1988) and Obuchowski (Biometrics 53, 1997).
 
 Obuchowski's test extends DeLong's to several answers per question. With one answer per question, the two are identical.
 """

@@ -76,7 +76,7 @@ def answer_shares(table: QuestionTable, rows: Labels, questions: Sequence[Questi
 
 
 def _names(answer: str, names: set[str]) -> bool:
-    """Return whether an answer gives one of `names`.
+    """Return whether an answer matches one of `names`.
 
     A one-letter name must be the entire answer, apart from punctuation. A longer name may occur anywhere in the answer,
     as whole words.
@@ -127,8 +127,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
     """Return a function that computes a ratio for each class and averages the ratios, given resampling weights.
 
-    The numerator is the weighted sum of `above` [class, question] over questions. The denominator is that of `below`
-    [class, question].
+    The numerator and the denominator are the weighted sums of `above` and `below` [class, question] over questions.
     """
     numerators, denominators = torch.from_numpy(above), torch.from_numpy(below)
 

@@ -33,7 +33,7 @@ def models(
         shared: Whether to use only the questions that all stores have, if their questions differ.
         difference: Difference in accuracy for which the required number of questions is computed.
         grader: Grader whose grades are used. Required if the stores have several graders.
-        out: Folder to create for the page, record, table and plot. The default is runs/models-STORE-STORE.
+        out: Folder to create for the Markdown page, record, table and plot. The default is runs/models-STORE-STORE.
         seed: Seed for resampling and sign-flip tests.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 

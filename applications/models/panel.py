@@ -174,7 +174,7 @@ def _field(question: Question, column: str) -> str:
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
     """Read the confidences [store, question] from one source for all stores, or from one source per store.
 
-    Missing confidences are NaN. If one table is used for all stores, its question ids refer to the first store.
+    Missing confidences are NaN. If one file is used for all stores, its question ids are looked up in the first store.
     """
     n = len(panel.stores)
     if len(sources) not in (0, 1, n):

@@ -28,7 +28,7 @@ _POINTS = 48
 
 
 class Graded(NamedTuple):
-    """Stores, and numbers of right and graded answers to the questions that have a known grade at every temperature.
+    """Stores and their answer counts, for the questions that have a known grade at every temperature.
 
     Attributes:
         stores: Stores by temperature, in ascending order.

@@ -56,7 +56,7 @@ class Replay:
         return Outcome(*np.array(found).T)
 
     def by_answers(self, numbers: Iterable[int]) -> NDArray[np.float64]:
-        """Return the majority vote's accuracy over the first n answers, for each n; NaN if there are fewer than n."""
+        """For each n, return the accuracy of a majority vote over the first n answers; NaN if there are fewer."""
         means = self.right.mean(0)
         return np.array([means[n - 1] if n <= len(means) else np.nan for n in numbers])
 

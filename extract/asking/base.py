@@ -37,8 +37,7 @@ class AskContext:
         nli_model: Hub id or folder of an entailment classifier, or None.
         grader: Grader that normalises answers for `entailment`. By default, the store's only grader.
         max_new_tokens: Maximum length of a reply for `verbalized`, in tokens.
-        continuations: Part of each option that the `likelihood` baseline scores: its letter (letters) or its text
-            (texts).
+        continuations: Part of each option that the `likelihood` baseline scores: ``letters`` (A, B, …) or ``texts``.
     """
 
     load: Lazy[tuple[Any, Any]]

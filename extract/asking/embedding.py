@@ -57,7 +57,10 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def always_compared(self) -> bool:
-        """False for the default encoder, so that it is not loaded just to compare settings."""
+        """Whether to compare the settings even if no values are missing.
+
+        False for the default encoder, to avoid loading it.
+        """
         return self.context.embedding_model != EMBEDDED_ENCODER
 
     @cached_property

@@ -99,7 +99,7 @@ class Worker:
             yield
 
     def _delete_unfinished(self, store: Path) -> None:
-        """Delete temporary files that killed processes left in this worker's blocks."""
+        """Delete temporary files left in this worker's blocks by killed processes."""
         for path in store.rglob(".*.tmp"):
             block = re.match(r"\.([0-9]{5,9})\.", path.name)
             if self.has(int(block[1])) if block else self.rank == 0:

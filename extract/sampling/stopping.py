@@ -88,7 +88,7 @@ class StoppingRule:
     stops: Callable[[NDArray[np.float64], float], NDArray[np.bool_]] = np.greater_equal
 
     def decide(self, answers: Answers, threshold: float, prior: Prior | None = None) -> Decision:
-        """Apply the rule to a single order of the answers to a question.
+        """Apply the rule to one ordering of the answers to a question.
 
         Answers that were drawn after the rule was first met are ignored.
         """

@@ -98,7 +98,10 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
 
 
 def rollout_max(batch: Pass) -> dict[str, Tensor]:
-    """Compute the largest influence of each token on any answer token. The keys are as in `rollout`, with AGG `max`."""
+    """Compute the largest influence of each token on any answer token.
+
+    The keys are those of `rollout`, with `max` in place of AGG.
+    """
     width, largest = batch.spans.widest, rows_largest(*_rollout_arguments(batch)).cpu()
     return {
         f"{batch.n_layers}/{mix}_{field}_max_{align}": largest[:, f, m, a, a : a + width]

@@ -24,7 +24,7 @@ def decoder_of(model: Any) -> nn.Module:
 
 
 def decoder_blocks(model: Any) -> nn.ModuleList:
-    """Return the decoder's blocks in order, or raise an InputError if no module list has one entry per block."""
+    """Return the decoder's list of blocks, or raise an InputError if the decoder has no such list."""
     for module in decoder_of(model).children():
         if isinstance(module, nn.ModuleList) and len(module) == n_layers(model):
             return module

@@ -1,6 +1,6 @@
 """Registry of signals: functions that take a `Pass` and return a dict from ``layer/name`` to tensors.
 
-The modules of these functions import model code, so they are loaded on first use.
+The modules that define these functions import model code, so each module is imported only on first use.
 """
 
 from collections.abc import Callable

@@ -49,8 +49,9 @@ def fill_signals(
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
-        InputError: If a signal is unknown or does not support the scope, if there is nothing to read, or if a stored
-            signal has a different version or dtype, or lacks some of the `layers`.
+        InputError: If `names` is empty, if a signal is unknown or does not support the scope, if the scope is `sample`
+            but the store has no answers, or if a stored signal has a different version or dtype, or lacks some of the
+            `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")

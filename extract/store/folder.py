@@ -127,7 +127,7 @@ class ShardFiles:
             available = ", ".join(other for other in self.names() if self.finished(other, scope)) or "none"
             raise InputError(
                 f"Expected the store {path!r} to contain the {name!r} {self._noun} for all {rows}, but {len(missing)} "
-                f"of {len(shards)} {unit} lack it ({self._noun}s that cover at least some {rows}: {available}). Run "
+                f"of {len(shards)} {unit} lack it ({self._noun}s available for some or all {rows}: {available}). Run "
                 f"`python -m extract {command}`."
             )
 

@@ -80,7 +80,8 @@ def read_answers(
         load: Function that loads the store's tokenizer.
         questions: Question ids. If None, a few questions are chosen, with a right and a wrong answer to each.
         samples: Sample indices to show for each question. If None, all answers to the given `questions`.
-        grader: Grader whose grades are shown. By default, the store's only grader, if any.
+        grader: Grader whose grades are shown. By default, the store's only grader. If the store has no
+            grader, no grades are shown.
         influence: Token weights to show, as NAME or SIGNAL/NAME. By default, ``norm_element_mean_token`` if the store
             contains these weights.
 

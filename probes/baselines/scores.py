@@ -204,7 +204,7 @@ def dispersed(
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
     """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
 
-    If L is the last stored layer, the states come from the stored layer closest to L / 2.
+    The states come from the stored layer closest to L / 2, where L is the last stored layer.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

@@ -166,7 +166,7 @@ class ProbeModule(L.LightningModule, ABC):
         return standardiser(features)
 
     def selected(self, features: Any, chosen: Sequence[int]) -> Any:
-        """Return the features with the indices `chosen`, concatenated to [row, width], as the head expects them."""
+        """Return the features with the indices `chosen`, concatenated into one [row, width] tensor for the head."""
         return features[:, list(chosen)].flatten(1)
 
     def of_input(self, function: Callable[[Any], Tensor], features: Any, chosen: Sequence[int]) -> Tensor:
@@ -209,7 +209,7 @@ class ProbeModule(L.LightningModule, ABC):
             rows = "answers" if self.data.scope == "sample" else "questions"
             self.warning = (
                 f"The probe's cross-fitted confidences predict the grades of {len(scores)} {rows} no better than "
-                f"the mean accuracy of these {rows} does. Therefore, the probe returns this mean accuracy for all "
+                f"the mean accuracy on these {rows}. Therefore, the probe returns this mean accuracy for all "
                 f"{rows}."
             )
         self.choice = replace(choice, prefixes=prefixes)

@@ -21,7 +21,7 @@ class PromptStarts:
 
     A prefix consists of the tokens before the question in the probe's prompt template or in the chat template. The
     model processes each prefix when it is first needed. If the model's cache can't be shared between prompts, no
-    prefixes are used.
+    prefixes are cached.
     """
 
     def __init__(self, model: Any, encode: Callable[[Any], list[int]]) -> None:

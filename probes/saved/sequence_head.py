@@ -96,7 +96,7 @@ class SequenceHead(Head):
         return (states.float() - self.mean) / self.scale @ self.weight.T
 
     def pooled(self, numbers: Ragged) -> Tensor:
-        """Compute scores [row, ...] from the `numbers` of all tokens, [row, token, ..., number].
+        """Compute scores [row, ...] by pooling the per-token outputs `numbers`, [row, token, ..., number].
 
         The scores of rows without tokens are arbitrary.
         """
@@ -106,7 +106,7 @@ class SequenceHead(Head):
 
     @abstractmethod
     def pool(self, numbers: Tensor, there: Tensor) -> Tensor:
-        """Pool the numbers of all tokens, [row, token, ..., number], into values [row, ...].
+        """Pool the per-token outputs `numbers`, [row, token, ..., number], into values [row, ...].
 
         See the module docstring.
         """
@@ -128,7 +128,7 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that computes `n_heads` numbers per token, takes the maximum or minimum of each over tokens, and sums these.
+    """Head that computes the maximum or minimum over tokens of each of `n_heads` token values, and sums the results.
 
     See `multimax_pool`.
     """

@@ -82,7 +82,7 @@ class Engine:
     def score(
         self, prompts: Sequence[list[int]], answers: Sequence[str] | None, backoff: bool = True
     ) -> Future[Confidences]:
-        """Return a future for the confidences [prompt] for questions or given answers.
+        """Return a future with the confidences [prompt] of the questions, or of the `answers` if they are given.
 
         `prompts` are token ids from `encode`. See `ConfidentModel.score` for the other arguments.
 

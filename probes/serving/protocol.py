@@ -16,7 +16,7 @@ from extract.text import one_line, shown
 MAX_QUESTIONS = 1024
 #: Maximum number of stop strings, and maximum length of each.
 MAX_STOPS, MAX_STOP_LENGTH = 16, 200
-#: Unsupported options of the OpenAI and vLLM APIs, with the values at which they have no effect.
+#: Unsupported options of the OpenAI and vLLM APIs, with the values that have no effect.
 NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -180,7 +180,7 @@ class ScoreRequest(Body):
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Whether an unsupported option has no effect at the given value."""
+    """Return whether this value of an unsupported option has no effect."""
     is_bool = isinstance(value, bool)
     return value is None or any(
         value == neutral and isinstance(neutral, bool) == is_bool for neutral in NO_EFFECT[name]

@@ -57,7 +57,7 @@ def _identity(log: Log) -> Identity:
 
 
 def _fill(folder: Path, log: Log, identity: Identity) -> None:
-    """Write all missing and damaged files of a store."""
+    """Write the missing files of a store, and rewrite the damaged ones."""
     worker = Worker()
     with worker.writing(folder):
         store = Store.create(folder, identity, log.questions)

@@ -20,7 +20,7 @@ _UNUSED_SHARE = 0.1
 
 
 class Answers(NamedTuple):
-    """State of several answers.
+    """Generation state of several answers.
 
     Attributes:
         ids: [answer] int64.
@@ -64,7 +64,7 @@ class AnswerBatch:
 
     `shared_attention` must be active for the model. If `temperature` is None, each answer has its own temperature.
     `end` contains the ids of the end-of-sequence tokens. `max_rows` is the maximum number of answers.
-    `most_tokens` is the maximum number of tokens in a prompt with its answer.
+    `most_tokens` is the maximum total number of tokens of a prompt and its answer.
     """
 
     def __init__(

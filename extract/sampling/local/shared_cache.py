@@ -81,7 +81,7 @@ class SharedLayer(DynamicLayer):
         self.prompts = keys, values
 
     def merge(self, sources: Sequence[Sequence[int]], groups: Sequence[Group]) -> None:
-        """Create the buffers of `groups`, where `groups[i]` merges the current groups with the indices `sources[i]`."""
+        """Create the buffers of `groups`. `groups[i]` is the union of the current groups at indices `sources[i]`."""
         keys, values = (
             [self._merged_buffer(of_group, group, part) for of_group, group in zip(sources, groups, strict=True)]
             for part in (0, 1)

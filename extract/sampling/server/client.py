@@ -63,10 +63,10 @@ class Spending:
 
     @asynccontextmanager
     async def reserved(self, request: Request) -> AsyncIterator[None]:
-        """Reserve the most tokens that an attempt can use. Inside the with block, call `count` with the reply.
+        """Reserve the maximum number of tokens that an attempt can use.
 
-        If other attempts have reserved too many tokens, wait until enough tokens are free or all other attempts have
-        finished.
+        Inside the with block, call `count` with the reply. If other attempts have reserved too many tokens, wait until
+        enough tokens are free or all other attempts have finished.
 
         Raises:
             BudgetSpent: If the attempt could still exceed the token budget, or if the request budget is spent.

@@ -54,7 +54,7 @@ def ties(values: Tensor, strata: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Group the rows that have the same value and stratum. Groups are sorted by stratum, then by value.
 
     Returns the group of each row, [row] int64, and the stratum of each group, [group] int64, both numbered from 0.
-    Results are cached, so do not modify the tensors.
+    Results are cached, so do not modify the arguments or the results in place.
     """
     distinct, group = values.unique(sorted=True, return_inverse=True)
     if strata is None:

@@ -1,8 +1,8 @@
 """Run the audit on simulated multiple-choice sets (300 questions × 10 answers), with and without a leak.
 
 With a leak, the log-odds of a question's accuracy depend on noise and on one property of the question, which predicts
-right answers with an AUROC of 0.65. For each leak, the result is the number of simulations in which the audit finds its
-source. Without a leak, the results are the number of false alarms and the fraction of intervals that contain ½.
+right answers with an AUROC of 0.65. For each leak, the result is the number of simulations in which the audit finds this
+property. Without a leak, the results are the number of false alarms and the fraction of intervals that contain ½.
 """
 
 from __future__ import annotations

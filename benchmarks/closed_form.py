@@ -3,10 +3,10 @@
 Both sides use the standardised training split of the default store in float32, five penalties per layer, and soft
 labels. For `LogisticRegression`, each soft label becomes two rows with weights p̂ and 1 − p̂.
 
-Times are measured with one BLAS thread. scikit-learn is timed with its default tolerance, at which it
-stops earlier than our solvers. Its AUROC then differs by up to 0.002 from its own AUROC at convergence. The AUROCs are compared on held-out
-questions after convergence. The ridge penalties are those of the logistic regression divided by m(1 − m), where m is
-the mean target.
+Times are measured with one BLAS thread. scikit-learn is timed with its default tolerance, at which it stops earlier
+than our solvers. Its AUROC then differs by up to 0.002 from its own AUROC at convergence. The AUROCs are compared on
+held-out questions after convergence. The ridge penalties are those of the logistic regression divided by m(1 − m),
+where m is the mean target.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ questions with known p:
 - ece_width: the calibration error of f against p, in the same ten bins as in the report.
 - rmsce: the squared calibration error (before the root), in ten bins of equal mass.
 - aurc: the fraction of wrong answers to the m questions with the highest f, averaged over all m.
-- auprc, recall_at_fpr_1, recall_at_fpr_5: the detection of wrong answers by f, computed against p.
+- auprc, recall_at_fpr_1, recall_at_fpr_5: average precision and recall of f as a detector of wrong answers, computed
+against p.
 
 Only the first five metrics have a target coverage.
 """

@@ -131,7 +131,7 @@ def main() -> None:
         "--questions",
         type=int,
         default=32,
-        help="number of questions if all prompts have the same examples; a quarter of this number otherwise",
+        help="number of questions with shared examples (the run with separate examples uses a quarter of it)",
     )
     parser.add_argument("--examples", type=int, default=20)
     parser.add_argument("--grid", default=GRID)

@@ -66,7 +66,8 @@ def data_of(signal: str, positions: tuple[str, ...], prefixes: bool = False) -> 
 def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[str, list[str]]]:
     """Return, for each probe, the confidences with grades, the training time in seconds, and the choice in each fold.
 
-    The choice is a feature (`layer/position`); for `best_sequence`, it is a probe, and there is no training time.
+    The choice is the name of a feature (`layer/position`). For `best_sequence`, it is the name of a probe instead, and no
+    training time is returned.
     """
     tokens = data_of("hidden_tokens", ("answer_tokens",))
     data = dict.fromkeys(SEQUENCE, tokens) | {name: data_of("hidden", where) for name, (_, where) in SINGLE.items()}

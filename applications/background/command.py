@@ -40,7 +40,7 @@ def background_temperature(
         unit: Unit in which outputs are compared: tokens, or words and punctuation marks. The default is tokens if all
             tokenizers are known to be equal, and words otherwise.
         shared: Whether to use only the prompts that all systems have in common, if the prompts differ.
-        out: Folder to create for the page, record, tables and plots. The default is
+        out: Folder to create for the Markdown page, record, tables and plots. The default is
             runs/background-temperature-TESTED.
         seed: Seed for resampling.
         n_resamples: Number of bootstrap resamples of the prompts for each interval.

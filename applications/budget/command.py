@@ -33,7 +33,7 @@ def budget(
         budgets: Mean numbers of answers per question. The default is all powers of 2 up to 64 that do not
             exceed the number of graded answers per question.
         grader: Grader whose grades are used. Required if the store has several graders.
-        out: Folder to create for the page, record, allocations and plots. The default is runs/budget-STORE.
+        out: Folder to create for the Markdown page, record, allocations and plots. The default is runs/budget-STORE.
         seed: Seed for the folds and resampling.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 

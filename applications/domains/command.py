@@ -27,7 +27,7 @@ def domains(
         clusters: Number of clusters. By default, it is chosen based on the agreement between clusterings of random
             halves of the questions.
         grader: Grader whose grades are used. Required if the store has several graders.
-        out: Folder to create for the page, record, table and plot. The default is runs/domains-STORE.
+        out: Folder to create for the Markdown page, record, table and plot. The default is runs/domains-STORE.
         seed: Seed for the halves and the initial centres of k-means.
 
     Returns:

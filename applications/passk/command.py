@@ -30,7 +30,7 @@ def passk(
         k: Values of K. Every question must have at least K graded answers. The default is 1, 4, 16 and 64,
             excluding values that are too large.
         grader: Grader whose grades are used. Required if the store has several graders.
-        out: Folder to create for the page, record, table and plots. The default is runs/passk-STORE.
+        out: Folder to create for the Markdown page, record, table and plots. The default is runs/passk-STORE.
         seed: Seed for the bootstrap, the cross-validation folds and the split of the questions into halves.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 

@@ -22,7 +22,7 @@ def phrasing(
     Args:
         store: Folder of the store. It must contain samples and grades.
         grader: Grader whose grades are used. Required if the store has several graders.
-        out: Folder to create for the page, record, table and plot. The default is runs/phrasing-STORE.
+        out: Folder to create for the Markdown page, record, table and plot. The default is runs/phrasing-STORE.
         seed: Seed for resampling and sign-flip tests.
         n_resamples: Number of bootstrap resamples of the facts for each interval.
 

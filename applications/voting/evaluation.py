@@ -161,7 +161,7 @@ def _share_right(ballots: list[Ballots], questions: NDArray[np.bool_]) -> float:
 
 
 def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: NDArray[np.float64]) -> list[Prior]:
-    """Fit κ and θ to the questions that a mask [question] selects, and return the prior of every question."""
+    """Fit κ and θ to the questions selected by the mask `questions`, and return the prior of every question."""
     counts = [
         (one.right[one.classes].sum(), len(one.classes), (~one.right[np.unique(one.classes)]).sum()) for one in ballots
     ]

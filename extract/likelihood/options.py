@@ -83,7 +83,7 @@ def probability(logprobs: Sequence[float]) -> float | None:
 
 
 def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
-    """Return 1 if the continuation with the largest score is right and 0 if it is wrong, for each question.
+    """For each question, return 1 if the continuation with the largest score is right, and 0 if it is wrong.
 
     The shape of the result is [question], and its dtype is float64. A value is NaN if the right continuation is
     unknown, or if there is only one continuation.

@@ -191,7 +191,7 @@ def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np
 
 
 def prior_evidence(answers: Answers, prior: Prior | None) -> NDArray[np.float64]:
-    """Compute the evidence against stopping for the `prior` rule: the expected gain from the remaining budget."""
+    """Compute the `prior` rule's evidence against stopping: the expected gain from the remaining budget."""
     assert prior is not None
     return expected_gain(prior, answers.counts, len(answers.temperatures))
 

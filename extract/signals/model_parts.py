@@ -30,7 +30,7 @@ def decoder_blocks(model: Any) -> nn.ModuleList:
             return module
     raise InputError(
         f"Expected a decoder with a list of {n_layers(model)} blocks, but {type(model).__name__} has no such list. "
-        "Signals of this architecture can't be read. Use another model."
+        "Signals can't be read from models with this architecture. Use another model."
     )
 
 

@@ -111,8 +111,8 @@ class ConfidentModel:
 
         Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. In either
         case, `text` ends before the first stop string of the training data. Features are captured during generation if
-        the probe reads hidden states of the question (with or without the `tokens` signal) or of all answer tokens.
-        Other probes need an extra forward pass after generation.
+        the probe reads hidden states of all answer tokens, or those of the question (with or without the `tokens`
+        signal). Other probes need an extra forward pass after generation.
 
         Args:
             inputs: One or more strings, chats or lists of token ids, or a left-padded tensor of token ids

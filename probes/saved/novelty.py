@@ -11,9 +11,9 @@ A broader probe, if there is one, was trained on the same rows and on the questi
 close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The broader
 probe's weight is its maximum weight times two factors. The first factor increases linearly with the distance from the
 training data, like the weight of the base rate. The second factor depends on the distance from the broader probe's
-training rows. It decreases linearly from 1 at the 90th percentile to 0 at the 95th percentile. To compute the
-percentiles, question groups of the other stores are held out, and the distances of their rows from the remaining
-training rows are computed.
+training rows. It decreases linearly from 1 at the 90th percentile of held-out distances to 0 at their 95th percentile.
+To compute these distances, groups of questions from the other stores are held out. The distance of a held-out row is
+that from the broader probe's remaining training rows.
 """
 
 from typing import Any, NamedTuple

@@ -126,11 +126,11 @@ def max_t(
     r"""Compute two-sided p-values for the null hypothesis AUROC = ½, with max-T correction for multiple testing.
 
     Each draw permutes the grades across questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
-    grades of a question move together to another question: the grade of sample j becomes the grade of sample j of that
-    question. The statistic of a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The
-    p-value is the fraction of draws in which the largest statistic of all scores is at least as large as the observed
-    statistic. The observed grades count as one more draw. The familywise error rate is controlled if all questions have
-    the same number of answers.
+    grades of a question are assigned together to another question, and each grade keeps its sample index. The statistic
+    of a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction
+    of draws in which the largest statistic of all scores is at least as large as the observed statistic. The observed
+    grades count as one more draw. The familywise error rate is controlled if all questions have the same number of
+    answers.
 
     Args:
         scores, right, question: See `clustered_auroc`.

@@ -15,14 +15,14 @@ FILLERS = (
 #: Brackets, quotes and markup around a value.
 OPENING = r"(?:[\s\"'“(\[*$]|\\[(\[]|\\f?box(?:ed)?\s*\{)*"
 _CLOSING = r"(?:[\"'”)\]}*$]|\\[)\]])*"
-_DENIED_BEFORE = re.compile(
+_NEGATED_BEFORE = re.compile(
     r"(?:\b(?:not|cannot|neither|nor|never|unlike|unlikely|rather than|instead of)|n['’]t)"
     rf"{FILLERS}{OPENING}$|(?:≠|(?<=\s)!=|\\neq?)[\s${{]*$",
     re.IGNORECASE,
 )
 _GAP = r"(?:(?:\s|\\text\s*\{)+|(?<=\d))"
 _NOT = r"(?:(?:is|was|does|did|could|would|should|must|may|might)(?:\s+not|n['’]t)|cannot|can['’]t|can not|won['’]t)"
-_DENIED_BEHIND = re.compile(
+_NEGATED_BEHIND = re.compile(
     rf"{_CLOSING}(?:,?{_GAP}[a-z]{{2,20}}{_CLOSING})?{_GAP}"  # a unit, "which" or "that"
     r"(?:(?:is|was|seems|looks|(?:would|must|has to)\s+be)\s+(?:\w+ly\s+)?(?:wrong|incorrect|false|impossible|unlikely)"
     rf"|{_NOT}(?:\s+(?:be|the|an?|my|\w+ly|correct|right|final|best))*"
@@ -87,7 +87,7 @@ def is_negated(text: str, start: int, end: int) -> bool:
     >>> [is_negated(text, at := text.index("4"), at + 1) for text in ("It can't be 4.", "4 is wrong", "4, not 5")]
     [True, True, False]
     """
-    return bool(_DENIED_BEFORE.search(text, max(0, start - 80), start) or _DENIED_BEHIND.match(text, end))
+    return bool(_NEGATED_BEFORE.search(text, max(0, start - 80), start) or _NEGATED_BEHIND.match(text, end))
 
 
 def contains_answer(

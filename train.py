@@ -192,7 +192,7 @@ def git_commit() -> str | None:
 
 
 def prepare_wandb(loggers: Sequence[WandbLogger]) -> None:
-    """Switch W&B to offline logging and print a notice if there is no API key."""
+    """If there is no W&B API key, switch to offline logging and print a notice."""
     for logger in loggers:  # Lightning passes `anonymous`, which makes W&B print a warning
         logger._wandb_init.pop("anonymous", None)
     if not loggers or "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of means over questions, or over groups of questions."""
+"""Bootstrap intervals for means over questions, or over groups of questions."""
 
 from typing import Any
 

@@ -66,7 +66,7 @@ def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
 
 
 def share_interval(shares: Values) -> Estimate:
-    """Compute the mean of fractions [unit] and its 95 % interval, as in `python -m extract inspect`.
+    """Compute the mean of the fractions `shares` [unit] and its 95 % interval, as in `python -m extract inspect`.
 
     The interval is a t interval, clipped to [0, 1], or an exact binomial interval if all values are the same.
     """
@@ -82,7 +82,7 @@ def mcnemar(differences: Values) -> dict[str, float]:
 
     Returns:
         A dict with the exact two-sided p-value `p`, and the mid-p value `p_mid` (Fagerland et al. 2013). The mid-p test
-        has more power, but its error rate can slightly exceed the significance level.
+        has more power, but its type I error rate can slightly exceed the significance level.
 
     >>> {name: round(p, 5) for name, p in mcnemar(np.array([1.0, 1, 1, 1, 1, 0, -1])).items()}
     {'p': 0.21875, 'p_mid': 0.125}

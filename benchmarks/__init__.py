@@ -1,1 +1,1 @@
-"""Benchmarks that compare measurements with targets. The last line of ``python -m benchmarks.NAME`` is JSON."""
+"""Benchmarks compare measurements with targets. The last line that ``python -m benchmarks.NAME`` prints is JSON."""

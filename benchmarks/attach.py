@@ -26,14 +26,14 @@ from probes.saved.head import LinearHead
 
 
 class Waits(TorchDispatchMode):
-    """Count operations that make the CPU wait for a device: reading a value, and copying between devices."""
+    """Context manager that counts device synchronisations: value reads and copies between devices."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and count it if it makes the CPU wait."""
+        """Run an operation, and count it if it makes the CPU wait for a device."""
         out = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
         moved = name in ("_to_copy", "copy_") and any(
@@ -80,7 +80,7 @@ def logits_of(model: Any, action: Any) -> tuple[list[Tensor], Tensor]:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=15)

@@ -1,8 +1,9 @@
 """Run the audit on simulated multiple-choice sets (300 questions × 10 answers), with and without a leak.
 
 With a leak, the log-odds of a question's accuracy depend on noise and on one property of the question, which predicts
-right answers with an AUROC of 0.65. For each leak, the result is the number of simulations in which the audit finds this
-property. Without a leak, the results are the number of false alarms and the fraction of intervals that contain ½.
+right answers with an AUROC of 0.65. For each leak, the result is the number of simulations in which the audit finds
+this property. Without a leak, the results are the number of false alarms and the fraction of AUROC intervals that
+contain ½.
 """
 
 from __future__ import annotations
@@ -76,12 +77,12 @@ LEAKS: dict[str, tuple[str, Callable[[list[Question]], NDArray[np.float64]]]] = 
 
 
 def accuracies(value: NDArray[np.float64], strength: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return accuracies [question] whose log-odds depend on a property [question]."""
+    """Return accuracies [question] whose log-odds are `strength` times `value` [question], plus noise, minus ½."""
     return expit(strength * value + 2 * rng.normal(size=len(value)) - 0.5)
 
 
 def strength_of(value: NDArray[np.float64]) -> float:
-    """Return the `strength` in `accuracies` at which a property [question] predicts right answers with an AUROC of 0.65."""
+    """Return the argument `strength` of `accuracies` at which `value` predicts right answers with an AUROC of 0.65."""
     value = np.resize(value, 100_000)
 
     def excess(strength: float) -> float:
@@ -92,7 +93,7 @@ def strength_of(value: NDArray[np.float64]) -> float:
 
 
 def leak_features(questions: list[Question]) -> dict[str, NDArray[np.float64]]:
-    """Return the features of the potential leaks in `SOURCES`."""
+    """Return the question features of each source in `SOURCES` that is a potential leak."""
     return {name: values for name, values in question_sources(questions)[0].items() if SOURCES[name].leak}
 
 
@@ -107,13 +108,18 @@ def audited(
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument(
-        "--simulations", type=int, default=100, help="number of simulations per leak; twice as many without a leak"
+        "--simulations",
+        type=int,
+        default=100,
+        help="number of simulations per leak (the case without a leak gets twice as many)",
     )
-    parser.add_argument("--sets", type=int, default=10, help="number of question sets; each is used repeatedly")
+    parser.add_argument(
+        "--sets", type=int, default=10, help="number of question sets; the simulations cycle through them"
+    )
     parser.add_argument("--draws", type=int, default=499, help="permutations per test")
     options = parser.parse_args()
     torch.set_num_threads(1)  # faster for many small problems

@@ -16,7 +16,7 @@ from tests.helpers.softmax_systems import SoftmaxSystem
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--outputs", type=int, default=100, help="number of outputs per prompt from each timed system")
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def covers(seed: int, n_prompts: int) -> bool:
-    """Simulate a system at a random temperature, and return whether the interval contains that temperature."""
+    """Simulate a system at a random temperature, and return whether the estimated interval contains its temperature."""
     temperature = float(np.random.default_rng([seed, 1]).uniform(0.03, 0.97))
     systems = SoftmaxSystem(seed, n_prompts).systems(temperature, 32, 32)
     found = interval(estimate_temperature(systems, 1000, 0).mean_temperature(), n_prompts)

@@ -4,9 +4,9 @@ Both sides use the standardised training split of the default store in float32, 
 labels. For `LogisticRegression`, each soft label becomes two rows with weights p̂ and 1 − p̂.
 
 Times are measured with one BLAS thread. scikit-learn is timed with its default tolerance, at which it stops earlier
-than our solvers. Its AUROC then differs by up to 0.002 from its own AUROC at convergence. The AUROCs are compared on
-held-out questions after convergence. The ridge penalties are those of the logistic regression divided by m(1 − m),
-where m is the mean target.
+than our solvers. Its AUROC then differs by up to 0.002 from its own AUROC at convergence. Our AUROCs are therefore
+compared with those of scikit-learn at convergence, on held-out questions. The ridge penalties are those of the logistic
+regression divided by m(1 − m), where m is the mean target.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def aurocs(features: Tensor, batch: Batch, found: tuple[Tensor, Tensor]) -> Tens
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     pairs = parser.parse_args().pairs

@@ -103,10 +103,14 @@ def summary(folders: dict[str, Path], n_resamples: int) -> str:
 
 
 def main() -> None:
-    """Write the pages, and print the chosen probe's lead over all baselines of equal or lower token cost."""
+    """Write the comparison pages, and print the chosen probe's lead over each baseline of equal or lower token cost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n_resamples", type=int, default=2000)
-    parser.add_argument("--probes", nargs="+", help="probes for all sets except `facts` (default: all probes)")
+    parser.add_argument(
+        "--probes",
+        nargs="+",
+        help="probes to compare on every set except `facts`, which always uses all probes (default: all probes)",
+    )
     options = parser.parse_args()
     stores = {name: make(name) for name in available()}
     values, folders = {}, {}

@@ -17,7 +17,7 @@ from probes import load_probe
 
 
 def main() -> None:
-    """Print the figures."""
+    """Run the check and print the largest deviations."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=None)
     parser.add_argument("--store", default="stores/facts")

@@ -1,9 +1,9 @@
 """Measure how often the report's 95 % intervals contain the true value, on simulated questions.
 
-A regime is a distribution of questions. Each question has a true accuracy p, a confidence f, a weaker confidence g, and
-k answers, of which c ~ Binomial(k, p) are right. Each simulation draws a new test split of N questions and a training
-split, whose measured accuracy is the reference r of the Brier skill. The true values are computed from `TRUTH_SIZE`
-questions with known p:
+A regime is a distribution of questions. Each question has a true accuracy p, a confidence f, a less informative
+confidence g, and k answers, of which c ~ Binomial(k, p) are right. Each simulation draws a new test split of N
+questions and a training split, whose measured accuracy is the reference r of the Brier skill. The true values are
+computed from `TRUTH_SIZE` questions with known p:
 
 - auroc: P(f > f′) + ½ P(f = f′), where f is the confidence in a right answer, and f′ is the confidence in a wrong
   answer to another question.
@@ -15,7 +15,7 @@ questions with known p:
 - rmsce: the squared calibration error (before the root), in ten bins of equal mass.
 - aurc: the fraction of wrong answers to the m questions with the highest f, averaged over all m.
 - auprc, recall_at_fpr_1, recall_at_fpr_5: average precision and recall of f as a detector of wrong answers, computed
-against p.
+  against p.
 
 Only the first five metrics have a target coverage.
 """
@@ -49,7 +49,7 @@ TRAIN_SIZE = 300
 
 
 class Questions(NamedTuple):
-    """True accuracy p, confidence f and weaker confidence g, each [question] float64."""
+    """True accuracy p, confidence f and less informative confidence g, each [question] float64."""
 
     accuracy: Tensor
     confidence: Tensor
@@ -78,7 +78,7 @@ def hard(n: int, rng: Generator) -> Questions:
 
 
 def overconfident(n: int, rng: Generator) -> Questions:
-    """Draw questions as in `hard`, but double the log-odds of the confidences, then add 0.7 (Brier skill 0.36)."""
+    """Draw questions as in `hard`, but transform the log-odds x of each confidence to 2x + 0.7 (Brier skill 0.36)."""
     questions = hard(n, rng)
     return questions._replace(confidence=(2 * questions.confidence.logit() + 0.7).sigmoid())
 
@@ -86,7 +86,7 @@ def overconfident(n: int, rng: Generator) -> Questions:
 def easy(n: int, rng: Generator) -> Questions:
     """Draw questions with a mean accuracy of 0.75 (Brier skill 0.55).
 
-    The confidences f are multiples of 0.1. The weaker confidences g take only four different values.
+    The confidences f are multiples of 0.1. The confidences g take only four different values.
     """
     questions = chain(rng.choice([0.55, 0.7, 0.8, 0.95], n), (6, 3), rng)
     return questions._replace(confidence=(questions.confidence * 10).round() / 10)
@@ -152,7 +152,7 @@ def simulate(regime: Regime, draws: int, n: int, k: int, seed: int) -> dict[str,
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=1000, help="number of simulated test splits per regime")
     parser.add_argument("--questions", type=int, default=150, help="number of questions per test split")

@@ -95,7 +95,7 @@ def hoeffding_kept(losses: Array, is_kept: NDArray[np.bool_], risk: float, _: An
 
 
 class Truth:
-    """True risk and coverage of every threshold for one distribution."""
+    """True risk and coverage at every threshold, for one simulated distribution of questions."""
 
     def __init__(self, sets: Sets) -> None:
         f, p = sets.draw(TRUTH_SIZE, np.random.default_rng(1))
@@ -103,7 +103,7 @@ class Truth:
         self.confidence, self.risks = -f[order], (1 - p[order]).cumsum() / np.arange(1, TRUTH_SIZE + 1)
 
     def of(self, threshold: float | None) -> tuple[float, float]:
-        """Return the coverage and the risk of a threshold, which are both 0 if it is None."""
+        """Return the coverage and the risk at a threshold. Both are 0 if the threshold is None."""
         n = 0 if threshold is None else int(np.searchsorted(self.confidence, -threshold, side="right"))
         return (n / TRUTH_SIZE, float(self.risks[n - 1])) if n else (0.0, 0.0)
 
@@ -140,7 +140,7 @@ def mapie(given: list[tuple[Array, NDArray[np.int64]]], risk: float) -> dict[str
 
 
 def figures(truth: Truth, thresholds: list[float | None], risk: float) -> dict[str, Any]:
-    """Return the risk-violation rate, its standard error, the fraction of sets with a threshold, and mean coverage."""
+    """Return the violation rate, its standard error, the fraction of non-None thresholds, and the mean coverage."""
     coverage, risks = np.array([truth.of(threshold) for threshold in thresholds]).T
     violations = float((risks > risk).mean())
     return {
@@ -164,7 +164,7 @@ def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[s
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", type=int, default=300, help="number of simulated sets per distribution and risk")
     parser.add_argument("--peer_sets", type=int, default=40, help="number of sets to run MAPIE on (0: none)")

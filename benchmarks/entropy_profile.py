@@ -1,4 +1,4 @@
-"""Measure the entropy profile's additional memory, and its run time relative to its matrix products alone.
+"""Measure how much memory the entropy profile adds, and its run time relative to the matrix products alone.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
 Qwen3-0.6B with random weights.
@@ -24,7 +24,7 @@ from tests.helpers.live import peak_bytes
 
 
 def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callable[[], None]:
-    """Return a function that multiplies the states by the LM head's weight once per layer, in chunks of `size` tokens."""
+    """Return a function that multiplies `states` by the LM head's weight `n_layers` times, `size` tokens at a time."""
     out = torch.empty(size, len(weight), dtype=states.dtype, device=states.device)
 
     @torch.inference_mode()
@@ -37,7 +37,7 @@ def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callab
 
 
 def entropies(model: Any, states: Tensor) -> Callable[[], None]:
-    """Return a function that applies the final norm and LM head to the states once per layer, and computes entropies."""
+    """Return a function that computes the entropy profile of a model whose layers all output `states`."""
     head, norm = ModelHead(model), final_norm(model)
 
     @torch.inference_mode()
@@ -61,7 +61,7 @@ def extra_bytes(model: Any, n_tokens: int) -> int:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=5)

@@ -1,7 +1,7 @@
 """Compare the default probe with other methods on the six evaluation sets, and measure how stable it is.
 
-Stability is measured by the standard deviation of the AUROC over 10 splits into inner folds. For sets with few right
-answers, it is also measured by the mean and the minimum of the Brier skill over 20 splits into outer folds.
+Stability is measured by the standard deviation of the AUROC over 10 random splits into inner folds. For sets with few
+right answers, it is also measured by the mean and the minimum Brier skill over 20 random splits into outer folds.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def main() -> None:
     """Print one line per evaluation set."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", nargs="+", default=available())
-    parser.add_argument("--inner", type=int, default=10, help="number of splits into inner folds")
-    parser.add_argument("--outer", type=int, default=20, help="number of splits into outer folds")
+    parser.add_argument("--inner", type=int, default=10, help="number of random splits into inner folds")
+    parser.add_argument("--outer", type=int, default=20, help="number of random splits into outer folds")
     options = parser.parse_args()
     assert set(FAMILIES) <= set(PROBES)
     for name in options.sets:

@@ -85,7 +85,7 @@ def make(name: str) -> str:
 
 
 def available() -> list[str]:
-    """Return the names of the sets whose data exist."""
+    """Return the names of the evaluation sets whose source data are available."""
     return ["facts", *(name for name in SETS if name == "arithmetic" or DATA.is_dir())]
 
 

@@ -17,7 +17,7 @@ from tests.helpers.golds import (
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     if not DATA.is_dir():
         raise SystemExit("golds: skipped, because the folder ../shared/data with the question sets does not exist")
     shares: dict[str, dict[str, tuple[int, int]]] = {}

@@ -100,13 +100,13 @@ def resident(name: str) -> int:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--block-size", type=int, default=1024)
     parser.add_argument(
-        "--read", type=Path, help="only read one layer of this store, and print bytes read and memory growth"
+        "--read", type=Path, help="read one layer of this store, print the bytes read and the memory growth, and exit"
     )
     options = parser.parse_args()
     key = f"{options.layers // 2}/last_prompt"

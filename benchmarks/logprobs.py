@@ -12,7 +12,7 @@ from extract.prompts import PromptTemplate
 
 
 def main() -> None:
-    """Print the largest difference between the log-probabilities, in nats."""
+    """Print the largest difference between stored and recomputed log-probabilities, in nats."""
     store = default_data().store
     model, tokenizer = load_model(dtype="float32")
     template = PromptTemplate(**store.identity["policy"]["decoding"]["prompt"])

@@ -14,7 +14,7 @@ from tests.helpers.tiny import save_model, tiny_model, write_questions
 
 
 def peak_mb(arguments: list[str]) -> float:
-    """Run a command, and return its largest resident memory in MB (10⁶ bytes)."""
+    """Run Python with the given arguments, and return its peak resident memory in MB (10⁶ bytes)."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen([sys.executable, *arguments], env=environment, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -25,7 +25,7 @@ def peak_mb(arguments: list[str]) -> float:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the memory benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", type=int, default=480)
     parser.add_argument("--large", type=int, default=48_000)

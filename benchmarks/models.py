@@ -59,7 +59,7 @@ def systems(n: int, cluster: np.ndarray | None, shifts: tuple[float, ...], rng: 
 
 
 def counted(drawn: list[System], k: int, rng: Generator) -> list[np.ndarray]:
-    """Draw each system's number of right answers out of k, [question]."""
+    """Draw the number of right answers among k answers to each question. Return one array [question] per system."""
     return [rng.binomial(k, system.accuracy) for system in drawn]
 
 

@@ -1,8 +1,9 @@
 """Measure novelty and back-off on reworded test questions of `facts`, and on questions of other kinds.
 
 There are 12 rewordings of each of 96 test questions, and 200 questions of other kinds. The probe is trained on the
-default store. Its broader store contains six other rewordings of each training and validation question. Novelty must
-separate every tested rewording and the other kinds from the test split.
+default store. The broader probe, for back-off, is also trained on six other rewordings of each training and validation
+question. Novelty must be higher for each kind of rewording, and for the questions of other kinds, than for the test
+split.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def broader_store(data: FeatureDataModule, probe: str) -> str:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the novelty benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--probe", default="layer_average_tokens")
     parser.add_argument(

@@ -160,7 +160,7 @@ def python_of(peer: str) -> Path:
 
 
 def score(peer: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Score `given` with another package in that package's environment. Return the package's version and values."""
+    """Score the inputs `given` with the package `peer` in its own environment. Return its version and the values."""
     script = Path(__file__).parent / "peers" / f"score_{peer.replace('-', '_')}.py"
     done = subprocess.run(
         [python_of(peer), script], input=json.dumps(given), capture_output=True, text=True, check=False
@@ -203,7 +203,7 @@ def compared(data: FeatureDataModule, given: dict[str, Any], peer: str, theirs: 
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the parity benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", default="stores/parity")
     parser.add_argument("--questions", type=int, default=60)

@@ -1,4 +1,4 @@
-"""Measure the AUROC and the Brier score of confidences for 25, 50, 75 and 100 % of each answer.
+"""Measure the AUROC and Brier score of confidences computed from the first 25, 50, 75 and 100 % of each answer.
 
 Probes trained on prefixes are compared with probes trained only on whole answers. One calibrator per fraction is
 compared with a single calibrator. The store, the answers and the folds are those of `benchmarks.sequence`.
@@ -71,7 +71,7 @@ def out_of_fold(name: str, seed: int) -> dict[str, dict[str, Scored]]:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the prefix benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

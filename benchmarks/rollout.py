@@ -64,7 +64,7 @@ def eager(model: Any, ids: torch.Tensor) -> None:
 
 @contextmanager
 def eager_attention(model: Any) -> Iterator[None]:
-    """Make the model use eager attention in this context."""
+    """Make the model use eager attention inside the `with` block."""
     had = model.config._attn_implementation
     model.set_attn_implementation("eager")
     yield
@@ -82,7 +82,7 @@ def seconds(action: Any) -> float:
 
 
 def operations(model: Any, n_prompt: int, n_answer: int) -> dict[str, float]:
-    """Return the multiply-adds (in 10⁹) for one answer, by part of the computation."""
+    """Count the operations for one answer in billions, by part. All are multiply-adds, except `exponentials`."""
     config = model.config.get_text_config()
     n_tokens, heads, layers = n_prompt + n_answer, config.num_attention_heads, config.num_hidden_layers
     d_head = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -99,7 +99,7 @@ def operations(model: Any, n_prompt: int, n_answer: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the rollout benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", choices=SHAPES)
     parser.add_argument("--pairs", type=int, default=9)

@@ -1,7 +1,7 @@
 """Compare the speed of sampling to that of `generate`, of the matmuls alone, and of sampling without a shared prefix.
 
-The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
-Llama-3.2-1B with random weights, and random prompts.
+The default model is SmolLM2-135M-Instruct, which `make install` installs. With `--random`, the model is
+Llama-3.2-1B with random weights, and the prompts are random tokens.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def flop_per_token(model: Any, prompts: Prompts, k: int, n_drawn: int) -> float:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the sampling benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=15)

@@ -113,7 +113,10 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def by_parts(n_parts: int, n_rows: int, k: int) -> dict[str, float]:
-    """Return the seconds that each operation takes per thousand shards. Each block has k shards and one grader."""
+    """Return the seconds that each operation takes per thousand shards, and the bytes of the manifest per shard.
+
+    The store has k shards per block, and one grade per answer.
+    """
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         store = make_store(Path(folder), n_parts // k, n_rows)
@@ -137,7 +140,7 @@ def by_parts(n_parts: int, n_rows: int, k: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the scaling benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", type=int, nargs="+", default=[250, 1000, 4000])
     parser.add_argument("--rows", type=int, default=64, help="number of questions per block")

@@ -64,10 +64,10 @@ def data_of(signal: str, positions: tuple[str, ...], prefixes: bool = False) -> 
 
 
 def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[str, list[str]]]:
-    """Return, for each probe, the confidences with grades, the training time in seconds, and the choice in each fold.
+    """Return, by probe, confidences with grades, total training time in seconds, and what was selected in each fold.
 
-    The choice is the name of a feature (`layer/position`). For `best_sequence`, it is the name of a probe instead, and no
-    training time is returned.
+    In each fold, a probe selects a feature (`layer/position`). `best_sequence` selects a probe instead, and has no
+    training time.
     """
     tokens = data_of("hidden_tokens", ("answer_tokens",))
     data = dict.fromkeys(SEQUENCE, tokens) | {name: data_of("hidden", where) for name, (_, where) in SINGLE.items()}
@@ -101,7 +101,7 @@ def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[st
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the sequence benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--seed", type=int, default=0)

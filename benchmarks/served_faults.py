@@ -1,4 +1,4 @@
-"""Kill `sample` at random moments while it samples from a server, with a proxy that breaks 30 % of the replies.
+"""Kill `sample` at random moments while it samples from a server through a proxy that breaks 30 % of the replies.
 
 Each answer must be stored once, and no stored answer may be requested again.
 """
@@ -70,7 +70,7 @@ def written(store: Path) -> int:
 
 
 def runs(line: list[str], store: Path, kills: int, spread: float) -> Iterator[int | None]:
-    """Start the command and kill it at random moments, several times, then let it finish.
+    """Start the command and kill it at a random moment, `kills` times. Then run it to the end.
 
     Yields None after each kill, and the exit status at the end.
     """
@@ -90,7 +90,7 @@ def runs(line: list[str], store: Path, kills: int, spread: float) -> Iterator[in
 
 
 def main() -> None:
-    """Run the test and print the results."""
+    """Run the server fault benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--questions", type=int, default=400)

@@ -1,6 +1,6 @@
 """Compare the request rate of the server sampler with that of a plain `AsyncOpenAI` loop, on a local stub server.
 
-The peak memory of the sampler is measured for two numbers of requests.
+The sampler's peak memory with `--requests` requests is compared with that of a tenth of the requests.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def command(store: Path, questions: Path, server: Running) -> list[str]:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the request-rate benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--pairs", type=int, default=3)

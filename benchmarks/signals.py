@@ -32,7 +32,7 @@ TEST_FRACTION = 0.4
 
 
 def make() -> dict[str, str]:
-    """Sample and grade the stores, and return their folders by name."""
+    """Make a store for each question set, and return the folders of the stores, keyed by question set."""
     recipe = recipe_of("brief")
     make_store(FACTS, StoreRecipe(**{**vars(recipe), "n_questions": 200, "k": 4}), "short", ["hidden"])
     if not wikidata.DATA.is_file():

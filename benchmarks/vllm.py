@@ -137,7 +137,7 @@ def timed(folder: Path, recipe: StoreRecipe) -> tuple[Store, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the results."""
+    """Run the vLLM benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=480)
     parser.add_argument("--k", type=int, default=10)

@@ -153,7 +153,7 @@ class StreamedFeatures:
 
 
 def in_order(function: Callable[[Any], Any], items: Iterable[Any], n_workers: int) -> Iterator[Any]:
-    """Apply a function to items in threads, and yield the results in order.
+    """Apply a function to each item in a pool of threads, and yield the results in the order of the items.
 
     At most `n_workers` + 1 results are held in memory.
     """

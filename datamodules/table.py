@@ -127,7 +127,7 @@ class QuestionTable:
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
-        """Expected accuracy p̂ = right / known, [question]; NaN without a known grade."""
+        """Estimate of the expected accuracy, p̂ = right / known, [question]; NaN if no grade is known."""
         with np.errstate(invalid="ignore"):
             return self.right / self.known
 
@@ -196,7 +196,7 @@ def _ids(store: Store) -> pa.Array:
 
 
 def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[np.int64]]:
-    """Count the right, known and unknown grades of each question.
+    """Count the right answers, known grades and unknown grades of each question.
 
     The counts are computed for all answers, and for the answers with odd sample index j.
     """

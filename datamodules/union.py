@@ -20,7 +20,7 @@ from extract.store.store import Store
 class UnionDataModule(FeatureDataModule):
     """Datamodule that combines the questions of several stores with the same model, features and target.
 
-    Each store is a group.
+    The questions of each store form one group.
 
     Args:
         parts: Loaded datamodules that have no questions in common.
@@ -50,11 +50,12 @@ class UnionDataModule(FeatureDataModule):
 def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
     """Return the rows of all stores in `data.broader`, with each row's group and question id (see `original_ids`).
 
-    Test questions of `data` and their rewordings are left out. If the grader of `data` has no grades in a store, the
-    store must have a single grader, whose grades are used.
+    Test questions of `data` and their rewordings are left out. If a store has no grades from the grader of `data`, the
+    grades of the store's only grader are used.
 
     Raises:
-        InputError: If a store differs from the store of `data` in the model or the features, or if no rows remain.
+        InputError: If a store has a different model or different features than the store of `data`, if no rows of a
+            store remain, or if a store without grades from the grader of `data` has several graders.
     """
     own = original_ids(data)
     held_out = {own[row] for row in data.question_rows["test"].tolist()}
@@ -84,7 +85,7 @@ def original_ids(data: FeatureDataModule) -> list[str]:
 
 
 def check_features(first: FeatureDataModule, other: FeatureDataModule, option: str) -> None:
-    """Raise an InputError if two stores differ in the model or the features."""
+    """Raise an InputError if two stores have different models or different features."""
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(

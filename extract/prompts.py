@@ -34,7 +34,7 @@ class PromptTemplate:
         system: System message of the chat. If None, the default of the chat template is used.
         chat: Whether the tokenizer's chat template is applied. If False, the prompt is plain text.
         thinking: Whether the model thinks before it answers. By default, the chat template decides.
-        shots: Number of worked examples before each question. Examples are never among the store's questions.
+        shots: Number of worked examples before each question. No question in the store is used as an example.
         examples: Worked examples, as pairs of a question and an answer. If empty, `shots` examples are chosen.
     """
 

@@ -21,7 +21,7 @@ class Declaration:
         end_token: Whether the tokens of an answer include the end-of-sequence token, or the token that completed a stop
             string.
         nullable: Columns of the samples table that can be null, among `reasoning`, `token_ids`, `logprobs`, `n_tokens`
-            and `prompt_tokens`. If no column can be null, `reasoning` and `n_tokens` are not stored.
+            and `prompt_tokens`. If empty, `reasoning` and `n_tokens` are not stored.
         complete_policy: Whether all decoding options are known. Unknown options are null in a store's identity.
     """
 

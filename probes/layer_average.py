@@ -21,8 +21,8 @@ class LayerAverage(Ridge):
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
         """Return the indices of the features in each input.
 
-        The inputs with a single feature come first. They are scored but cannot be chosen. Then comes one
-        input for each position, which consists of the features of the upper half of the layers at that position.
+        The first inputs contain a single feature each. They are scored but cannot be chosen. They are followed by one
+        input per position, with that position's features from the upper half of the layers.
         """
         of_position: dict[str, list[int]] = {}
         for feature, name in enumerate(names):

@@ -64,7 +64,8 @@ class Estimate:
         cells: Comparison for each reference and metric.
         tested: Dict from metric to the values [prompt] of the tested system.
         references: Values of the references. `references[name][temperature][metric]` has shape [prompt].
-        mismatch_rate: Result of `highest_mismatch_rate`. None if outputs for the same prompt differ.
+        mismatch_rate: Result of `highest_mismatch_rate`. None if the tested system gives several distinct outputs for
+            any prompt.
         limits: `temperature_limit` of each reference. Empty if `mismatch_rate` is None.
         recovery: Result of `recover` for each reference. Empty if a prompt has fewer than four outputs.
     """
@@ -88,7 +89,7 @@ def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estim
     """Compare the tested system with all references, and estimate its background temperature.
 
     Raises:
-        InputError: If the outputs of a reference do not vary more at its highest temperature than at its lowest.
+        InputError: If a reference system's outputs do not vary more at its highest temperature than at its lowest.
     """
     counts = resample_weights(len(systems.prompts), n_resamples, seed).double().numpy()
     weights = np.vstack([np.ones(len(systems.prompts)), counts]) / len(systems.prompts)
@@ -144,7 +145,7 @@ def match_reference(
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
     """Estimate the known temperatures of a reference from held-out outputs.
 
-    At each temperature, one half of the outputs is held out as the tested system. The other halves are the reference.
+    At each temperature, half of the outputs play the role of the tested system. The other half serve as the reference.
     Returns the estimates [resample, temperature], averaged over the metrics.
     """
     temperatures = np.array([*grid])
@@ -172,7 +173,7 @@ def _limit(grid: Mapping[float, Mapping[str, Array]], rate: float, weights: Arra
 
 
 def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> None:
-    """Check that the outputs of a reference vary more at its highest temperature than at its lowest."""
+    """Check that a reference system's outputs vary more at its highest temperature than at its lowest."""
     (low, first), *_, (high, last) = ((t, float(values["memf"].mean())) for t, values in grid.items())
     if last >= first:
         raise InputError(

@@ -26,8 +26,8 @@ def background_record(
 ) -> dict[str, Any]:
     """Compute the content of background-temperature.json.
 
-    If the tested system always gives the same output for the same prompt, the upper bound of the temperature's
-    interval comes from `temperature_limit`.
+    If the tested system gives only one distinct output per prompt, the upper bound of the confidence interval for its
+    background temperature comes from `_upper_limit`.
     """
     n, limit = len(systems.prompts), _upper_limit(estimate, references)
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
@@ -117,10 +117,10 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
     """Return a record of the upper limit of the background temperature: the largest limit over all references.
 
-    Returns None if the tested system has different outputs for the same prompt.
+    Returns None if the tested system gives several distinct outputs for any prompt.
 
-    The limit from a reference is its `temperature_limit` or, if that is None, its lowest nonzero temperature. In the
-    latter case, the background temperature is below the limit, and `inclusive` is false.
+    Each reference's limit is its `temperature_limit`. If `temperature_limit` is None, the limit is the reference's
+    lowest nonzero temperature. The background temperature is then below the limit, and `inclusive` is false.
     """
     if estimate.mismatch_rate is None:
         return None

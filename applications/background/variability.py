@@ -110,7 +110,7 @@ class Metric:
 
     Attributes:
         label: Name in tables and plots.
-        compute: Function of the outputs for one prompt, the token limit, and the argument `n` of `max_exact_match`.
+        compute: Function of three arguments: one prompt's outputs, the token limit, and `n` as in `max_exact_match`.
         rises: Whether the metric increases with temperature.
         authors: Name in Messina and Scotta's table, or None.
     """

@@ -23,8 +23,8 @@ def budget(
 ) -> Path:
     """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
-    The uniform allocation is compared with allocations that use confidences, the base rates of the question groups, or
-    half of the grades (oracle).
+    The uniform allocation is compared with allocations based on confidences and on the base rates of question groups,
+    and with an oracle that knows half of each question's grades.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

@@ -45,14 +45,14 @@ def decide(
         store: Folder of the store. It must contain samples and grades.
         confidences: Sources of confidences: folders of saved probes that were trained on other questions, or
             FILE:COLUMN for columns of Parquet or CSV files, such as the out-of-fold predictions of `probes compare`.
-        risk: Requested risks between 0 and 1. Each has its own threshold and guarantee.
+        risk: Target risks between 0 and 1. Each has its own threshold and guarantee.
         level: Probability that each guarantee holds.
         probe: Folder of a saved probe. The certified thresholds are stored in its config.json for use by
             `probes.abstain` and `probes.route`. `confidences` must be the out-of-fold predictions of the probe's
             method, or the probe itself if it was trained on other questions.
-        strong: Folder of a store with more accurate answers to the same questions. The page then shows the accuracy and
-            the cost of routing the questions with confidences below a threshold to that store.
-        strong_price: Price of a token of the strong store, relative to a token of `store`.
+        strong: Folder of a store with more accurate answers to the same questions. The Markdown page then includes the
+            accuracy and cost of routing: questions with a confidence below a threshold are answered from this store.
+        strong_price: Price of a token from `strong`, relative to a token from `store`.
         shared: Whether to evaluate routing only on the questions that both stores have, if their questions differ.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the Markdown page, record, table and plots. The default is runs/decide-STORE.

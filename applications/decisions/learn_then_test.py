@@ -46,9 +46,9 @@ class Certified(NamedTuple):
 def n_needed(risk: float, level: float) -> int:
     """Return the number of questions that the betting test needs to certify a risk if no answer is wrong.
 
-    `STARTS` divides the error probability 1 − level among several sequences of thresholds. If w is the largest fraction
-    given to one sequence, any valid test needs at least log(w (1 − level)) / log(1 − risk) questions. The betting test
-    needs slightly more.
+    `STARTS` divides the error probability 1 − level among several sequences of thresholds. If the largest share is
+    w (1 − level), any valid test needs at least log(w (1 − level)) / log(1 − risk) questions. The betting test needs
+    slightly more.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
     (14, 58)
@@ -84,9 +84,9 @@ def certify(
     """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
     The guarantee fails with a probability of at most 1 − `level`. For each entry of `STARTS`, a sequence of thresholds
-    is tested in descending order. The sequence starts at the highest threshold that keeps at least 2 · `n_needed`
-    questions and at least the fraction of questions that the entry specifies. It stops at the first threshold for which
-    the test does not reject the hypothesis that the threshold's risk exceeds `risk`.
+    is tested in descending order. The sequence starts at the highest threshold that keeps at least the entry's
+    fraction of the questions, and at least twice as many questions as `n_needed` returns. It stops at the first
+    threshold for which the test does not reject the hypothesis that the threshold's risk exceeds `risk`.
 
     Args:
         confidence: Confidences f, [question]. A question whose confidence is NaN is never answered.

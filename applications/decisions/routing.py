@@ -1,7 +1,7 @@
-"""Routing between a cheap and a strong store with answers to the same questions.
+"""Routing between a cheap and a strong model with stored answers to the same questions.
 
-A question is routed to the strong store if the confidence in the cheap store's answer is below a threshold. The cost of
-an answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong store. A routed
+A question is routed to the strong model if the confidence in the cheap model's answer is below a threshold. The cost of
+an answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong model. A routed
 question also costs the prompt tokens that the cheap model reads for the probe.
 """
 
@@ -27,7 +27,7 @@ _N_POINTS = 21
 
 
 class Pair(NamedTuple):
-    """Accuracies and costs of two stores on the same questions, each [question] float64.
+    """Accuracies and costs of two models on the same questions, each [question] float64.
 
     Attributes:
         cheap, strong: Measured accuracies.
@@ -53,7 +53,7 @@ class Pair(NamedTuple):
 def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
     """Read the accuracies and costs of the questions that are in both stores and have a confidence.
 
-    `rows` [question] contains the questions with a confidence, as row indices of the cheap store's question table.
+    The questions with a confidence are given by `rows` [question], their row indices in the cheap model's table.
     Returns the positions of the shared questions in `rows`, and their accuracies and costs.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)
@@ -85,9 +85,9 @@ def token_costs(table: QuestionTable) -> Array:
 def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, seed: int) -> float | None:
     """Return the smallest routing threshold that is certified at `level`, or None.
 
-    Questions with a confidence below the threshold are answered by the strong store, and all others by the cheap store.
+    Questions with a confidence below the threshold are answered by the strong model, and all others by the cheap model.
     A threshold is certified if a test rejects the hypothesis that the expected loss of the resulting answers exceeds
-    `risk`. Thresholds are tested in descending order, starting at infinity (the strong store answers all questions).
+    `risk`. Thresholds are tested in descending order, starting at infinity (the strong model answers all questions).
     """
     order = np.random.default_rng(seed).permutation(len(confidence))
     thresholds = np.append(np.inf, THRESHOLDS)
@@ -136,7 +136,7 @@ def routing_record(
         - `gains`: Results of `random_gain` at `FRACTIONS`.
         - `thresholds`: One dict per risk. `threshold` is the certified threshold, and `certified` is the point at this
           threshold. If no threshold is certified, both are None. If the certified threshold is infinite (the strong
-          store answers all questions), `threshold` is None, but `certified` is still a point.
+          model answers all questions), `threshold` is None, but `certified` is still a point.
     """
     n, options = len(confidence), {"n_resamples": n_resamples, "seed": seed}
 
@@ -176,7 +176,7 @@ def routings_record(
     n_resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Compute `routing_record` for each source of confidences, and the accuracy and cost of each store alone."""
+    """Compute `routing_record` for each source of confidences, and the accuracy and cost of each model alone."""
     index, pair = read_pair(panel, rows, strong_price)
     n, options = len(index), {"n_resamples": n_resamples, "seed": seed}
     alone = ((pair.cheap, pair.cheap_cost), (pair.strong, pair.strong_cost))

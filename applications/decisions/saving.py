@@ -14,7 +14,7 @@ from probes.saved.artefact import load_probe
 
 
 def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
-    """Raise an InputError if a probe's config.json cannot store thresholds for the confidences from `sources`."""
+    """Check that thresholds for the given sources of confidences can be stored in a probe's config.json."""
     if not Path(folder).is_dir():
         raise InputError(
             f"Expected `probe` to be the folder of a saved probe, but there is no folder {folder!r}. Pass the `probe` "
@@ -37,7 +37,7 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
     names = [method if Path(source).is_dir() else confidence_name(source) for source in sources]
     if names != [method]:
         raise InputError(
-            f"Expected `confidences` to have exactly one source, named {method!r} like the method of the "
+            f"Expected `confidences` to have exactly one source, and its name to be {method!r}, the method of the "
             f"probe in {folder!r}, but got {', '.join(map(str, names)) or 'none'}. Pass the out-of-fold predictions of "
             "this method."
         )

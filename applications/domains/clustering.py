@@ -28,8 +28,8 @@ class Clustering(NamedTuple):
 
     Attributes:
         cluster: Index of each question's cluster, [question] int64.
-        distance: Euclidean distance of each question to the centre of its cluster, in the space of the principal
-            components, [question] float64.
+        distance: Euclidean distance from each question to the centre of its cluster, in principal-component space,
+            [question] float64.
         n_distinct: Number of distinct embeddings.
         stability: Result of the function `stability`. Empty if the number of clusters was given.
     """

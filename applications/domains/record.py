@@ -1,4 +1,4 @@
-"""Record, Markdown page and table of the clusters of questions."""
+"""Build the record, the Markdown page and the table for clusters of questions."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

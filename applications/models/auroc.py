@@ -72,8 +72,8 @@ def covariance(a: Auroc, b: Auroc) -> float:
         \sum_{x,y} F_{xy} \sum_i a_{xi} b_{yi}, \quad F_{xx} = \frac{I_x}{I_x - 1}, \quad F_{xy} = \frac{I}{I - 1}
 
     where a_xi and b_xi are the `parts` of the AUROCs, x and y each stand for "right" or "wrong", I_x is the number of
-    questions with answers of kind x, and I is the number of all questions. If I_x differs between `a` and `b`, F_xx is
-    the geometric mean of the factors for `a` and for `b`.
+    questions with answers of kind x, and I is the total number of questions. If I_x differs between `a` and `b`, F_xx
+    is the geometric mean of the factors for `a` and for `b`.
     """
     n = a.parts.shape[1]
     n_a, n_b = a.n_questions.double(), b.n_questions.double()

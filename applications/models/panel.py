@@ -160,7 +160,7 @@ def clusters_of(questions: Sequence[Question], column: str) -> Labels:
     if number.max() < 1:
         raise InputError(
             f"Expected `clusters` to divide the questions into at least two clusters, but {column!r} is {names[0]!r} "
-            "for all of them. Leave out `clusters`, or pass a different field."
+            "for all questions. Leave out `clusters`, or pass a different field."
         )
     return number.astype(np.int64)
 

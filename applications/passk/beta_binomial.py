@@ -36,7 +36,7 @@ class BetaBinomial(NamedTuple):
 
         .. math:: (1 - w) \Big(1 - \frac{B(\alpha+c, \beta+n-c+k)}{B(\alpha+c, \beta+n-c)}\Big)
 
-        where w is the posterior probability of p = 0. If c > 0, w is 0.
+        where w is the posterior probability that the question's accuracy p is 0. If c > 0, w is 0.
 
         Returns:
             Probabilities, [k, question].

@@ -97,7 +97,7 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
     r"""Compute unbiased estimates [k, question] of the squared errors (S − θ)² of Pass@K predictions S.
 
     θ is the true Pass@K. If a and b are estimates of θ from two disjoint halves of the answers, the expectation of
-    (S − a)(S − b) is (S − θ)². The mean of this product over all divisions into halves is
+    (S − a)(S − b) is (S − θ)². The mean of this product over all splits into halves is
 
     .. math:: (1-S)^2 - 2 (1-S) u_k + u_{2k}, \qquad u_k = \binom{n-c}{k} \Big/ \binom{n}{k}
 
@@ -116,14 +116,14 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
 def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
     """Estimate the squared error [k, question] of `predict` if the confidence is the accuracy on half of the answers.
 
-    The prediction is scored on the other half, and the error is averaged over all divisions into halves. Each value
-    of `known` must be at least 2 · max(k).
+    The prediction is scored on the other half, and the error is averaged over all splits of the answers into halves.
+    Each value of `known` must be at least 2 · max(k).
     """
     both = none_right(right, known, [2 * one for one in k])
     (right, known), place = distinct(right, known)
     half = known // 2
     seen = np.arange(half.max() + 1)[:, None]  # right answers in the half that defines the confidence
-    share = hypergeom.pmf(seen, known, right, half)  # 0 for impossible divisions
+    share = hypergeom.pmf(seen, known, right, half)  # 0 for impossible splits
     missed = (1 - seen / half) ** np.array(k)[:, None, None]
     other = all_wrong(np.clip(right - seen, 0, known - half), known - half, max(k, default=0))[list(k)]
     return (share * (missed**2 - 2 * missed * other)).sum(1)[:, place] + both

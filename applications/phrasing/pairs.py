@@ -1,4 +1,4 @@
-"""Average a store's results over questions that are about the same fact and have the same form of phrasing."""
+"""Average a store's results over questions that ask about the same fact in the same form."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Record, table and Markdown page for a comparison of phrasings."""
+"""Build the record, the table and the Markdown page for a comparison of phrasings."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -81,7 +81,7 @@ def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
 
 
 def phrasing_table(cells: Cells) -> pa.Table:
-    """Return a table with one row per fact (column `pair`) and form of phrasing."""
+    """Return a table with one row per combination of fact (column `pair`) and phrasing (column `form`)."""
     form, pair = np.nonzero(cells.n_questions)
     columns: dict[str, Any] = {"pair": [cells.pairs[i] for i in pair], "form": [cells.forms[i] for i in form]}
     columns |= {name: getattr(cells, name)[form, pair] for name in ("n_questions", "n_answers", ACCURACY)}

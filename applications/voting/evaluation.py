@@ -142,8 +142,8 @@ def _cross_tuned(
 ) -> Evaluated:
     """Choose a setting on each half of the questions, and evaluate it on the other half.
 
-    `of_halves` has one entry per half: the outcomes [setting, question] of all questions. For a rule that uses priors,
-    each entry is computed with the priors fitted on that half.
+    `of_halves` contains two outcomes, each [setting, question] for all questions. If the rule uses priors, the outcome
+    at index i is computed with the priors fitted on half i.
     """
     chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])
     other, row = 1 - half, np.arange(len(half))

@@ -57,7 +57,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def always_compared(self) -> bool:
-        """Whether to compare the settings even if no values are missing.
+        """Whether to compare the settings with the recorded ones even if no embeddings are missing.
 
         False for the default encoder, to avoid loading it.
         """

@@ -110,10 +110,10 @@ class Classifier(TextReader):
 
 
 class Entailment(AskedTable):
-    """Baseline that stores the id of each answer's cluster.
+    """Baseline that clusters answers with an entailment classifier, and stores the cluster id of each answer.
 
-    The classifier reads the question and the first line of the answer. New samples are added to the clusters of earlier
-    samples, so the clusters are the same whether the samples are stored as one range or as several.
+    The classifier reads the question and the first line of each answer. New samples are added to the clusters of
+    earlier samples, so the clusters are the same whether the samples are stored as one range or as several.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:

@@ -1,4 +1,4 @@
-r"""The `math` grader, which compares answers with references as numbers, as text, and with math-verify.
+r"""The `math` grader, which compares answers with references by spelling, by value, or using math-verify.
 
 math-verify runs in a separate process (``math_worker.py``). If it raises an error, times out or crashes, the grade is
 unknown.

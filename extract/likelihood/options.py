@@ -1,4 +1,4 @@
-"""Continuations of questions, and their scores."""
+"""Candidate answers to questions (continuations of the prompt), and scores based on their log-probabilities."""
 
 from collections.abc import Callable, Mapping, Sequence
 from string import ascii_uppercase

@@ -73,7 +73,10 @@ class Question:
 
     @property
     def public_prompt(self) -> str:
-        """Prompt for display: the last message, or the text with its options. Private questions get a placeholder."""
+        """Prompt for display: the question with its answer options, or the last message of a chat.
+
+        If the question is private, a placeholder is returned.
+        """
         return self.public(str(self.messages[-1]["content"] if self.messages else self.prompt))
 
     def record(self) -> dict[str, Any]:

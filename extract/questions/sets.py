@@ -22,8 +22,8 @@ class QuestionSet:
         config: Hub configuration, or None.
         split: Split of the questions.
         revision: Hub commit; None for the newest commit.
-        train: Split of the worked examples. If None, the examples are taken from `split` and excluded from the
-            questions.
+        train: Split that contains the worked examples for few-shot prompts. If None, the examples are taken from
+            `split` and excluded from the questions.
         gated: Whether users must accept terms on the Hub. The texts of gated sets are never shown.
         in_csv: Whether the Hub stores the set as CSV.
         columns: Column names of an original CSV file without a header.
@@ -61,7 +61,10 @@ _SIMPLEQA = by_fields({"id": "original_index", "text": "problem", "references": 
 
 
 def simpleqa(row: Row, seed: int) -> Draft:
-    """Read a SimpleQA row. If a gold answer ends with an acceptable range, it is also accepted without the range."""
+    """Read a SimpleQA row.
+
+    If a gold answer ends with "(acceptable range: …)", the text without the range is an additional reference.
+    """
     draft = _SIMPLEQA(row, seed)
     bare = [re.sub(r"\s*\(acceptable range:.*\)$", "", gold, flags=re.I) for gold in draft["references"]]
     return {**draft, "references": (*bare, *draft["references"]), "meta": {"answer_type": row.value("answer_type")}}

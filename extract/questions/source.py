@@ -281,5 +281,5 @@ def _problems(question: Question, where: str, need_references: bool) -> Iterator
 
 
 def says_anything(kind: str, reference: str) -> bool:
-    """Whether a reference contains text or, for `short` and `cloze` questions, a word."""
+    """Whether a reference is not blank. For `short` and `cloze` questions, it must contain a letter or digit."""
     return bool(normalize(reference) if kind in ("short", "cloze") else reference.strip())

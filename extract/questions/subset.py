@@ -52,7 +52,7 @@ def subset(
 
 
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
-    """Read the questions of a source, and select worked examples.
+    """Read the questions of a source, and select worked examples for few-shot prompts.
 
     The examples come from the train split, excluding rows that repeat one of the questions. If there is no train split,
     they come from the questions themselves. Questions with the same words as an example are left out.
@@ -86,7 +86,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
             if len(chosen) == prompt.shots:
                 break
         if train is None:
-            say(f"questions: {len(chosen)} questions of {source.dataset!r} are used only as worked examples")
+            say(f"questions: {len(chosen)} of {source.dataset!r} are used only as worked (few-shot) examples")
         if len(chosen) < prompt.shots or (train is None and len(questions) <= prompt.shots):
             raise InputError(
                 f"Expected {source.dataset!r} to have enough questions for {prompt.shots} worked examples, but found "

@@ -18,9 +18,9 @@ def retry_with_smaller_batch(
 ) -> tuple[Result, int]:
     """Run `work`. Whenever memory runs out, halve the batch size and start again.
 
-    `what` names the items of a batch in messages, for example ``"answers"``. Whatever a failed attempt added to
-    `progress` is subtracted again. Returns the result and the last batch size. Raises an `InputError` if even batches
-    of 1 are too large.
+    `what` names the items of a batch in messages, for example ``"answers"``. Items and tokens counted in a
+    failed attempt are subtracted from `progress`. Returns the result and the last batch size. Raises an `InputError` if
+    even batches of 1 are too large.
     """
     done = [0, 0]
 

@@ -16,7 +16,7 @@ from extract.running.progress import Progress
 
 
 class InBlock(Protocol):
-    """Unit of work in a block, for example a shard."""
+    """Unit of work, such as a shard, that belongs to a block."""
 
     @property
     def block(self) -> int:
@@ -82,7 +82,7 @@ class Worker:
 
     @property
     def label(self) -> str:
-        """Suffix with the worker's number, such as `` 1/4``. It is empty for a single worker."""
+        """Worker number for progress bars, such as `` 1/4`` for the first of 4 workers. Empty for a single worker."""
         return f" {self.rank + 1}/{self.count}" if self.count > 1 else ""
 
     @contextmanager

@@ -98,7 +98,7 @@ class Sampler(Protocol):
             Dict from temperature to the rows of the samples table. Questions that a server rejected have no rows.
 
         Raises:
-            InputError: If some samples could not be drawn, or if the sampler does not support early stopping.
+            InputError: If some samples could not be drawn, or if the sampler does not override this method.
         """
         raise InputError(
             f"Expected a sampler that can stop early, but {type(self).__name__} has no `draw` method. Omit --stop."

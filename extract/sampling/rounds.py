@@ -36,8 +36,8 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
     """Reopen the finished ranges to which this run may add answers. Their answers are moved back to logs.
 
     - A run without a stopping rule reopens ranges that contain skipped samples.
-    - A run with a stopping rule reopens ranges that were sampled with a stopping rule, except in blocks that are
-      already complete at all temperatures and were sampled with this run's settings.
+    - A run with a stopping rule reopens ranges that were sampled with a stopping rule. It leaves a block unchanged
+      if the block is complete at all temperatures and was sampled with the same settings.
 
     Damaged ranges and ranges that begin after the first k samples are not changed.
     """

@@ -68,8 +68,8 @@ class StoppingRule:
     Attributes:
         label: Name in tables.
         description: Condition for stopping, with the placeholder {threshold}.
-        evidence: Function that takes the answers to a question and the question's prior, and returns the evidence after
-            each answer, [order, answer]. Most rules ignore the prior.
+        evidence: Function that takes a question's answers, in one or more orders, and the question's prior. It returns
+            the evidence after each answer, [order, answer]. Most rules ignore the prior.
         thresholds: Thresholds that ``python -m applications vote`` compares.
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
@@ -154,7 +154,7 @@ def two_stage(
 
 
 def adaptive_consistency(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
-    r"""Compute the evidence for stopping in Adaptive-Consistency, by the beta criterion (arXiv 2305.11860).
+    r"""Compute the evidence for stopping under Adaptive-Consistency's beta criterion (arXiv 2305.11860).
 
     .. math:: P(q > \tfrac12), \quad q \sim \mathrm{Beta}(v_1 + 1, v_2 + 1)
 

@@ -49,7 +49,7 @@ def macs(batch: Pass) -> dict[str, Tensor]:
     float32, where EPS is ε in hundredths.
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last query.
-      `last` is the value of the last query.
+      `last` uses only the last query.
     - ALIGN: position that represents a token. `token` is its own position, and `emit` is the position that predicts it.
     """
     found: dict[str, Tensor] = {}

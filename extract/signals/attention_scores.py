@@ -42,7 +42,7 @@ def read_layer(
         softcap: Soft cap of the scores: s becomes softcap · tanh(s / softcap). None for no cap.
 
     Returns:
-        Dict of float32 tensors, with these keys for each need:
+        Dict of float32 tensors. Each element of `needs` adds the following entries:
 
         - `attention_entropy`: the three `ENTROPIES`, [row, query].
         - `attention_blocks`: `mean` (attention averaged over heads, [row, query, key]) and `sums` (result of

@@ -1,4 +1,4 @@
-"""`Pass`, the data of a forward pass from which signals are computed, and the types of its attributes."""
+"""Results of a forward pass, from which the signals are computed (see `Pass`)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,7 +58,8 @@ class TokenSpans:
     def query_index(self, last: bool) -> Tensor:
         """Return the indices of the distributions from which the answers' tokens were drawn, [row, query] int64.
 
-        If `last` is True, the index of the last token is appended. Shorter rows are padded with indices past their end.
+        If `last` is True, the index of the last token is appended. Rows of shorter answers are padded with the
+        indices that follow.
         """
         return torch.tensor(self.first)[:, None] + torch.arange(self.widest + last)
 
@@ -131,7 +132,10 @@ class Dots(NamedTuple):
 
     @classmethod
     def of(cls, h: Tensor, o: Tensor) -> Self:
-        """Compute the dot products of h and o. Both have the shape [row, query, d_model] and any float dtype."""
+        """Compute the dot products of the residual stream h and the attention output o.
+
+        Both have the shape [row, query, d_model] and any float dtype.
+        """
         h, o = h.float(), o.float()
         return cls((h * h).sum(-1), (o * o).sum(-1), (h * o).sum(-1))
 
@@ -141,7 +145,7 @@ class Attention:
     """Attention in a forward pass, in float32. Values of padding queries are 0.
 
     Attributes:
-        layers: Result of `read_layer` for each layer, without `largest`.
+        layers: Result of `read_layer` for each layer, with the entry `largest` removed.
         floors: Dict with one tensor [row, query, key] for each floor ε, under the integer key 100 ε. The tensor is the
             sum over layers of log((1 − ε) a + ε), where a is the largest attention of any head in the layer.
         dots: `Dots` of each layer.

@@ -194,7 +194,8 @@ def layer_entropy(head: ModelHead, norm: nn.Module, states: Tensor) -> Tensor:
 def logit_entropy(logits: Tensor) -> Tensor:
     """Compute the entropy of token distributions in nats, [token], from logits [token, vocab].
 
-    On a CUDA device, the computation is compiled if possible. Otherwise, float32 logits are overwritten.
+    On a CUDA device, the computation is compiled if possible. Without compilation, float32 `logits` are
+    overwritten.
     """
     return _compiled()(logits) if logits.is_cuda and _can_compile() else entropy(softmax(logits))
 

@@ -29,7 +29,8 @@ class Reader(ExitStack):
         layers: Layers to keep for each of the `hidden` and `hidden_tokens` signals.
 
     Raises:
-        InputError: If a layer does not exist in the model, or the model does not support one of the needs.
+        InputError: If a layer does not exist in the model, or if the model cannot provide some of the data in
+            `needs`.
     """
 
     def __init__(self, model: Any, needs: Collection[str], layers: Mapping[str, Sequence[int]] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Prompt prefixes that are read once for several sequences."""
+"""Prompt prefixes that the model processes only once for several sequences."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -59,16 +59,16 @@ def read_prefix(
     start: SharedPrompt | None = None,
     previous: SharedPrompt | None = None,
 ) -> SharedPrompt | None:
-    """Read the common prefix of several prompts once, instead of once per prompt.
+    """Process the common prefix of several prompts once, instead of once per prompt.
 
     Args:
         model: Causal language model in evaluation mode.
         prompts: Token ids of one or more prompts.
-        start: Cache of a shorter common prefix. Only the rest of the prefix is read.
+        start: Cache of a shorter common prefix. Only the rest of the prefix is processed.
         previous: Result of an earlier call, which is returned if the prefix is the same.
 
     Returns:
-        Cache of the prefix. If reading the prefix saves fewer than `LEAST_SAVED` tokens, or the model's cache can't be
+        Cache of the prefix. If sharing the prefix saves fewer than `LEAST_SAVED` tokens, or the model's cache can't be
         shared, `start` is returned.
     """
     prefix = common_prefix(prompts)

@@ -53,12 +53,12 @@ class Grades(ShardFiles):
         return super().missing(grader, scope)
 
     def write(self, grader: str, samples: SampleRange, rows: list[dict[str, Any]], rule: str) -> None:
-        """Write a grader's grades for a range (one row per sample), together with the grading rule."""
+        """Write a grader's grades for a range of samples, one row per sample, together with the grading rule."""
         metadata = {"grader": grader, "rule": rule, "samples": self._folder.samples_sha256(samples)}
         write_table(self.file(grader, samples), pa.Table.from_pylist(rows, GRADES_SCHEMA.with_metadata(metadata)))
 
     def read(self, grader: str, samples: SampleRange | None = None) -> pa.Table:
-        """Read a grader's grades for one range, or for all ranges by default.
+        """Read a grader's grades for one range of samples, or for all ranges by default.
 
         The columns are `question_id`, `sample`, `right` (null if unknown) and `answer`.
 
@@ -69,7 +69,7 @@ class Grades(ShardFiles):
         return pa.concat_tables([GRADES_SCHEMA.empty_table(), *(self._read(grader, part)[0] for part in ranges)])
 
     def rule(self, grader: str, samples: SampleRange) -> str:
-        """Return the rule by which a range was graded.
+        """Return the rule by which a range of samples was graded.
 
         Raises:
             InputError: If `grader` is invalid, its grades are damaged, or the samples were replaced after grading.

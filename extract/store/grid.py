@@ -44,7 +44,10 @@ def copy_known(
             for shard in shards:
                 store.signals.copy(signal, shard, other.signals)
                 still_missing[shard].remove(signal)
-            say(f"read: copied {signal} for {len(shards)} blocks from {str(other.path)!r}, which has the same prompts")
+            say(
+                f"read: copied {signal} for {len(shards)} blocks of questions from {str(other.path)!r}, which has the "
+                "same prompts"
+            )
     return {shard: signals for shard, signals in still_missing.items() if signals}
 
 

@@ -50,7 +50,7 @@ def check_folder(folder: Path) -> None:
             "to a new folder, or pass a grid of temperatures."
         )
     if not folder.is_dir() or any(not child.name.startswith(".") for child in folder.iterdir()):
-        raise InputError(f"{expected} is neither. Pass a different --store.")
+        raise InputError(f"{expected} is a file, or a folder with other contents. Pass a different --store.")
 
 
 def write_identity(folder: Path, identity: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
-    """Read a record. Return the SHA-256 of the store's identity, and the content of the record."""
+    """Read identity.json or reader.json. Return the SHA-256 of the store's identity, and the identity or model."""
     form, key = _RECORDS[file.name]
     try:
         if not is_inside(file, file.parent):

@@ -110,8 +110,8 @@ class Samples:
         """Read the samples of one range, or of all ranges by default, sorted by block, range and question.
 
         The columns are `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
-        `prompt_tokens`. If the sampler declares nullable columns, unknown values in them are null, and the table also
-        has a `reasoning` column.
+        `prompt_tokens`. Columns that the sampler declares nullable contain null for unknown values. If there are such
+        columns, the table also has a `reasoning` column.
 
         Raises:
             Damaged: If a file is damaged.

@@ -54,14 +54,14 @@ Shard = Block | SampleRange
 
 
 def shard_of(path: Path, n_blocks: int) -> Shard:
-    """Parse the shard from a file name, or raise `Damaged` if the name does not fit a store with `n_blocks` blocks."""
+    """Parse the shard from a file name, or raise `Damaged` if the name is invalid in a store with `n_blocks` blocks."""
     shard: Shard | None = None
     if match := _STEM.fullmatch(path.stem):
         block, start, stop = match.groups()
         shard = Block(int(block)) if start is None else SampleRange(int(block), int(start), int(stop))
     if shard is None or shard.stem != path.stem or shard.block >= n_blocks or shard.rows_per_question < 1:
         names = f"BLOCK{path.suffix} or BLOCK.START-STOP{path.suffix}, such as 00000.000-010{path.suffix}"
-        raise Damaged(path, f"its name does not fit a store with {n_blocks} blocks (expected {names})")
+        raise Damaged(path, f"its name is invalid in a store with {n_blocks} blocks (expected {names})")
     return shard
 
 

@@ -37,7 +37,7 @@ class ShownAnswer:
 
     Attributes:
         verdict: Grade in words: right, wrong, unknown, or not graded.
-        taken: Answer that the grader found, or None.
+        taken: Final answer that the grader extracted from the text, or None.
         cut: Whether the token limit truncated the answer.
         pieces: Text of the answer, divided at token boundaries.
         entropy: Entropy of each token's distribution in nats, [token]; NaN if missing.
@@ -132,7 +132,7 @@ def read_answers(
 
 
 def choose(right: dict[Key, bool | None], questions: Sequence[str] | None, samples: Sequence[int] | None) -> list[Key]:
-    """Choose the answers to show, as in `read_answers`.
+    """Choose the answers to show. For `questions` and `samples`, see `read_answers`.
 
     `right` maps each answer to its grade, or to None if the grade is unknown.
     """

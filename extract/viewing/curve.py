@@ -22,8 +22,9 @@ _OTHER_SCRIPTS = (
 def entropy_curve(answer: ShownAnswer, model: str, influence: str | None = None) -> Any:
     """Plot the entropy of each token in nats.
 
-    Lower panels show 1 − p_max, where p_max is the largest probability in a token's distribution, and each token's
-    influence divided by the sum over all tokens. `model` and `influence` are names to show in the title.
+    The panel below shows 1 − p_max, where p_max is the largest probability in a token's distribution. If `influence`
+    is given, the last panel shows each token's share of the total influence. `model` and `influence` are names to show
+    in the title.
 
     Raises:
         InputError: If the answer has no tokens, more than `LONGEST` tokens, or missing entropies.

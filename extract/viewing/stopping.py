@@ -1,4 +1,4 @@
-"""Description of early stopping."""
+"""Text report on the early-stopping decisions of a store."""
 
 from collections.abc import Sequence
 from typing import Any

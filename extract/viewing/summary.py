@@ -26,7 +26,8 @@ MARKS = {True: "right", False: "wrong", None: "unknown"}
 class GradeCounts:
     """Numbers of right, wrong and unknown grades from one grader. Each attribute is [question] int64.
 
-    `no_answer` counts the right and wrong grades without a parsed answer. They are also counted in `right` and `wrong`.
+    `no_answer` counts the known grades for which the grader could not parse an answer. These grades are also included
+    in `right` or `wrong`.
     """
 
     right: Counts

@@ -113,9 +113,9 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
     Let A be the observed AUROC. The p-value is the fraction of permutations of the accuracies whose AUROC is at least
     A. The observed order counts as one of the permutations.
 
-    The bootstrap treats the predictions as fixed, although they depend on the accuracies in other folds. It therefore
-    underestimates the variance, by a factor of two if the features are uninformative. To correct the interval, the
-    distance of each bound from A is multiplied by
+    The interval comes from a bootstrap that treats the predictions as fixed, although they depend on the accuracies in
+    other folds. Such a bootstrap underestimates the variance, by a factor of two if the features are uninformative. To
+    correct the interval, the distance of each bound from A is multiplied by
 
     .. math:: \sqrt{1 + \min\{1, (2 s / (A - \tfrac12))^2\}}
 

@@ -20,11 +20,11 @@ _N_COSINES = 8
 
 
 class Source(NamedTuple):
-    """A source of information about the accuracy.
+    """Group of question features that might predict the accuracy of the answers.
 
     Attributes:
         label, description: Text for display.
-        leak: Whether the source is a potential leak, that is, a source that should not predict the accuracy.
+        leak: Whether the source is a potential leak, that is, a source that should not predict it.
     """
 
     label: str

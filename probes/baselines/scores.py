@@ -47,7 +47,7 @@ def outside_test(rows: Rows) -> Tensor:
 
 
 def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
-    """Score every question by the mean accuracy of the training and validation splits."""
+    """Give every question the same score: the mean accuracy of the training and validation splits."""
     return torch.full((len(data.table.ids),), mean_accuracy(data.table, outside_test(rows)), dtype=torch.float64)
 
 

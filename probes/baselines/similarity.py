@@ -17,8 +17,8 @@ _WORD = re.compile(r"\w+")
 def jaccard(texts: Sequence[str]) -> NDArray[np.float64]:
     """Compute the Jaccard similarities of all pairs of answers, as in Lin et al. (arXiv 2305.19187).
 
-    The similarity of two answers with the word sets a and b is |a ∩ b| / |a ∪ b|. Words are separated by spaces and
-    converted to lower case.
+    The similarity of two answers with the word sets a and b is |a ∩ b| / |a ∪ b|. Words are separated by whitespace.
+    Case is ignored.
 
     >>> float(jaccard(["It is Lima", "it is Rome"])[0, 1])
     0.5
@@ -36,7 +36,7 @@ def rouge_l(texts: Sequence[str]) -> NDArray[np.float64]:
     """Compute the ROUGE-L scores of all pairs of answers (Lin, 2004).
 
     The score of two answers with the word sequences a and b is 2 · LCS(a, b) / (|a| + |b|), where LCS is the length of
-    the longest common subsequence. Words consist of letters, digits and underscores, in lower case.
+    the longest common subsequence. Words consist of letters, digits and underscores. Case is ignored.
 
     >>> float(rouge_l(["It is Lima.", "It must be Lima"])[0, 1])  # "it" and "lima": 2 · 2 / (3 + 4)
     0.5714285714285714

@@ -54,7 +54,7 @@ class OutOfFold:
         self.of_scope(scope).setdefault(name, empty)[rows] = values.double()
 
     def of_scope(self, scope: Scope) -> dict[str, Tensor]:
-        """Return `confidence` for questions, and `of_answers` for answers."""
+        """Return `confidence` if `scope` is "question", and `of_answers` if it is "sample"."""
         return self.confidence if scope == "question" else self.of_answers
 
 

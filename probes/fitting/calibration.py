@@ -112,7 +112,7 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
 
 
 def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
-    """Fit isotonic regression of the accuracy on the score. Each row is weighted by its number of answers.
+    """Fit an isotonic regression of accuracy on score. Each row is weighted by its number of answers.
 
     To keep the log-loss finite, confidences are clipped to [m, 1 − m], where m is ½ divided by the total number of
     answers. See `fit_platt` for the arguments.

@@ -97,11 +97,11 @@ def initial_weights(n_features: int, d_model: int, hidden: int, components: int)
 
 
 def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor:
-    """Compute the negative log-likelihood [...] of the answers, in nats per answer.
+    """Compute the negative log-likelihood of the answers in nats per answer, with shape [...].
 
     Args:
         predicted: Distribution [..., question, component].
-        shared: Variance τ² of the shared offset, [..., 1, component].
+        shared: Variances τ² of the offset u that all answers to a question share, [..., 1, component].
         answers: Statistics of the answers. Questions without answers are ignored.
     """
     n = answers.number[:, None]
@@ -126,7 +126,7 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
 
     Args:
         predicted: Distribution of the answer embeddings, [..., component].
-        shared: Sum of the variances of the shared offset, Σ τ², [...].
+        shared: Summed variances Σ τ² of the offset u that all answers to a question share, [...].
         noise: Noise from `drawn_noise`, [draw, component].
 
     Returns:
@@ -157,7 +157,7 @@ def collapse(scores: Tensor, agreement: Tensor, deviation: Tensor) -> str | None
 
     The spread has collapsed if any of these conditions holds on the validation questions:
         1. At least 99 % of the predicted standard deviations σ are within 1 % of `FLOOR`.
-        2. The standard deviation of Σ σ² across questions is less than 1 % of the mean across questions.
+        2. The coefficient of variation of Σ σ² across questions is below 1 %.
         3. The standard deviation of the scores is less than 5 % of the standard deviation of the agreements.
         4. The rank correlation between scores and agreements is not significantly positive at the 5 % level.
 

@@ -109,8 +109,8 @@ class ProbeModule(L.LightningModule, ABC):
     def filled(self, head: Head, penalty: int, feature: int, *parameters: str, **values: Tensor) -> Head:
         """Fill a head with the tensors of one candidate, and return the head.
 
-        The tensors are the feature's mean and scale, the candidate's entries of the tensors named in `parameters`, and
-        the tensors in `values`, which are passed by name.
+        The tensors are the feature's mean and scale, the candidate's slices of the tensors named in `parameters`, and
+        the keyword arguments `values`.
         """
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
@@ -266,7 +266,7 @@ class ProbeModule(L.LightningModule, ABC):
             self.log(f"test/{name}", metric, on_step=False, on_epoch=True, batch_size=len(batch.row))  # type: ignore[arg-type]
 
     def head(self) -> Head:
-        """Return the head of the chosen candidate on the CPU. See `candidate_head`.
+        """Create the chosen candidate's head on the CPU. See `candidate_head`.
 
         Raises:
             RuntimeError: If no candidate has been chosen yet.

@@ -19,7 +19,7 @@ def standardiser(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounded(mean: Tensor, deviation: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """Round moments to float32. The scale of constant coordinates becomes infinite.
+    """Round moments to float32, and set the standard deviation of constant coordinates to infinity.
 
     `largest` is the largest absolute value of each coordinate.
     """

@@ -12,9 +12,9 @@ from probes.fitting.sums import Column, Statistics, outside_folds
 
 
 class Fits(NamedTuple):
-    """Linear fits to one feature, in float32.
+    """Linear probes fitted on one feature, in float32.
 
-    For each fold, there is a fit to the rows outside the fold. The last fit is to all rows.
+    For each fold, one fit uses the rows outside the fold. The last fit uses all rows.
 
     Attributes:
         mean, scale: Mean and scale of the feature, [fit, d], used to standardise it.
@@ -35,7 +35,7 @@ def fit_statistics(
     solve: Callable[[Statistics], tuple[Tensor, Tensor]],
     products: bool = True,
 ) -> Fits:
-    """Fit linear probes to one feature in a single pass over its rows.
+    """Fit linear probes on one feature in a single pass over its rows.
 
     If all targets of a fit are equal, its weights and bias are 0.
 
@@ -74,7 +74,7 @@ def targets_vary(target: Tensor) -> Tensor:
 
 
 def held_out_scores(features: StreamedFeatures, feature: int, fits: Fits, fold: Tensor) -> Tensor:
-    """Return held-out scores [row, penalty]: each fold is scored by probes fitted to the other folds."""
+    """Return held-out scores [row, penalty]: each fold is scored by probes fitted on the other folds."""
 
     def score(places: Tensor, rows: Tensor) -> Tensor:
         found = rows.new_empty(len(rows), fits.bias.shape[1])

@@ -128,7 +128,7 @@ class AtOnce(ProbeModule):
 
 
 class Directions(ProbeModule):
-    """Base class of linear probes. Each candidate has a weight vector and a bias."""
+    """Base class of linear probes. There is a weight vector and a bias for each penalty and feature."""
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
         """Create weights [penalty, feature, d_model] and biases [penalty, feature], all 0."""
@@ -144,7 +144,7 @@ class Directions(ProbeModule):
         return scores
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
-        """See `ProbeModule.candidate_head`. The head averages the scores of the features in its input."""
+        """See `ProbeModule.candidate_head`. The head computes one score per feature, and averages these scores."""
         features = list(self.inputs[feature])
         weight = self.weight[penalty, features] / len(features)
         head = LinearHead(weight.numel())

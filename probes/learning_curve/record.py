@@ -103,7 +103,7 @@ def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
     """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
     A split (n, k) has n questions with k graded answers each, so it costs n · k answers. Each distinct cost is used as
-    a budget. A split belongs to a budget if it costs more than half of the budget and at most all of it. Of the splits
+    a budget. A split belongs to a budget if it costs more than half of the budget but does not exceed it. Of the splits
     with the same k, only the one with the highest n is kept. A budget is left out if it has only one split, or if it is
     at most 5 % below a larger budget.
 
@@ -129,12 +129,12 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
     Returns:
         The content of curve.json, which includes these entries:
 
-        - `cells`: One dict for each pair of `n` and `k`. Its entries `auroc` and `brier_skill` come from
-          `over_subsets`.
+        - `cells`: One dict for each pair of `n` and `k`, in ascending order. Its entries `auroc` and `brier_skill` come
+          from `over_subsets`.
         - `budgets`: One dict for each budget. `best` and `runner_up` are the pairs [n, k] with the highest and
           second-highest AUROC, and `difference` is the AUROC of `best` minus that of `runner_up`. `many_minus_few` is
           the AUROC of the pair with the most questions minus that of the pair with the fewest questions.
-        - `contrasts`: Comparisons of the largest cell with smaller cells.
+        - `contrasts`: Changes in both metrics from the last of the `cells` to cells with a smaller `n` or `k`.
         - `masked`: Reasons for missing cells.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions
@@ -182,7 +182,7 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
 
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
-    """Compare the largest of the sorted splits with two smaller splits.
+    """Compare the last of the sorted splits with two smaller splits.
 
     One has the next lower n and the same k. The other has the same n and the lowest k.
     """

@@ -73,8 +73,8 @@ def resampled(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: 
 def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000, seed: int = 0) -> Interval | None:
     """Compute a metric and its 95 % BCa interval over resampled questions.
 
-    Returns None if there are fewer than two questions, if the metric is NaN, or if it is not finite for more than a
-    tenth of the resamples. Calls with the same seed use the same resamples.
+    Returns None if there are fewer than two questions, if the metric is NaN, or if more than a tenth of its
+    resampled values are not finite. Calls with the same seed use the same resamples.
     """
     weights = torch.ones(1, n_questions, dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():

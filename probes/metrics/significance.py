@@ -1,6 +1,6 @@
 """Two-sided significance tests that compare two methods on the same questions, and the Holm correction.
 
-P-values are never 0, because the observed value counts as one of the draws.
+P-values are never 0, because the observed difference counts as one of the sign-flipped or resampled differences.
 """
 
 from collections.abc import Sequence

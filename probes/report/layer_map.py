@@ -49,7 +49,7 @@ def layer_map(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> dict[str, Any]:
-    """Compute a layer map.
+    """Compute the out-of-fold AUROC of a probe at every layer and position of the hidden states.
 
     The probe is `difference_of_means`, or `ridge` with λ = 1. With the target `capability`, it reads hidden states of
     questions. With the target `response`, it reads hidden states of answers.

@@ -132,7 +132,7 @@ class Report:
         }
 
     def _of_novelty(self) -> dict[str, Any]:
-        """Return the fitted weights of the back-off and summary statistics of the novelty of the test rows."""
+        """Return the fitted back-off weights, and summary statistics of the test rows' novelty."""
         test = self.novelties[self.data.split_rows["test"]]
         return {
             "base_rate_weight": float(self.novelty.weight),

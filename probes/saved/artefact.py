@@ -46,8 +46,8 @@ class ConfidenceProbe(ModelHubMixin):
         calibrator: Maps scores to confidences.
         config: Content of config.json.
         prefixes: Calibrators for prefixes of answers, or None.
-        novelty: Computes the novelty of rows and applies the back-off. None in probes saved by earlier versions of this
-            package.
+        novelty: Computes the novelty of rows, and shifts the confidences of novel rows towards the base rate. None in
+            probes saved by earlier versions of this package.
         card: Model card, with its metadata.
     """
 
@@ -125,7 +125,7 @@ class ConfidenceProbe(ModelHubMixin):
         return self.with_novelty(flat(features), self.calibrated(self.head.to(values.device)(features)), backoff)
 
     def calibrated(self, score: Tensor, fraction: float = 1.0) -> Tensor:
-        """Compute confidences [row] from the head's scores [row]. Novelty and back-off are not applied.
+        """Compute confidences [row] from the head's scores [row]. The confidences of novel rows are not shifted.
 
         `fraction` is the fraction of the answer that the scores cover. Only prefix calibrators use it.
         """
@@ -136,7 +136,10 @@ class ConfidenceProbe(ModelHubMixin):
         return self.prefixes.to(where)(score_there, fraction, calibrator).to(score.device)
 
     def with_novelty(self, features: Tensor, confidence: Tensor, backoff: bool = True) -> Confidences:
-        """Compute the novelty of each row from features [row, d_model], and apply the back-off to the confidences."""
+        """Compute the novelty of each row from features [row, d_model].
+
+        If `backoff` is true, also shift the confidences of novel rows.
+        """
         if self.novelty is not None:
             return self.novelty.to(features.device)(features, confidence, backoff)
         return Confidences(confidence, torch.full_like(confidence, torch.nan), torch.zeros_like(confidence).bool())

@@ -110,9 +110,10 @@ class ConfidentModel:
         """Generate answers with confidences.
 
         Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. In either
-        case, `text` ends before the first stop string of the training data. Features are captured during generation if
-        the probe reads hidden states of all answer tokens, or those of the question (with or without the `tokens`
-        signal). Other probes need an extra forward pass after generation.
+        case, `text` ends before the first stop string of the training data.
+
+        Two kinds of probes need no extra forward pass after generation: probes that read the hidden states of all
+        answer tokens, and probes that read hidden states of the question and no token signals other than `tokens`.
 
         Args:
             inputs: One or more strings, chats or lists of token ids, or a left-padded tensor of token ids
@@ -164,8 +165,8 @@ class ConfidentModel:
         The tokens are identical to those of `generate`. The model runs only while the caller waits for the next
         step. To stop the generation, close the iterator or stop iterating.
 
-        A probe that reads only questions needs an additional forward pass over the prompt if it reads no hidden states,
-        or if it reads token signals other than `tokens`.
+        A probe that scores questions needs an additional forward pass over the prompt, unless it reads hidden states
+        and no token signals other than `tokens`.
 
         Args:
             question: One string, one chat, or the token ids of one prompt.

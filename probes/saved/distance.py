@@ -46,14 +46,14 @@ class Distance(nn.Module):
         self.quantiles, self.full = zeros(N_QUANTILES), zeros()
 
     def distance(self, features: Tensor) -> Tensor:
-        """Compute the distances [row] from features [row, width]."""
+        """Return the distance of each row of `features` [row, width] from the set of rows, [row]."""
         x = (features[:, : self.n_hidden] - self.mean) / self.scale
         squares = (x @ self.directions.T).square()
         away = (x.square().sum(1) - squares.sum(1)).clamp_min(0)
         return (((squares / self.variances).sum(1) + away / self.rest) / self.n_hidden).sqrt()
 
     def percentile(self, distance: Tensor) -> Tensor:
-        """For each distance [row], return the fraction of the rows used for fitting that have a smaller distance."""
+        """Return the percentile rank, in [0, 1], of each distance [row] relative to `quantiles`."""
         above = torch.searchsorted(self.quantiles, distance.contiguous()).clamp(1, N_QUANTILES - 1)
         low, high = self.quantiles[above - 1], self.quantiles[above]
         step = ((distance - low) / (high - low).clamp_min(TINY)).clamp(0, 1)

@@ -206,9 +206,9 @@ class KNNHead(VectorHead):
 def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors: Sequence[int]) -> Tensor:
     """Average the labels of the nearest points, weighted by inverse distance, for each number of neighbours.
 
-    The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, except for ties. If t points are
-    tied with the kth neighbour, but only r of them are needed for k neighbours, each of the t points counts as r / t of
-    a neighbour. If some points are at distance 0 from a row, its result is the mean label of those points.
+    The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, except for ties. If t points tie
+    for the last r places among the k neighbours, each of them counts as r / t of a neighbour. If some points are at
+    distance 0 from a row, its result is the mean label of those points.
 
     Args:
         queries: Features of the rows, [row, d]. The result for a row with NaN is NaN.

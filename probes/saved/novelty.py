@@ -11,9 +11,9 @@ A broader probe, if there is one, was trained on the same rows and on the questi
 close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The broader
 probe's weight is its maximum weight times two factors. The first factor increases linearly with the distance from the
 training data, like the weight of the base rate. The second factor depends on the distance from the broader probe's
-training rows. It decreases linearly from 1 at the 90th percentile of held-out distances to 0 at their 95th percentile.
-To compute these distances, groups of questions from the other stores are held out. The distance of a held-out row is
-that from the broader probe's remaining training rows.
+training rows. It is 1 up to the 90th percentile of the held-out distances, and decreases linearly to 0 at the 95th.
+The held-out distances come from cross-validation over the question groups of the other stores. Each is the distance of
+a held-out row from the broader probe's remaining training rows.
 """
 
 from typing import Any, NamedTuple
@@ -51,10 +51,10 @@ class Broader(nn.Module):
         share: Weight of this probe, in [0, 1], for rows that are novel to the saved probe but close to the training
             rows of this probe.
         known: Measures the distance from the training rows of this probe. `known.quantiles` contains percentiles of
-            the distances of held-out question groups.
+            the held-out distances. See the module docstring.
     """
 
-    #: The weight of this probe decreases to 0 between these percentiles of the distances of held-out question groups.
+    #: The weight of this probe decreases to 0 between these percentiles of the held-out distances.
     NEAR, FAR = 90, 95
 
     def __init__(self, n_features: int, n_hidden: int, rank: int) -> None:
@@ -84,7 +84,7 @@ class Novelty(Distance):
         weight: Maximum weight of the base rate, in [0, 1]. Rows whose distance is at least `Distance.full` get this
             weight.
         base_rate: Mean accuracy of the training and validation rows.
-        broader: The broader probe, or None.
+        broader: The broader probe whose confidence is mixed with that of novel rows, or None.
     """
 
     def __init__(self, n_hidden: int, rank: int, broader: dict[str, int] | None = None) -> None:

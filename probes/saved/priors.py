@@ -1,4 +1,4 @@
-"""Command that computes the priors of questions from the confidences of a saved probe."""
+"""Command that computes a prior on each question's accuracy from the confidences of a saved probe."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,9 @@ from probes.saved.artefact import load_probe
 
 
 def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path:
-    """Write the priors of questions for `python -m extract sample --stop prior`.
+    """Write a prior on each question's accuracy, for `python -m extract sample --stop prior`.
 
-    The prior of a question is a beta distribution over its fraction of right answers. Its mean is the probe's
+    Each prior is a beta distribution over the question's fraction of right answers. Its mean is the probe's
     confidence, and its concentration was fitted when the probe was trained.
 
     Args:

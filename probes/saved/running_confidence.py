@@ -53,7 +53,7 @@ class RunningConfidence:
         return self.after(n_read + 1)
 
     def _update(self, state: Tensor) -> float:
-        """Add a token, given its hidden state. Return the estimated fraction of the answer read so far."""
+        """Add a token, given its hidden state. Return the estimated fraction of the answer that has been read."""
         self._scores.append(self._running.update(state))
         self._features.append(self._running.features)
         prefixes = self.probe.prefixes
@@ -73,13 +73,13 @@ def add_prompts(rows: Sequence[RunningConfidence], found: Confidences | None, wa
 
 
 def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], wait: bool = False) -> None:
-    """Update the confidence of each answer with its latest token. The probe must read answers.
+    """Update the confidence of each answer with its latest token. Only for probes that read answers.
 
     Args:
         rows: Running confidences of the answers. All must use the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
-        wait: Whether to wait until the confidences are on the CPU. If False, the caller must not read them before the
-            CPU has received a token that was drawn after this call on the same device.
+        wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously.
+            Read them only after the CPU has received a token that the same device drew later.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers
@@ -94,7 +94,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
 def _add_scored(rows: Sequence[RunningConfidence], fraction: float, wait: bool) -> None:
     """Record each answer's confidence after its latest token. All rows must have the same `backoff`.
 
-    `fraction` is the estimated fraction of the answer read so far. It applies to all rows.
+    `fraction` is the estimated fraction of each answer that has been read. It is the same for all rows.
     """
     probe, backoff = rows[0].probe, rows[0].backoff
     confidence = probe.calibrated(torch.cat([row._scores[-1] for row in rows]), fraction)
@@ -108,7 +108,7 @@ def _add(rows: Sequence[RunningConfidence], found: Confidences, wait: bool) -> N
 
 
 class RunningScore:
-    """Score of an answer so far, updated with the hidden state of each token. The probe must read answers.
+    """Score of a partial answer, updated with the hidden state of each token. Only for probes that read answers.
 
     Attributes:
         features: Features of the tokens so far, from which the novelty is computed, [1, d_model].

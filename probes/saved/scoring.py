@@ -38,7 +38,7 @@ def score(
     device_map: str | None = None,
     batch_size: int = 32,
 ) -> None:
-    """Write the confidence for each question, or for each given answer, as JSON Lines. Nothing is generated.
+    """Write the confidence for each question, or for each given answer, as JSON Lines. No answers are generated.
 
     Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`. Lines are in input
     order, and are written as soon as their batch is finished. Undefined values are null. If a question cannot be

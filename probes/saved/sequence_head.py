@@ -38,7 +38,7 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
 
 
 def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
-    r"""Take the maximum of each number v_h over tokens if h is even, or the minimum if h is odd, and sum over h.
+    r"""Take the maximum of v_h over tokens for even h and the minimum for odd h, and sum over h.
 
     .. math:: \sum_h \pm \max_t (\pm v_{ht})
     """
@@ -128,7 +128,7 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that computes the maximum or minimum over tokens of each of `n_heads` token values, and sums the results.
+    """Head that computes `n_heads` values per token, and sums their maxima or minima over the tokens.
 
     See `multimax_pool`.
     """

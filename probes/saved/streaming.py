@@ -112,7 +112,7 @@ def _steps(model: ConfidentModel, prompt: list[int], backoff: bool, arguments: d
 
 
 class _Reader(RunningConfidence):
-    """Computes the confidence for a question, or for the answer so far, while the answer is generated."""
+    """Reads hidden states during generation, and computes the confidence for the question or the partial answer."""
 
     def __init__(self, model: ConfidentModel, prompt: list[int], backoff: bool) -> None:
         super().__init__(model.probe, backoff)
@@ -149,9 +149,9 @@ class _Reader(RunningConfidence):
             yield
 
     def _read(self, states: Mapping[int, Tensor]) -> None:
-        """Record the confidence after the token that was read last.
+        """Record the confidence after the latest token of the prompt or answer.
 
-        `states` maps each layer to the hidden state of this token, [1, d_model].
+        `states` maps each layer to the hidden state of that token, [1, d_model].
         """
         if self.probe.reads_answers and not self.has_read_prompt:
             add_prompts([self], None)

@@ -1,1 +1,1 @@
-"""A server that answers questions with confidences."""
+"""A server that answers questions and returns a confidence with each answer."""

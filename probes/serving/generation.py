@@ -50,7 +50,7 @@ class Batch:
         self.rows, self._cache = list[Row](), self._cache_class(self._hf_model)
 
     def fail(self, error: BaseException) -> None:
-        """End all jobs with an exception."""
+        """Make all jobs fail with `error`, and clear the batch."""
         rows = self.rows
         self.clear()
         for row in rows:

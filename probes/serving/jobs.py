@@ -118,7 +118,7 @@ class ScoreJob:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the future has a result or was cancelled."""
+        """Whether the request has been completed, has failed or was cancelled."""
         return self.future.done()
 
     def add(self, row: int, found: Confidences) -> None:

@@ -52,7 +52,7 @@ Request = TypeVar("Request", bound="Body")
 
 
 class RequestError(Exception):
-    """Raised to refuse a request, with an HTTP status, a message, the name of an option and a short error code."""
+    """Raised to refuse a request. Contains the status, headers and error body of the HTTP response."""
 
     def __init__(
         self,

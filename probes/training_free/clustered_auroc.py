@@ -1,6 +1,7 @@
-"""AUROCs of thousands of scores at once, with standard errors clustered by question and corrected p-values.
+"""AUROCs of thousands of scores at once, with standard errors and p-values.
 
-Standard errors follow Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics 53, 1997.
+Standard errors are clustered by question (Obuchowski, Nonparametric Analysis of Clustered ROC Curve Data, Biometrics
+53, 1997). P-values are corrected for multiple testing.
 """
 
 from collections.abc import Iterator
@@ -199,6 +200,6 @@ class _Exchange:
         return distances
 
     def chunks(self, orders: Tensor) -> Iterator[Tensor]:
-        """Yield the `distances` for all `orders` in chunks. NaN is replaced by 0."""
+        """Split `orders` into chunks, and yield the result of `distances` for each, with NaN replaced by 0."""
         for order in orders.split(self._step):
             yield self.distances(order).nan_to_num_(0.0)

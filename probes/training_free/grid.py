@@ -70,8 +70,8 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score is not constant, has an AUROC, and covers enough answers. The minimum is 95 % of
-        the largest number of answers that a score in `rows` covers. Ties go to the first row.
+        A row qualifies if its score is not constant, its AUROC is defined, and its number of scored answers is at
+        least 95 % of the maximum over `rows`. Ties go to the first row.
         """
         if not rows:
             return None

@@ -101,8 +101,9 @@ def _heat_map(
     panel_size: float,
     numbers: bool = True,
 ) -> Figure:
-    """Draw a heat map with one column per pooling: blue above `middle`, red below it. The chosen score is framed.
+    """Draw a heat map with one column per pooling.
 
+    Values above `middle` are blue, and values below it are red. The chosen score is framed.
     `scale` is the label of the colour bar. `most_rows` is the approximate maximum number of rows and headings per
     panel. `row_size` is the height of a row and `panel_size` is the width of a panel, both in inches.
     """

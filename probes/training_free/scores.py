@@ -42,7 +42,7 @@ class Score(NamedTuple):
 
     @property
     def position(self) -> str:
-        """Position part of `key`, such as ``entropy`` in ``30/entropy``."""
+        """Part of `key` after the slash, such as ``entropy`` in ``30/entropy``."""
         return self.key.split("/")[1]
 
     @property

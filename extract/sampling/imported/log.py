@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Log:
-    """Content of a log. Other fields of the log are left out, because they can contain API keys and paths.
+    """Content of a log, reduced to the fields below, because other fields can contain API keys and paths.
 
     Attributes:
         origin: Name and version of the tool, and name of the task; None if unknown.
@@ -79,7 +79,7 @@ def grader_name(*parts: str) -> str:
 
 
 def add_grade(grades: dict[str, Grade], name: str, grade: Grade) -> None:
-    """Add a named grade to an answer's grades. Raises an `InputError` if they already include that name."""
+    """Add a named grade to an answer's grades. Raises an `InputError` if the name is already in use."""
     if name in grades:
         raise InputError(
             f"Expected scores to have different names, but two of them would be stored as {name!r}. Rename or "

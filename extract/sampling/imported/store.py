@@ -24,7 +24,7 @@ from extract.store.verify import write_manifest
 
 
 def write_log(log: Log, folder: Path) -> Store:
-    """Create a store from a log. If the store exists, write its missing and damaged files.
+    """Create a store from a log. If the store exists, restore its missing and damaged files.
 
     If an import is killed, it leaves a hidden folder, which the next import of the same log completes.
 

@@ -155,7 +155,7 @@ def shared_attention(model: Any) -> Iterator[None]:
 
 @contextmanager
 def using(cache: AnswerCache | SharedCache | SlotCache) -> Iterator[None]:
-    """Make `attend` use `cache` inside the with block. Passes in other threads still use SDPA."""
+    """Make `attend` use `cache` inside the with block. Forward passes in other threads still use SDPA."""
     token = _active.set(cache)
     try:
         yield

@@ -26,8 +26,9 @@ class AnswerLayer(DynamicLayer):
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
         handed_out: Keys and values returned by the last call to `update` during prefill, or None.
-        keys, values: During prefill, keys and values [question, head, token, d_head] of the prompts after `prefix`.
-            While answers are drawn, keys and values [row, head, token, d_head] of the whole prompts and the answers.
+        keys, values: During prefill, keys and values [question, head, token, d_head] of the prompt tokens after
+            `prefix`. While answers are drawn, keys and values [row, head, token, d_head] of the whole prompts and the
+            answers.
     """
 
     keys: Tensor
@@ -161,11 +162,11 @@ class AnswerCache(DynamicCache):
 
     @property
     def can_share(self) -> bool:
-        """Whether all layers have computed plain attention, so that answers can attend to one copy of their prompt."""
+        """Whether every layer used plain attention in prefill. Answers can then attend to one copy of their prompt."""
         return self._plain == set(range(len(self.layers)))
 
     def repeated(self, questions: Tensor) -> Self:
-        """Return a cache for drawing answers. Its row i is a copy of the row of prompt `questions[i]`."""
+        """Return a cache for drawing answers. Row i is a copy of row `questions[i]` of this cache."""
         other = copy(self)
         other.layers = [copy(layer) for layer in self.layers]
         other.keep(questions)

@@ -96,7 +96,7 @@ def _draw_chunk(
     top_k: int,
     buffers: Tensor,
 ) -> Drawn:
-    """Draw from a chunk of rows. `buffers` [2, row, vocab] float32 is overwritten."""
+    """Draw the next token of each answer from a chunk of logits. `buffers` [2, row, vocab] float32 is overwritten."""
     shifted, weights = buffers
     torch.sub(logits, logits.amax(-1, keepdim=True).float(), out=shifted)
     log_total = torch.exp(shifted, out=weights).sum(-1).log()
@@ -116,7 +116,11 @@ def _draw_chunk(
 def _tokens(
     shifted: Tensor, rows: Tensor, uniforms: Tensor, temperature: float, top_p: float, top_k: int, weights: Tensor
 ) -> Tensor:
-    """Draw tokens [answer] from `shifted` logits [row, vocab]. `weights` [row, vocab] float32 is overwritten."""
+    """Draw the next token of each answer.
+
+    `shifted` [row, vocab] contains the logits minus the maximum of each row. `weights` [row, vocab] float32 is
+    overwritten.
+    """
     if temperature == 0:
         return shifted.argmax(-1)[rows]
     torch.div(shifted, max(temperature, _LEAST_TEMPERATURE), out=weights)

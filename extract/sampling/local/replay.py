@@ -48,9 +48,10 @@ class Replay:
         return forward(self._model, ids, None, positions, self._cache)
 
     def _capture(self, ids: Tensor, positions: Tensor, is_first: bool) -> None:
-        """Capture a pass. Before the first capture, check that a pass does not make the CPU wait for the GPU.
+        """Capture a forward pass as a CUDA graph if possible.
 
-        Each pass writes the same keys and values to the cache, so additional passes do not change the result.
+        Before the first capture, check that a pass does not make the CPU wait for the GPU. Each pass writes the same
+        keys and values to the cache, so additional passes do not change the result.
         """
         self._inputs, stream = (ids.clone(), positions.clone()), _stream(ids.device)
         stream.wait_stream(torch.cuda.current_stream(ids.device))

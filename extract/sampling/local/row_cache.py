@@ -26,7 +26,7 @@ class _Window:
 class _RowLayer(DynamicLayer):
     """Keys and values of one layer.
 
-    `buffers` have the shape [slot, head, column, d_head]. Rows occupy the first slots. Free columns are zeros.
+    `buffers` have the shape [slot, head, column, d_head]. Rows occupy the first slots. Unused columns contain zeros.
     """
 
     def __init__(self, window: _Window) -> None:
@@ -170,7 +170,10 @@ class FixedCache:
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Fill this empty cache with the given `rows` of the cache `read`, whose rows must all have the same length."""
+        """Take over the cache `read`, and keep only the given `rows`.
+
+        This cache must be empty, and all rows of `read` must have the same length.
+        """
         assert not self.lengths
         assert len(set(lengths)) == 1
         self.cache, self.lengths = read, list(lengths)

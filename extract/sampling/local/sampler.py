@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class GridRange(NamedTuple):
-    """A range of samples, and the temperatures at which it is missing."""
+    """An unfinished range of samples, and the temperatures at which samples are missing."""
 
     samples: SampleRange
     temperatures: tuple[float, ...]
@@ -51,7 +51,7 @@ class LocalSampler(Sampler):
         self._drawer = Lazy(partial(_Drawer, options, decoding))
 
     def known_policy(self, decoding: Decoding, model: Mapping[str, Any]) -> Policy:
-        """Return the policy of this run. Properties of the model that are still unknown are taken from `model`."""
+        """Return the policy of this run. Model properties that the options do not set are copied from `model`."""
         folder, options = Path(self.options.model), self.options
         known: dict[str, Any] = {"id": folder.resolve().name if folder.is_dir() else options.model}
         if options.dtype != "auto":

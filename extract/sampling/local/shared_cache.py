@@ -51,8 +51,8 @@ class SharedLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        prompts: Keys and values [question, head, token, d_head] of the prompts after the common prefix, padded on the
-            left. If `prefix` is None, the prompts include the common prefix.
+        prompts: Keys and values [question, head, token, d_head] of the prompt tokens after the common prefix, padded on
+            the left. If `prefix` is None, the prompts include the common prefix.
         answers: For each group, keys and values [slot, head, column, d_head]. The group's rows are in the first slots.
     """
 
@@ -116,7 +116,7 @@ class SharedLayer(DynamicLayer):
 
 
 class SharedCache(DynamicCache):
-    """Cache of the common prefix, one copy of each prompt, and rows of answer tokens.
+    """Cache that contains the common prefix, one copy of each prompt, and rows of answer tokens.
 
     Answers to the same question can share a row as long as their tokens are equal. New rows are empty. Rows are added,
     copied and removed only between forward passes. Rows with similar numbers of tokens form a group, and the groups are
@@ -151,7 +151,7 @@ class SharedCache(DynamicCache):
         self._arrange()
 
     def branch(self, counts: Sequence[int]) -> list[int]:
-        """Make `counts[row]` copies of each row, or remove it if its count is 0.
+        """Repeat each row `counts[row]` times. A count of 0 removes the row.
 
         Returns the old index of each new row. A row's index can change even if its count is 1.
         """
@@ -190,7 +190,7 @@ class SharedCache(DynamicCache):
     def _set_prompts(self, read: AnswerCache | None, added: Sequence[int]) -> int:
         """Remove the prompts that have no rows, and append those prompts of `read` whose indices are in `added`.
 
-        Returns the number of prompts that are kept.
+        Returns the number of old prompts that remain.
         """
         used = sorted(set(self._questions))
         kept, new = (torch.tensor(each, dtype=torch.int64, device=self._mask.device) for each in (used, added))

@@ -22,7 +22,8 @@ class SlotLayer(DynamicLayer):
 
     Attributes:
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
-        buffers: Keys and values [slot, head, column, d_head]. Each slot contains the rest of a prompt and its answer.
+        buffers: Keys and values [slot, head, column, d_head]. Each slot contains the tokens of a prompt after
+            `prefix`, then the tokens of an answer.
     """
 
     def __init__(self, read: AnswerLayer, has_prefix: bool, n_slots: int, end: Tensor) -> None:
@@ -73,7 +74,7 @@ class SlotCache(DynamicCache):
         self.bias = torch.zeros(n_slots, 1, 1, 0, device=device)
 
     def join(self, read: AnswerCache, questions: Sequence[int]) -> list[int]:
-        """Copy the prompts at the indices `questions` of the cache `read` into free slots, and return the slots."""
+        """Copy prompts to free slots, and return the slots. `questions` contains the prompts' indices in `read`."""
         slots = [self._free.pop() for _ in questions]
         mask = read.mask[:, self._n_prefix :]
         padding, n_tokens = (mask == 0).sum(1).tolist(), mask.shape[1]

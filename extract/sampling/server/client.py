@@ -65,8 +65,8 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens that an attempt can use.
 
-        Inside the with block, call `count` with the reply. If other attempts have reserved too many tokens, wait until
-        enough tokens are free or all other attempts have finished.
+        Entering the with block waits as long as the tokens reserved by other attempts leave too few for this attempt.
+        Inside the block, call `count` with the reply.
 
         Raises:
             BudgetSpent: If the attempt could still exceed the token budget, or if the request budget is spent.
@@ -138,7 +138,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             await endpoint.close()
 
     async def ask(self, request: Request) -> Reply:
-        """Send a request and return the reply. Transient failures (429, 5xx, timeouts, broken replies) are retried.
+        """Send a request and return the reply. Transient failures (429, 5xx, timeouts, invalid replies) are retried.
 
         Raises:
             Unanswered: If all attempts failed, or if `stop` was called.
@@ -152,7 +152,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             raise self._give_up(failure) from None
 
     def stop(self) -> None:
-        """Stop making attempts. A pending `ask` raises `Unanswered`, unless its current attempt succeeds."""
+        """Stop sending requests. A pending `ask` raises `Unanswered`, unless its current attempt succeeds."""
         self._stopping.set()
 
     async def _attempt(self, request: Request) -> Reply:

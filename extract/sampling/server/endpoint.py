@@ -132,7 +132,7 @@ class Endpoint:
                 content = await api.post(request.path, cast_to=bytes, body=request.body(model))
             return read_reply(content, request)
         except BrokenReply as broken:
-            raise Failure(self.line(f"{self.url} sent {broken}"), brief=f"{self.url} sent a broken reply") from None
+            raise Failure(self.line(f"{self.url} sent {broken}"), brief=f"{self.url} sent an invalid reply") from None
         except (TimeoutError, openai.APITimeoutError):
             raise Failure(f"{self.url} did not answer within {self.server.timeout:g} seconds") from None
         except openai.APIStatusError as error:

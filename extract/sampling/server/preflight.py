@@ -142,7 +142,7 @@ async def _try_url(server: Server, model: str, request: Request, found: Prefligh
                 ) from None
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"Expected {url} to answer the preflight, but {error}.") from None
+            raise InputError(f"Expected {url} to answer the preflight requests, but {error}.") from None
         except BudgetSpent as error:  # spent by failed attempts
             raise InputError(f"Expected the budgets to be large enough for the preflight, but {error}") from None
     if reply.completion_tokens is None or reply.prompt_tokens is None:

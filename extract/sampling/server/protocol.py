@@ -117,7 +117,7 @@ class Reply:
 
     @property
     def tokens_of_only_choice(self) -> int | None:
-        """Server's token count for the answer, if it is the only one.
+        """Server's token count for the only answer in the reply.
 
         None if there are several answers, if answers were dropped, or if the client truncated the answer.
         """

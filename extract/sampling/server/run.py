@@ -190,7 +190,7 @@ def describe_rejected(rejected: Mapping[str, str]) -> str:
 
 
 def say_rejected(rejected: Mapping[str, str]) -> None:
-    """Report the rejected questions, if any. Call this only after their sample ranges have been completed."""
+    """Report the rejected questions, if any."""
     if rejected:
         words = "The missing answers are recorded as rejected and graded as unknown."
         say(f"sample: {describe_rejected(rejected)} {words}")

@@ -49,7 +49,8 @@ def squared_calibration_error(
     population from which the questions were drawn.
 
     A bin with a single question is merged with a neighbouring bin. The result can be negative, and is 0 on average for
-    calibrated confidences. It is NaN for a single question, and too large if a question has several rows.
+    calibrated confidences. It is NaN for a single question. If several entries of `preds` belong to the
+    same question, it is biased upwards.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, "mass", weights).expand(weights.shape)
@@ -77,8 +78,8 @@ def _merged(sums: Tensor) -> Tensor:
 def rmsce(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, n_bins: int = 10) -> Tensor:
     """Compute the root mean squared calibration error, the square root of `squared_calibration_error`.
 
-    If the squared error is negative, the root is set to 0. Do not average the root over splits, because it is biased.
-    Average `squared_calibration_error` instead.
+    If the estimate of the squared error is negative, the result is 0. Do not average the result over splits, because it
+    is biased. Average `squared_calibration_error` instead.
     """
     squared = squared_calibration_error(preds, right, known, weights, n_bins)
     root = squared.clamp_min(1e-300).sqrt()  # so that the root has a derivative at 0

@@ -1,4 +1,4 @@
-"""Helpers for metrics: input checks, weighted means, sums by group and ranks."""
+"""Helpers for metrics: input checks, weighted means, weighted ranks, and sums over groups."""
 
 from functools import lru_cache
 

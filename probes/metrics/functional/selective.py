@@ -106,7 +106,10 @@ def recall_at_fpr(
 
 
 def _by_score(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the total weights of wrong and of right answers, each [..., distinct score], by ascending score."""
+    """Return the total weights of wrong and right answers at each distinct score, both [..., score].
+
+    The scores are in ascending order.
+    """
     group, of_group = ties(preds)
     accuracy = right / known
     wrong, right = (by_group(weights * share, group, len(of_group)) for share in (1 - accuracy, accuracy))

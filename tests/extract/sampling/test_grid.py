@@ -336,7 +336,7 @@ def test_signals_of_questions_are_read_once_for_all_temperatures(
         read(str(one), signals=["hidden", "tokens"], layers=[1, 3], model=str(tiny_folder))
     capsys.readouterr()
     read(str(family / "t0.5"), signals=["hidden", "tokens"], model="nowhere")  # it isn't loaded
-    assert "copied hidden for 2 blocks from" in capsys.readouterr().err
+    assert "copied hidden for 2 blocks of questions from" in capsys.readouterr().err
     assert contents(family / "t0.5/signals") == contents(alone / "signals")
     assert list(find_problems(Store.open(family / "t0.5"))) == []
     with pytest.raises(InputError, match="nowhere"):  # other layers are not there

@@ -127,7 +127,7 @@ def ours(given: list[tuple[Array, NDArray[np.int64]]], risk: float, test: str = 
 
 
 def mapie(given: list[tuple[Array, NDArray[np.int64]]], risk: float) -> dict[str, list[float | None]]:
-    """Return the thresholds of each MAPIE procedure, with one answer per question and with all answers."""
+    """Return two thresholds for each MAPIE procedure: one from a single answer per question, and one from all answers."""
     found = {}
     for name, k in (("one answer", 1), ("all answers", None)):
         sets = [

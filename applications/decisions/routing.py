@@ -53,7 +53,7 @@ class Pair(NamedTuple):
 def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
     """Read the accuracies and costs of the questions that are in both stores and have a confidence.
 
-    The questions with a confidence are given by `rows` [question], their row indices in the cheap model's table.
+    `rows` [question] contains the rows of the questions with a confidence, in the cheap model's table.
     Returns the positions of the shared questions in `rows`, and their accuracies and costs.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)

@@ -88,7 +88,7 @@ class _Measured:
     def difference(self, a: Split, b: Split, name: str = "auroc") -> dict[str, Any] | None:
         """Compute the difference a − b of a metric between two splits, with a 95 % interval.
 
-        The difference is averaged over pairs of training subsets, one of `a` and one of `b`.
+        The difference is averaged over pairs of a training subset of `a` and one of `b`.
         """
         of_a, of_b = self.metrics(a, name), self.metrics(b, name)
         n_subsets = max(len(of_a), len(of_b))

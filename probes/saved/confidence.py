@@ -112,8 +112,9 @@ class ConfidentModel:
         Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. In either
         case, `text` ends before the first stop string of the training data.
 
-        Two kinds of probes need no extra forward pass after generation: probes that read the hidden states of all
-        answer tokens, and probes that read hidden states of the question and no token signals other than `tokens`.
+        Two kinds of probes need no extra forward pass after generation: those that read the hidden states of all answer
+        tokens, and those that read hidden states of the question. The latter may also read the `tokens` signal, but no
+        other token signal.
 
         Args:
             inputs: One or more strings, chats or lists of token ids, or a left-padded tensor of token ids

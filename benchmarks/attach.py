@@ -26,7 +26,7 @@ from probes.saved.head import LinearHead
 
 
 class Waits(TorchDispatchMode):
-    """Context manager that counts device synchronisations: value reads and copies between devices."""
+    """Context manager that counts device synchronisations, such as `item()` calls and copies between devices."""
 
     def __init__(self) -> None:
         super().__init__()

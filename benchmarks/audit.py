@@ -82,7 +82,7 @@ def accuracies(value: NDArray[np.float64], strength: float, rng: np.random.Gener
 
 
 def strength_of(value: NDArray[np.float64]) -> float:
-    """Return the argument `strength` of `accuracies` at which `value` predicts right answers with an AUROC of 0.65."""
+    """Return the `strength` for `accuracies`, chosen so that `value` predicts right answers with an AUROC of 0.65."""
     value = np.resize(value, 100_000)
 
     def excess(strength: float) -> float:
@@ -93,7 +93,7 @@ def strength_of(value: NDArray[np.float64]) -> float:
 
 
 def leak_features(questions: list[Question]) -> dict[str, NDArray[np.float64]]:
-    """Return the question features of each source in `SOURCES` that is a potential leak."""
+    """Return the question features of each potential leak in `SOURCES`."""
     return {name: values for name, values in question_sources(questions)[0].items() if SOURCES[name].leak}
 
 

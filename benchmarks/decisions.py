@@ -6,8 +6,9 @@ risk E[1 − p | f ≥ threshold], its true coverage, and the coverage of the be
 from `TRUTH_SIZE` other questions.
 
 - ours: `certify`, with the betting martingale.
-- hoeffding: the same fixed sequences of thresholds, with Hoeffding's p-values.
-- hoeffding_kept: the same, with Hoeffding's inequality for the answered questions alone (a sharper bound).
+- hoeffding: `certify`, with p-values from Hoeffding's inequality for all questions.
+- hoeffding_kept: `certify`, with p-values from Hoeffding's inequality for the answered questions alone (a sharper
+  bound).
 - MAPIE: `BinaryClassificationController` with a target precision of 1 − risk. It treats answers as independent, with
   labels 0 or 1. It is given either the first answer to each question or all answers.
 
@@ -73,7 +74,7 @@ def wavy(n: int, rng: Generator) -> tuple[Array, Array]:
 
 
 def uninformative(n: int, rng: Generator) -> tuple[Array, Array]:
-    """Draw confidences, and accuracies with a mean of 0.84 that do not depend on the confidences."""
+    """Draw confidences and accuracies independently. The mean accuracy is 0.84."""
     return rng.beta(8.5, 1.5, n), rng.beta(2.1, 0.4, n)
 
 
@@ -154,7 +155,8 @@ def figures(truth: Truth, thresholds: list[float | None], risk: float) -> dict[s
 def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[str, float | None]:
     """Return the ratio of the mean coverages of `a` and `b`, and the mean ratio over sets where both have a threshold.
 
-    The ratios are None if `b` has no thresholds, or if its coverage is so large that `RATIO` cannot be reached.
+    The ratios are None if no set has a threshold in both `a` and `b`. They are also None if the mean coverage of `b`
+    exceeds 1 / `RATIO`, because coverage is at most 1, so the ratio of the means cannot reach `RATIO`.
     """
     x, y = np.array([[truth.of(one)[0], truth.of(other)[0]] for one, other in zip(a, b, strict=True)]).T
     both = (x > 0) & (y > 0)

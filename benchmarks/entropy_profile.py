@@ -1,4 +1,4 @@
-"""Measure how much memory the entropy profile adds, and its run time relative to the matrix products alone.
+"""Measure the extra memory of the entropy profile, and its run time relative to that of its matrix products alone.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
 Qwen3-0.6B with random weights.

@@ -1,7 +1,7 @@
 """Grade the reference answers of GSM8K, SVAMP and MATH-500 (../shared/data), and modifications of them.
 
-An independent parser (`latex_values`) checks whether a modification of a LaTeX expression keeps or changes the value as
-intended. Modifications that fail this check are left out.
+Each modification is meant either to keep or to change the value of the answer. For LaTeX, an independent parser
+(`latex_values`) computes both values, and modifications without the intended effect are left out.
 """
 
 from __future__ import annotations

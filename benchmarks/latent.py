@@ -1,4 +1,4 @@
-"""Test whether the latent probe recovers the spread of simulated answers, and whether it warns about a collapse.
+"""Test whether the latent probe recovers the spread of simulated answers, and warns if its predicted spread collapses.
 
 A question has eight traits, and its hidden state is a noisy linear map of them. The embeddings of its answers scatter
 around a direction on the unit sphere, and their spread is a nonlinear function of two traits. In the regime `told`, the
@@ -15,7 +15,7 @@ from tests.helpers.latent_simulation import fit, forced, simulate
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     ranks: dict[str, list[float]] = {}
     false_alarms = 0
     start = time.perf_counter()

@@ -1,9 +1,9 @@
 """Measure novelty and back-off on reworded test questions of `facts`, and on questions of other kinds.
 
 There are 12 rewordings of each of 96 test questions, and 200 questions of other kinds. The probe is trained on the
-default store. The broader probe, for back-off, is also trained on six other rewordings of each training and validation
-question. Novelty must be higher for each kind of rewording, and for the questions of other kinds, than for the test
-split.
+default store. Back-off also uses a second, broader probe, whose training data include six other rewordings of each
+training and validation question. Novelty must be higher for each kind of rewording, and for the questions of other
+kinds, than for the test split.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--probe", default="layer_average_tokens")
     parser.add_argument(
-        "--no_broader", action="store_true", help="back off only towards the base rate, without a broader probe"
+        "--no_broader", action="store_true", help="back off only towards the base rate, not towards a broader probe"
     )
     options = parser.parse_args()
     probe = options.probe

@@ -119,7 +119,7 @@ def uncertainty(data: FeatureDataModule, name: str, scope: Scope = "question") -
 
 
 def samples(data: FeatureDataModule) -> dict[str, Any]:
-    """Return the inputs for both packages. Question-level lists contain only the answers with even indices."""
+    """Return the inputs for both packages. Question-level methods get only the answers with even indices."""
     answers, signals = data.table.answers, data.store.signals
     entropy = signals.read_ragged("tokens", signals.keys("tokens", "sample")[0])
     states = signals.read("hidden", f"{LAYER}/last_answer", "sample").double().numpy()

@@ -1,6 +1,6 @@
 """Compare the request rate of the server sampler with that of a plain `AsyncOpenAI` loop, on a local stub server.
 
-The sampler's peak memory with `--requests` requests is compared with that of a tenth of the requests.
+The sampler's peak memory for `--requests` requests is compared with its peak memory for a tenth as many.
 """
 
 from __future__ import annotations

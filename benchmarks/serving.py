@@ -2,8 +2,8 @@
 
 The confidences of 1,000 questions (32 concurrent requests) are compared with those of `score`. The latency of
 `/v1/score` for one client is compared with that of a forward pass in this process, and the throughput for 32 clients
-with that for one client. The server processes the worked examples only once, so its latency can be lower than that of
-the forward pass.
+with that for one client. The server processes the worked examples of the prompts only once, so its latency can be lower
+than that of the forward pass.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def rate(url: str, questions: Sequence[str], n_clients: int) -> float:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--probe", help="folder of a saved probe (default: the probe of the newest run)")
     parser.add_argument("--requests", type=int, default=1000)

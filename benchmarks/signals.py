@@ -70,7 +70,7 @@ def keep(folder: Path, name: str) -> None:
 
 
 def main() -> None:
-    """Save the pages and plots, and print the times."""
+    """Run the benchmark, save its pages and plots, and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep_read", action="store_true", help="do not read the signals again")
     options = parser.parse_args()

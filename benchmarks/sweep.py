@@ -1,6 +1,6 @@
 """Time a joint fit of all layers against a separate fit of each layer, both with Lightning's trainer.
 
-The linear probe is fitted with five penalties in batches of 64. A layer whose hidden states are the same for all
+The linear probe is fitted with five penalties and a batch size of 64. A layer whose hidden states are the same for all
 questions is included only in the joint fit. On a GPU, the joint fit is also compared with the fit of a single layer.
 """
 
@@ -30,7 +30,7 @@ def one_layer(data: FeatureDataModule, place: int) -> FeatureDataModule:
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=40)

@@ -1,7 +1,7 @@
 """Measure the memory per answer during and after `load_table`, and the time for a million answers.
 
-The store imitates that of a served model, with log-probabilities but no token ids. In the grades, the
-parsed answer is the full text of the answer.
+The store resembles one sampled from a server: it has log-probabilities but no token ids. In the grades, the parsed
+answer is the full text of the answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ N_ROWS = 1000  # questions per block
 
 
 def build(folder: Path, n_questions: int, k: int, n_tokens: int) -> float:
-    """Make a graded store with k answers per question. Returns the size of a shard of answers in memory, in bytes."""
+    """Make a graded store with k answers per question. Returns the in-memory size of one shard of answers, in bytes."""
     store, rng = make_store(folder, n_questions // N_ROWS, N_ROWS), np.random.default_rng(0)
     table = answers(store, SampleRange(0, 0, k), n_tokens, rng)
     for block in range(store.questions.n_blocks):
@@ -48,7 +48,7 @@ def resident() -> float:
 
 
 def main() -> None:
-    """Print the bytes per answer."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=100_000)
     parser.add_argument("--k", type=int, default=10)

@@ -18,7 +18,7 @@ from tests.helpers.synthetic import make_grid
 
 
 def main() -> None:
-    """Print the results."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=300)
     parser.add_argument("--temperatures", type=int, default=13)

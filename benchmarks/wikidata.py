@@ -80,7 +80,7 @@ TEMPLATE = "".join(f"{asked} {answer}.\n" for asked, answer in SHOWN.items()) + 
 
 
 def facts(relations: Sequence[str], n_facts: int | None, skipped: int = 0, data: Path = DATA) -> list[dict[str, Any]]:
-    """Return question records with the same number of facts for each relation, or fewer if a relation has fewer facts.
+    """Return the question records of `n_facts` facts, spread as evenly as possible over the relations.
 
     The facts of a relation are ordered by a hash of their text, and the first `skipped` facts are left out. None for
     `n_facts` means all remaining facts.
@@ -107,7 +107,10 @@ def facts(relations: Sequence[str], n_facts: int | None, skipped: int = 0, data:
 
 
 def make(store: str, k: int, n_questions: int) -> None:
-    """Create or complete a store: sample and grade answers to `n_questions` of 600 questions and read hidden states."""
+    """Create or complete a store with hidden states and `k` graded answers to each of `n_questions` questions.
+
+    The questions are taken from 600 facts about the relations in `FREQUENT`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "qa_wikidata.jsonl"
         path.write_text("\n".join(map(json.dumps, facts(FREQUENT, 600))), encoding="utf-8")

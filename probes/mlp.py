@@ -36,7 +36,10 @@ class MLP(Descent):
         self.hidden = at_least_one("hidden", hidden, default=64)
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
-        """Initialise the first layer randomly and the second with zeros. All penalties start from the same weights."""
+        """Initialise the first layer randomly and the second with zeros.
+
+        The initial weights are the same for all penalties.
+        """
         n = len(self.penalties)
         first = torch.randn(n_features, d_model, self.hidden) / d_model**0.5
         self.weight_in = nn.Parameter(first.repeat(n, 1, 1, 1))

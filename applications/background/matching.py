@@ -1,4 +1,4 @@
-"""Find the temperature at which a reference varies as much as the tested system.
+"""Find the temperature at which the outputs of a reference vary as much as those of the tested system.
 
 The resampling weights [resample, prompt] are the same for the reference and the tested system. Each row sums to 1.
 """

@@ -117,7 +117,7 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
     """Return a record of the upper limit of the background temperature: the largest limit over all references.
 
-    Returns None if the tested system gives several distinct outputs for any prompt.
+    Returns None if the outputs of the tested system differ for at least one prompt.
 
     Each reference's limit is its `temperature_limit`. If `temperature_limit` is None, the limit is the reference's
     lowest nonzero temperature. The background temperature is then below the limit, and `inclusive` is false.

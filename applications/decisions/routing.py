@@ -1,4 +1,4 @@
-"""Routing between a cheap and a strong model with stored answers to the same questions.
+"""Certify and evaluate routing between a cheap and a strong model from their stored answers to the same questions.
 
 A question is routed to the strong model if the confidence in the cheap model's answer is below a threshold. The cost of
 an answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong model. A routed
@@ -53,7 +53,7 @@ class Pair(NamedTuple):
 def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
     """Read the accuracies and costs of the questions that are in both stores and have a confidence.
 
-    `rows` [question] contains the rows of the questions with a confidence, in the cheap model's table.
+    For each question with a confidence, `rows` [question] contains its row in the cheap model's table.
     Returns the positions of the shared questions in `rows`, and their accuracies and costs.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)

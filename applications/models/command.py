@@ -31,7 +31,7 @@ def models(
         clusters: Question field that defines clusters of correlated questions: group, dataset or meta.KEY. By default,
             questions are treated as independent.
         shared: Whether to use only the questions that all stores have, if their questions differ.
-        difference: Difference in accuracy for which the required number of questions is computed.
+        difference: Difference in accuracy to detect. The number of questions needed to detect it is reported.
         grader: Grader whose grades are used. Required if the stores have several graders.
         out: Folder to create for the Markdown page, record, table and plot. The default is runs/models-STORE-STORE.
         seed: Seed for resampling and sign-flip tests.

@@ -36,7 +36,7 @@ def models_record(
         confidences: Confidences, [store, question]; empty if there are none.
         clusters: Index of each question's cluster, [question]; None without clusters.
         cluster_field: Question field that defines the clusters.
-        difference: Difference in accuracy for which the required number of questions is computed.
+        difference: Difference in accuracy to detect. The number of questions needed to detect it is reported.
 
     Returns:
         The content of models.json, with these entries among others:

@@ -167,7 +167,7 @@ Quantity = Callable[[Values], tuple[float, Values]]
 
 
 def coordinate(name: str) -> Quantity:
-    """Return the function that selects the coordinate (ln α, ln β or π₀) of the parameter `name`. See `Quantity`."""
+    """Return the function that selects ln α, ln β or π₀. `name` is an entry of `PARAMETERS`. See `Quantity`."""
     slope = np.eye(3)[PARAMETERS.index(name)]
     return lambda at: (float(slope @ at), slope)
 

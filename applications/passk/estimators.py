@@ -97,7 +97,7 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
     r"""Compute unbiased estimates [k, question] of the squared errors (S − θ)² of Pass@K predictions S.
 
     θ is the true Pass@K. If a and b are estimates of θ from two disjoint halves of the answers, the expectation of
-    (S − a)(S − b) is (S − θ)². The mean of this product over all splits into halves is
+    (S − a)(S − b) is (S − θ)². If c of the n answers are right, the mean of this product over all splits into halves is
 
     .. math:: (1-S)^2 - 2 (1-S) u_k + u_{2k}, \qquad u_k = \binom{n-c}{k} \Big/ \binom{n}{k}
 

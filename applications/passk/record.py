@@ -81,8 +81,8 @@ def passk_record(
 
     Returns:
         The content of passk.json, and a table with one row per temperature and question. In passk.json, `stores`
-        contains the results for each temperature, and `temperatures` contains the result of `temperature_record`
-        (None for a single store).
+        contains one entry per store, and `temperatures` contains the comparison from `temperature_record` (None for a
+        single store).
     """
     temperatures, first = list(graded.stores), next(iter(graded.stores.values()))
     right, known = as_drawn(graded.right, graded.known, temperatures)

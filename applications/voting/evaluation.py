@@ -142,8 +142,8 @@ def _cross_tuned(
 ) -> Evaluated:
     """Choose a setting on each half of the questions, and evaluate it on the other half.
 
-    `of_halves` contains two outcomes, each [setting, question] for all questions. If the rule uses priors, the outcome
-    at index i is computed with the priors fitted on half i.
+    `of_halves[i]` is an outcome [setting, question] for the questions of both halves. If the rule uses priors, they are
+    fitted on half i.
     """
     chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])
     other, row = 1 - half, np.arange(len(half))
@@ -161,7 +161,7 @@ def _share_right(ballots: list[Ballots], questions: NDArray[np.bool_]) -> float:
 
 
 def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: NDArray[np.float64]) -> list[Prior]:
-    """Fit κ and θ to the questions selected by the mask `questions`, and return the prior of every question."""
+    """Fit the prior's parameters κ and θ to the questions in the mask `questions`. Return every question's prior."""
     counts = [
         (one.right[one.classes].sum(), len(one.classes), (~one.right[np.unique(one.classes)]).sum()) for one in ballots
     ]

@@ -73,7 +73,7 @@ class AskedBaseline(ABC):
 
     @property
     def always_compared(self) -> bool:
-        """Whether to compare the settings with the recorded ones even if no values are missing."""
+        """Whether to check the settings against the recorded settings even if no values are missing."""
         return True
 
     @abstractmethod

@@ -57,7 +57,7 @@ class TextEmbedding(AskedBaseline):
 
     @property
     def always_compared(self) -> bool:
-        """Whether to compare the settings with the recorded ones even if no embeddings are missing.
+        """Whether to check the settings against the recorded settings even if all embeddings exist.
 
         False for the default encoder, to avoid loading it.
         """

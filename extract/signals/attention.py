@@ -100,7 +100,7 @@ def rollout(batch: Pass) -> dict[str, Tensor]:
 def rollout_max(batch: Pass) -> dict[str, Tensor]:
     """Compute the largest influence of each token on any answer token.
 
-    The keys are those of `rollout`, with `max` in place of AGG.
+    The result is a dict from ``L/MIX_FIELD_max_ALIGN`` to tensors [row, token] float32. For the names, see `rollout`.
     """
     width, largest = batch.spans.widest, rows_largest(*_rollout_arguments(batch)).cpu()
     return {
@@ -149,8 +149,8 @@ def rows_summed(
     Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of
     the tokens. Ã is the attention, averaged over heads, optionally weighted by `column_field` or `element_field`, and
     scaled so that each row sums to 1. The weight a is the share of attention in the residual stream. R = Â_L … Â_1 is
-    the product over L layers. All matrices are lower triangular, so the columns for the answer tokens can be computed
-    from `norms` and the attention among those tokens.
+    the product over L layers. All matrices are lower triangular, so the columns of R from the last prompt token onwards
+    do not depend on the attention of earlier queries.
 
     Args:
         blocks: For each layer, the attention averaged over heads, [row, query, key]. Queries and keys run from the last

@@ -58,8 +58,8 @@ class TokenSpans:
     def query_index(self, last: bool) -> Tensor:
         """Return the indices of the distributions from which the answers' tokens were drawn, [row, query] int64.
 
-        If `last` is True, the index of the last token is appended. Rows of shorter answers are padded with the
-        indices that follow.
+        If `last` is True, the index of the last token is appended. All rows have the same length: for shorter answers,
+        the indices continue past the end of the answer.
         """
         return torch.tensor(self.first)[:, None] + torch.arange(self.widest + last)
 

@@ -129,7 +129,7 @@ def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
-    """Read identity.json or reader.json. Return the SHA-256 of the store's identity, and the identity or model."""
+    """Return the SHA-256 in a record, and the record's content: the identity (identity.json) or model (reader.json)."""
     form, key = _RECORDS[file.name]
     try:
         if not is_inside(file, file.parent):

@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
     Attributes:
         label, description: Text for display.
-        leak: Whether the source is a potential leak, that is, a source that should not predict it.
+        leak: Whether it indicates a leak if the source predicts the accuracy.
     """
 
     label: str

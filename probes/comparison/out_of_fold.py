@@ -204,8 +204,8 @@ class Comparison:
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is at most one standard error above the lowest loss.
 
-        The standard error is computed from the paired differences between that probe's losses and those of the probe
-        with the lowest loss.
+        For each probe, the standard error is computed from paired differences: the probe's loss on each question minus
+        the loss of the probe with the lowest mean loss.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

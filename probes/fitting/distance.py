@@ -20,10 +20,11 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
 
     Args:
         hidden: Hidden states of the set, [row, d_model] float32.
-        fold: Fold of each row, [row] int64. `Distance.quantiles` summarises the distance of each row from the
-            distribution of the other folds' rows.
+        fold: Fold of each row, [row] int64. `Distance.quantiles` summarises the distance of each row from the rows in
+            the other folds.
         groups: Fold of each row in a second split, in which question groups stay together, [row] int64.
-            `Distance.full` is computed in the same way from this split. If None, `full` is the highest quantile.
+            `Distance.full` is computed from the distance of each row from the rows in the other folds of this split.
+            If None, `full` is the highest quantile.
         rows: Mask of the rows used for the quantiles, [row] bool. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)
@@ -52,7 +53,7 @@ def principal(hidden: Tensor, rank: int) -> Distance:
 
 
 def distances(hidden: Tensor, rank: int, fold: Tensor) -> Tensor:
-    """Compute each row's distance from the distribution of the other folds' rows, [row]. See `Distance`."""
+    """Compute the distance [row] of each row from the rows in the other folds. See `Distance`."""
     found = hidden.new_zeros(len(hidden))
     for held, others in each_fold(fold):
         found[held] = principal(hidden[others], rank).distance(hidden[held])

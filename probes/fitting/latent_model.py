@@ -119,7 +119,7 @@ def drawn_noise(components: int, seed: int = 0) -> Tensor:
 
 
 def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
-    r"""Compute the median cosine similarity (1 − ASEU) over all pairs of answer embeddings drawn for a question.
+    r"""Compute the median cosine similarity over all pairs of answer embeddings drawn for a question.
 
     The draws are normally distributed with the predicted standard deviation. Their mean is the predicted mean μ,
     rescaled to the norm √(‖μ‖² + `shared`).

@@ -31,6 +31,6 @@ def check_scale(scale: Tensor, names: Sequence[str]) -> None:
     """Raise an InputError if all coordinates are constant, that is, if `scale` [feature, d_model] is all infinite."""
     if scale.isinf().all():
         raise InputError(
-            "Expected the features to vary within the training split, but all features are constant, for example "
-            f"{', '.join(names[:3])}. Choose a different signal, layer or position."
+            "Expected the features to vary within the training split, but all features, including "
+            f"{', '.join(names[:3])}, are constant. Choose a different signal, layer or position."
         )

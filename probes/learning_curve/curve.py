@@ -149,7 +149,7 @@ class LearningCurve:
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
 
     def _n_subsets(self, n: int, k: int) -> int:
-        """Return how many subsets to draw. Only one is drawn if it contains all questions and answers."""
+        """Return the number of subsets to draw: 1 if `n` and `k` are the largest possible, else `n_subsets`."""
         return 1 if (n, k) == (self.n_most, self.k_most) else self.n_subsets
 
     def _fill(self, n: int, k: int, progress: tqdm) -> None:

@@ -88,7 +88,7 @@ class _Measured:
     def difference(self, a: Split, b: Split, name: str = "auroc") -> dict[str, Any] | None:
         """Compute the difference a − b of a metric between two splits, with a 95 % interval.
 
-        The difference is averaged over pairs of a training subset of `a` and one of `b`.
+        The difference is averaged over pairs of training subsets, one from `a` and one from `b`.
         """
         of_a, of_b = self.metrics(a, name), self.metrics(b, name)
         n_subsets = max(len(of_a), len(of_b))
@@ -182,7 +182,7 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
 
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
-    """Compare the last of the sorted splits with two smaller splits.
+    """Compare the largest split, which is the last of `splits`, with up to two smaller splits.
 
     One has the next lower n and the same k. The other has the same n and the lowest k.
     """

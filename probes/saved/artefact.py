@@ -125,7 +125,7 @@ class ConfidenceProbe(ModelHubMixin):
         return self.with_novelty(flat(features), self.calibrated(self.head.to(values.device)(features)), backoff)
 
     def calibrated(self, score: Tensor, fraction: float = 1.0) -> Tensor:
-        """Compute confidences [row] from the head's scores [row]. The confidences of novel rows are not shifted.
+        """Compute confidences [row] from the head's scores [row], without the back-off for novel rows.
 
         `fraction` is the fraction of the answer that the scores cover. Only prefix calibrators use it.
         """

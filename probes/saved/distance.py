@@ -46,7 +46,7 @@ class Distance(nn.Module):
         self.quantiles, self.full = zeros(N_QUANTILES), zeros()
 
     def distance(self, features: Tensor) -> Tensor:
-        """Return the distance of each row of `features` [row, width] from the set of rows, [row]."""
+        """Return the distance [row] of each row of `features` [row, width] from the training data."""
         x = (features[:, : self.n_hidden] - self.mean) / self.scale
         squares = (x @ self.directions.T).square()
         away = (x.square().sum(1) - squares.sum(1)).clamp_min(0)

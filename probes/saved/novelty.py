@@ -13,7 +13,7 @@ probe's weight is its maximum weight times two factors. The first factor increas
 training data, like the weight of the base rate. The second factor depends on the distance from the broader probe's
 training rows. It is 1 up to the 90th percentile of the held-out distances, and decreases linearly to 0 at the 95th.
 The held-out distances come from cross-validation over the question groups of the other stores. Each is the distance of
-a held-out row from the broader probe's remaining training rows.
+a row from the broader probe's training rows outside its fold.
 """
 
 from typing import Any, NamedTuple
@@ -31,8 +31,8 @@ class Confidences(NamedTuple):
 
     Attributes:
         confidence: Probability of being right, [row] float32. For a novel row, the probability is shifted towards the
-            mean accuracy of the training and validation rows. If such a row is close to the training rows of a broader
-            probe, the probability is also shifted towards that probe's confidence.
+            mean accuracy of the training and validation rows. If there is a `Broader` probe and the row is close to its
+            training rows, the probability is also shifted towards that probe's confidence.
         novelty: Fraction of the training and validation rows that are less novel, [row] float32; NaN if the probe has
             no `Novelty`.
         is_novel: Whether the row is more novel than 99 % of the training and validation rows, [row] bool.
@@ -78,13 +78,13 @@ class Broader(nn.Module):
 
 
 class Novelty(Distance):
-    """Measures the novelty of rows, and shifts the confidences of novel rows towards the base rate (the back-off).
+    """Measures the novelty of rows, and applies the back-off to novel ones. See the module docstring.
 
     Attributes:
         weight: Maximum weight of the base rate, in [0, 1]. Rows whose distance is at least `Distance.full` get this
             weight.
         base_rate: Mean accuracy of the training and validation rows.
-        broader: The broader probe whose confidence is mixed with that of novel rows, or None.
+        broader: The broader probe, whose confidences are mixed into those of novel rows, or None.
     """
 
     def __init__(self, n_hidden: int, rank: int, broader: dict[str, int] | None = None) -> None:

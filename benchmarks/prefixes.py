@@ -1,7 +1,8 @@
 """Measure the AUROC and Brier score of confidences computed from the first 25, 50, 75 and 100 % of each answer.
 
-Probes trained on prefixes are compared with probes trained only on whole answers. One calibrator per fraction is
-compared with a single calibrator. The store, the answers and the folds are those of `benchmarks.sequence`.
+Probes trained on prefixes are compared with probes trained only on whole answers. Separate
+calibrators for each fraction are compared with a single calibrator for all fractions. The store, the answers and the
+folds are those of `benchmarks.sequence`.
 """
 
 from __future__ import annotations

@@ -137,8 +137,7 @@ class FeatureSpec:
     ) -> tuple[Tensor | TokenStates | StreamedFeatures, list[str], TokenFeatures | None]:
         """Read the features of a store with `n_rows` rows.
 
-        If the spec's `prefixes` is true, the features contain all rows once per prefix length, in the order of
-        `fractions`.
+        With `prefixes`, all rows are repeated for each prefix length, in the order of `fractions`.
 
         Returns:
             - Features [row, feature, width] float32, with NaN for missing values. For `hidden_tokens`, the features are

@@ -59,7 +59,7 @@ class Counted:
         return Counted.of(self.texts[i] for i in self.index[start::2])
 
     def mean_over_pairs(self, distances: NDArray[np.float64]) -> float:
-        """Return the mean distance over all pairs of outputs. `distances` has shape [distinct, distinct] and a zero diagonal."""
+        """Return the mean of `distances` [distinct, distinct], whose diagonal is zero, over all pairs of outputs."""
         return float(self.counts @ distances @ self.counts) / (self.n * (self.n - 1))
 
 

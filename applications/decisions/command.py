@@ -48,8 +48,8 @@ def decide(
         risk: Target risks between 0 and 1. Each has its own threshold and guarantee.
         level: Probability that each guarantee holds.
         probe: Folder of a saved probe. The certified thresholds are stored in its config.json for use by
-            `probes.abstain` and `probes.route`. `confidences` must be the out-of-fold predictions of the probe's
-            method, or the probe itself if it was trained on other questions.
+            `probes.abstain` and `probes.route`. `confidences` must be out-of-fold predictions of the same kind of
+            probe. If the probe was trained on other questions, they can also be the probe itself.
         strong: Folder of a store with more accurate answers to the same questions. The Markdown page then includes the
             accuracy and cost of routing: questions with a confidence below a threshold are answered from this store.
         strong_price: Price of a token from `strong`, relative to a token from `store`.

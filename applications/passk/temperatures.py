@@ -14,11 +14,11 @@ from probes.metrics.intervals import WeightedMetric, minus
 
 
 def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
-    """Count the single answer at temperature 0 several times, because further answers would be identical.
+    """Count the single answer at temperature 0 as if it had been drawn several times.
 
-    It is counted n times, where n is the largest number of answers to any question at another temperature. The
-    counts [temperature, question] are returned unchanged if the grid does not include temperature 0, or if a question
-    has several answers at temperature 0.
+    Every further draw would give the same answer. It is counted n times, where n is the largest number of answers to
+    any question at another temperature. The counts [temperature, question] are returned unchanged if the grid does not
+    include temperature 0, or if a question has several answers at temperature 0.
     """
     if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
         return right, known

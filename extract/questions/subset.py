@@ -55,7 +55,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
     """Read the questions of a source, and select worked examples for few-shot prompts.
 
     The examples come from the train split, excluding rows that repeat one of the questions. If there is no train split,
-    they come from the questions themselves. Questions with the same words as an example are left out.
+    they come from the questions themselves. Questions whose text matches that of an example are left out.
 
     Args:
         prompt: Template with the number of examples (`shots`) or the examples themselves.

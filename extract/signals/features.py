@@ -44,8 +44,8 @@ class TokenFeatures:
         others = [key for key in self.keys if key.split("/")[::2] != ["tokens", "entropy"]]
         if DISTRIBUTION in self.pooling and others:
             raise InputError(
-                f"Expected tokens/entropy to be the only feature with `pooling` {DISTRIBUTION}, but got the feature "
-                f"{others[0]!r}."
+                f"Expected `pooling` {DISTRIBUTION} to be used only with the feature tokens/entropy, but got the "
+                f"feature {others[0]!r}."
                 " Pass --data.signal=tokens --data.positions=[entropy], or --data.join=[tokens/entropy]."
             )
         windowed = next(filter(_WINDOWS.fullmatch, self.pooling), None)

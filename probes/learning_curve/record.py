@@ -184,7 +184,8 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
     """Compare the largest split, which is the last of `splits`, with up to two smaller splits.
 
-    One has the next lower n and the same k. The other has the same n and the lowest k.
+    The first has the next lower n and the k of the largest split. The second has the n of the largest split and the
+    lowest k.
     """
     n, k = largest = splits[-1]
     fewer_questions = [split for split in splits if split[1] == k and split[0] < n][-1:]

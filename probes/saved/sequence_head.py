@@ -130,7 +130,7 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that computes `n_heads` values per token, and sums their maxima or minima over the tokens.
+    """Head that takes the maximum or minimum over the tokens of `n_heads` values per token, and sums the results.
 
     See `multimax_pool`.
     """

@@ -189,7 +189,7 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings(made_store: Pat
         ({"signal": "tokens", "pooling": ["windows_0"]}, r"windows_N \(N from 1 to 64\), but got 'windows_0'"),
         ({"signal": "tokens", "pooling": []}, "`pooling` to contain at least one name"),
         ({"signal": "tokens", "pooling": ["mean", "mean"]}, "no duplicates"),
-        ({"signal": "tokens", "pooling": ["distribution"]}, "tokens/entropy to be the only feature with `pooling` distribution, but got the feature 'tokens/3/m"),
+        ({"signal": "tokens", "pooling": ["distribution"]}, "`pooling` distribution to be used only with the feature tokens/entropy, but got the feature 'tokens/3/m"),
         ({"signal": "tokens", "pooling": ["windows_4"], "weights": "prob"}, "windows_4, but got .* no weighted form. Leave out `weights`"),
         ({"signal": "tokens", "weights": "entrpy"}, "`weights` to be one of entropy, prob.*Did you mean `entropy`"),
         ({"signal": "tokens", "weights": "rollout"}, r"rollout/norm_element_mean_token\), but got 'rollout'.$"),

@@ -121,7 +121,8 @@ class TokenSampler:
     ) -> Iterator[Answers]:
         """Draw one answer to each question for each entry of `rows`.
 
-        Each answer is yielded when it ends. The answer to question i for `rows[j]` has the id i · len(rows) + j.
+        Each answer is yielded as soon as it is complete. The answer to question i for `rows[j]` has the id
+        i · len(rows) + j.
         """
         temperature = rows[0].temperature if len({row.temperature for row in rows}) == 1 else None
         n_rows = min(self.max_rows, len(prompts) * len(rows))

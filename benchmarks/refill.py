@@ -248,9 +248,9 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--others", nargs="*", default=["generate", "generate_batch", "vllm"])
-    options = parser.parse_args()
     cuda, rates = torch.cuda.is_available(), dict[str, dict[str, float]]()
+    parser.add_argument("--others", nargs="*", default=["generate", "generate_batch", *([] if cuda else ["vllm"])])
+    options = parser.parse_args()
     for dtype in options.dtypes:
         settings = dtype, options.questions, options.k, options.random
         sides = Sides(*settings)

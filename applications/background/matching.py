@@ -46,7 +46,10 @@ def ks_p_values(tested: Array, reference: Array) -> Array:
 
 
 def monotone_curves(reference: Array, weights: Array) -> Array:
-    """Fit curves [resample, temperature] to the means of `reference` [temperature, prompt] by isotonic regression."""
+    """Fit one monotone curve per resample to the weighted means of `reference` over prompts.
+
+    `reference` has shape [temperature, prompt], and the result has shape [resample, temperature].
+    """
     return np.stack([isotonic_regression(means).x for means in weights @ reference.T])
 
 

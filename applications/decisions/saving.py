@@ -37,8 +37,8 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
     names = [method if Path(source).is_dir() else confidence_name(source) for source in sources]
     if names != [method]:
         raise InputError(
-            f"Expected `confidences` to have exactly one source, named {method!r} like the method of the probe in "
-            f"{folder!r}, but got {', '.join(map(str, names)) or 'none'}. Pass the out-of-fold predictions of "
+            f"Expected `confidences` to have exactly one source, named {method!r} (the method of the probe in "
+            f"{folder!r}), but got {', '.join(map(str, names)) or 'none'}. Pass the out-of-fold predictions of "
             "this method."
         )
 

@@ -42,7 +42,7 @@ def read_questions(
         shared: Cache of a common prefix of the prompts, if such a prefix has already been read.
 
     Returns:
-        Dict from signal to a dict from key to a CPU tensor, with rows in the order of `prompts`. Token signals have
+        Nested dict ``{signal: {key: tensor}}`` of CPU tensors, with rows in the order of `prompts`. Token signals have
         shape [question], and hidden states have shape [question, d_model]. If any value of a row is not finite, the
         whole row is NaN.
 

@@ -113,8 +113,8 @@ class ConfidentModel:
         case, `text` ends before the first stop string of the training data.
 
         Two kinds of probes need no extra forward pass after generation: those that read the hidden states of all answer
-        tokens, and those that read hidden states of the question. Probes of the second kind may also read the
-        `tokens` signal, but no other signal with one value per token.
+        tokens, and those that read hidden states of the question. A probe of the second kind may also read
+        `tokens`, but other token signals require the extra pass.
 
         Args:
             inputs: One or more strings, chats or lists of token ids, or a left-padded tensor of token ids

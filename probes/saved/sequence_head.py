@@ -130,7 +130,7 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that takes the maximum or minimum over the tokens of `n_heads` values per token, and sums the results.
+    """Head that reduces each of `n_heads` values to its maximum or minimum over the tokens, and sums the results.
 
     See `multimax_pool`.
     """

@@ -261,7 +261,7 @@ class SharedCache(DynamicCache):
 def _slots(counts: Sequence[int]) -> list[int]:
     """For each new slot, return the old slot to copy.
 
-    Old slot i is copied to `counts[i]` new slots. One of them is slot i if possible.
+    Old slot i is copied to `counts[i]` new slots. If possible, slot i itself is one of them.
     """
     n_rows = sum(counts)
     moved = [slot for slot, count in enumerate(counts) for _ in range(count - (slot < n_rows))]

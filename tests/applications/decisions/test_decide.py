@@ -172,8 +172,8 @@ def test_invalid_stored_thresholds_are_refused(stored: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "column", "message"),
     [
-        ({}, "ridge", "exactly one source, named 'linear' like the method of .*, but got ridge"),
-        ({}, None, "exactly one source, named 'linear' like the method of .*, but got none"),
+        ({}, "ridge", "exactly one source, named 'linear' \\(the method of .*\\), but got ridge"),
+        ({}, None, "exactly one source, named 'linear' \\(the method of .*\\), but got none"),
         ({"prompt": {"template": "Other {question}", "system": None, "chat": True}}, "linear", "differs in template"),
         ({"model": None}, "linear", "Expected a probe for the model of .* differs in"),
         ({"target": "response", "position": "last_answer"}, "linear", "Expected `probe` to read questions"),

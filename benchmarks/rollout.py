@@ -82,7 +82,7 @@ def seconds(action: Any) -> float:
 
 
 def operations(model: Any, n_prompt: int, n_answer: int) -> dict[str, float]:
-    """Count the operations per answer (in billions), by part. All are multiply-adds, except `exponentials`."""
+    """Count the operations per answer (in billions) for each part of the computation. All are multiply-adds, except `exponentials`."""
     config = model.config.get_text_config()
     n_tokens, heads, layers = n_prompt + n_answer, config.num_attention_heads, config.num_hidden_layers
     d_head = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -113,7 +113,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def by_parts(n_parts: int, n_rows: int, k: int) -> dict[str, float]:
-    """Return each operation's time in seconds per thousand shards, and the manifest's size in bytes per shard.
+    """Measure each store operation (seconds per thousand shards) and the manifest (bytes per shard).
 
     The store has k shards per block, and one grade per answer.
     """

@@ -1,4 +1,4 @@
-"""Measure the server of `python -m probes serve`: its confidences, its latency and its throughput.
+"""Benchmark the server of `python -m probes serve`: its confidences, latency and throughput.
 
 The confidences of 1,000 questions (32 concurrent requests) are compared with those of `score`. The latency of
 `/v1/score` for one client is compared with that of a forward pass in this process, and the throughput for 32 clients

@@ -1,7 +1,7 @@
 """Make the pages and plots in docs/signals/ from all signals of the answers to two question sets.
 
-The sets are 200 questions of `facts` and, if ../shared/data/qa_wikidata.json exists, 100 of `qa_wikidata`, with 4
-answers each.
+The sets are 200 questions from `facts` and, if ../shared/data/qa_wikidata.json exists, 100 from `qa_wikidata`. Each
+question has 4 answers.
 """
 
 from __future__ import annotations

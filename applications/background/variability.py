@@ -59,7 +59,7 @@ class Counted:
         return Counted.of(self.texts[i] for i in self.index[start::2])
 
     def mean_over_pairs(self, distances: NDArray[np.float64]) -> float:
-        """Return the mean of `distances` [distinct, distinct], whose diagonal is zero, over all pairs of outputs."""
+        """Return the mean distance over all pairs of outputs. The diagonal of `distances` [distinct, distinct] is 0."""
         return float(self.counts @ distances @ self.counts) / (self.n * (self.n - 1))
 
 

@@ -49,8 +49,7 @@ def decide(
         level: Probability that each guarantee holds.
         probe: Folder of a saved probe. The certified thresholds are stored in its config.json for use by
             `probes.abstain` and `probes.route`. `confidences` must be out-of-fold predictions of the same kind of
-            probe. If the probe was trained on other questions, you can also pass the probe itself as
-            `confidences`.
+            probe. If the probe was trained on other questions, you can pass the probe itself as `confidences` instead.
         strong: Folder of a store with more accurate answers to the same questions. The Markdown page then includes the
             accuracy and cost of routing: questions with a confidence below a threshold are answered from this store.
         strong_price: Price of a token from `strong`, relative to a token from `store`.

@@ -101,7 +101,7 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
 
     .. math:: (1-S)^2 - 2 (1-S) u_k + u_{2k}, \qquad u_k = \binom{n-c}{k} \Big/ \binom{n}{k}
 
-    For k = 1, this is the debiased Brier score of the question. A value can be negative.
+    For k = 1, this is the debiased Brier score of the question. The estimates can be negative.
 
     Args:
         predicted: Predictions that do not depend on the graded answers, [k, question].

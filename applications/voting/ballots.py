@@ -17,7 +17,7 @@ _COLUMNS = ("n_tokens", "mean_nll")
 
 @dataclass(frozen=True)
 class Ballots:
-    """All answers to one question. Answers at different temperatures alternate.
+    """All answers to one question. The answers are ordered so that the temperatures alternate.
 
     Attributes:
         classes: Class of each answer, [answer] int64. Equal answers have the same class.

@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
     Attributes:
         label, description: Text for display.
-        leak: Whether it indicates a leak if the source predicts the accuracy.
+        leak: Whether a source that predicts the accuracy indicates a leak.
     """
 
     label: str

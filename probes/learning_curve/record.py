@@ -184,7 +184,7 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
     """Compare the largest split, which is the last of `splits`, with up to two smaller splits.
 
-    The first has the next lower n and the k of the largest split. The second has the n of the largest split and the
+    The first has the same k (answers per question) and the next lower n (questions). The second has the same n and the
     lowest k.
     """
     n, k = largest = splits[-1]

@@ -110,11 +110,11 @@ class ConfidentModel:
         """Generate answers with confidences.
 
         Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. In either
-        case, `text` ends before the first stop string of the training data.
+        case, `text` is cut where one of the stop strings of the training data first occurs.
 
         Two kinds of probes need no extra forward pass after generation: those that read the hidden states of all answer
-        tokens, and those that read hidden states of the question. A probe of the second kind may also read
-        `tokens`, but other token signals require the extra pass.
+        tokens, and those that read hidden states of the question. A probe of the second kind may also read the `tokens`
+        signal. Other signals of the tokens require the extra pass.
 
         Args:
             inputs: One or more strings, chats or lists of token ids, or a left-padded tensor of token ids
@@ -166,8 +166,8 @@ class ConfidentModel:
         The tokens are identical to those of `generate`. The model runs only while the caller waits for the next
         step. To stop the generation, close the iterator or stop iterating.
 
-        A probe that reads only hidden states, with or without the `tokens` signal, needs no additional forward pass.
-        Any other probe that scores questions needs one over the prompt.
+        A probe that reads only hidden states and, optionally, the `tokens` signal needs no additional forward pass. Any
+        other probe that scores questions needs an additional pass over the prompt.
 
         Args:
             question: One string, one chat, or the token ids of one prompt.

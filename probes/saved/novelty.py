@@ -13,7 +13,7 @@ probe's weight is its maximum weight times two factors. The first factor increas
 training data, like the weight of the base rate. The second factor depends on the distance from the broader probe's
 training rows. It is 1 up to the 90th percentile of the held-out distances, and decreases linearly to 0 at the 95th.
 The held-out distances come from cross-validation over the question groups of the other stores. Each is the distance of
-a row from the broader probe's training rows outside its fold.
+a row from the broader probe's training rows in the other folds.
 """
 
 from typing import Any, NamedTuple
@@ -31,8 +31,8 @@ class Confidences(NamedTuple):
 
     Attributes:
         confidence: Probability of being right, [row] float32. For a novel row, the probability is shifted towards the
-            mean accuracy of the training and validation rows. If there is a `Broader` probe and the row is close to its
-            training rows, the probability is also shifted towards that probe's confidence.
+            mean accuracy of the training and validation rows. If the row is close to the training rows of a `Broader`
+            probe, the probability is also shifted towards that probe's confidence.
         novelty: Fraction of the training and validation rows that are less novel, [row] float32; NaN if the probe has
             no `Novelty`.
         is_novel: Whether the row is more novel than 99 % of the training and validation rows, [row] bool.

@@ -101,7 +101,7 @@ def _heat_map(
     panel_size: float,
     numbers: bool = True,
 ) -> Figure:
-    """Draw a heat map with one column per pooling.
+    """Draw a heat map with one column per pooling function.
 
     Values above `middle` are blue, and values below it are red. A frame marks the score chosen on the
     validation split. `scale` is the label of the colour bar. `most_rows` is the approximate maximum number of rows and

@@ -57,7 +57,7 @@ class Score(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """Factor by which the score is multiplied, so that higher means more likely to be right.
+        """Factor by which the score is multiplied, so that higher scores indicate right answers.
 
         The factor is 1 if `Signal.rising` contains `position` and `pooling` is not `std`. Otherwise, it is −1.
         """

@@ -59,8 +59,8 @@ class OpenRange:
     def close(self, rejected: Collection[str] = ()) -> bool:
         """Close the log. Any thread can call this method.
 
-        If the range was opened for all its samples and none is missing, they are written to the store and the log is
-        deleted. Unanswered samples of questions in `rejected` are marked as rejected and do not count as missing.
+        If all samples of the range were requested and none is missing, the samples are written to the store and the log
+        is deleted. Unanswered samples of questions in `rejected` are marked as rejected and do not count as missing.
 
         Returns whether all requested samples have been answered or rejected.
         """

@@ -156,7 +156,7 @@ def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[s
     """Return the ratio of the mean coverages of `a` and `b`, and the mean ratio over sets where both have a threshold.
 
     The ratios are None if no set has a threshold in both `a` and `b`. They are also None if the mean coverage of `b`
-    exceeds 1 / `RATIO`: coverage is at most 1, so the ratio of the means cannot reach `RATIO`.
+    exceeds 1 / `RATIO`. The ratio of the means then cannot reach `RATIO`, because coverage is at most 1.
     """
     x, y = np.array([[truth.of(one)[0], truth.of(other)[0]] for one, other in zip(a, b, strict=True)]).T
     both = (x > 0) & (y > 0)

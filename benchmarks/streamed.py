@@ -34,7 +34,7 @@ PASSES = 5
 
 
 class States:
-    """Hidden states [question, layer, d_model] that are generated when questions are selected.
+    """Synthetic hidden states [question, layer, d_model], generated on demand when indexed by question.
 
     Args:
         accuracy: Accuracies, [question]. They shift the first coordinate of the states in the upper half of the layers.

@@ -78,7 +78,7 @@ class FeatureSpec:
             features = "prefixes" if self.prefixes else f"the {signal!r} signal"
             raise InputError(
                 f"Expected `in_memory` to be true for {features}, but got false. Only signals with one vector per "
-                "question or answer, such as hidden, can be read in chunks. Omit --data.in_memory."
+                "question or answer, such as `hidden`, can be read in chunks. Omit --data.in_memory."
             )
         tokens = [] if self._of_vectors else [(signal, self.positions or None, self.layers, "positions")]
         for joined in self.join or []:

@@ -167,10 +167,10 @@ def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -
 
 
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
-    """For i = 1, …, n, yield the unnormalised posterior weights [i + 1] after i answers, scaled to a maximum of 1.
+    """For i = 1, …, n, yield the unnormalised posterior weights after i answers, scaled to a maximum of 1.
 
-    Element m is the weight w(m) of the hypothesis that a given class of m answers is right. Element 0 is the weight of
-    the hypothesis that the right answer has not occurred yet.
+    The shape is [i + 1]. Element m is the weight w(m) of the hypothesis that a particular class of m equal answers is
+    right. Element 0 is the weight of the hypothesis that the right answer has not occurred yet.
     """
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))

@@ -76,7 +76,7 @@ def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confiden
 
 
 def chosen_features(features: Any, chosen: Sequence[int]) -> Tensor:
-    """Return the features with indices `chosen`, [row, layer, width]. Token states are averaged over each answer."""
+    """Return the features [row, layer, width] at the indices `chosen`. Token states are averaged over each answer."""
     if isinstance(features, TokenStates):
         return torch.stack([flat(features[:, feature]) for feature in chosen], 1)
     return features[:, list(chosen)]

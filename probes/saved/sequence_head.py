@@ -130,7 +130,7 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that reduces each of `n_heads` values to its maximum or minimum over the tokens, and sums the results.
+    """Head with `n_heads` values per token. It sums the maximum or minimum of each value over the tokens.
 
     See `multimax_pool`.
     """

@@ -129,7 +129,7 @@ def max_t(
     Each draw permutes the grades across questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
     grades of a question are assigned together to another question, and each grade keeps its sample index. The statistic
     of a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction
-    of draws in which the largest statistic of all scores is at least as large as the observed statistic. The observed
+    of draws in which the largest statistic over all scores is at least as large as the observed statistic. The observed
     grades count as one more draw. The familywise error rate is controlled if all questions have the same number of
     answers.
 

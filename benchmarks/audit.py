@@ -82,7 +82,7 @@ def accuracies(value: NDArray[np.float64], strength: float, rng: np.random.Gener
 
 
 def strength_of(value: NDArray[np.float64]) -> float:
-    """Return the `strength` argument of `accuracies` at which `value` predicts right answers with an AUROC of 0.65."""
+    """Return the `strength` to pass to `accuracies` so that `value` predicts right answers with an AUROC of 0.65."""
     value = np.resize(value, 100_000)
 
     def excess(strength: float) -> float:

@@ -1,7 +1,7 @@
 """Test whether the latent probe recovers the spread of simulated answers, and whether it warns if its predicted spread collapses.
 
 A question has eight traits, and its hidden state is a noisy linear map of them. The embeddings of its answers scatter
-around a direction on the unit sphere, and their spread is a nonlinear function of two traits. In the regime `told`, the
+around a direction on the unit sphere, and their spread is a nonlinear function of two traits. In the `told` regime, the
 direction is also a function of the traits. In `untold`, the directions are independent of the traits and far apart, as
 in a real store. The probe's score is compared with the true spread of the answers to unseen questions.
 """

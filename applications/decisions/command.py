@@ -56,7 +56,8 @@ def decide(
         shared: Whether to evaluate routing only on the questions that both stores have, if their questions differ.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the Markdown page, record, table and plots. The default is runs/decide-STORE.
-        seed: Seed for resampling, random splits of the questions into halves, and the order of questions in each test.
+        seed: Seed for resampling, random splits of the questions into halves, and the order of questions in each
+        hypothesis test.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Certify and evaluate routing between a cheap and a strong model, using their stored answers to the same questions.
+"""Certified thresholds for routing between a cheap and a strong model, from their stored answers to the same questions.
 
 A question is routed to the strong model if the confidence in the cheap model's answer is below a threshold. The cost of
 an answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong model. A routed

@@ -120,7 +120,7 @@ def shared_rows(stores: Sequence[Store]) -> Labels:
 
 
 def _content(question: Question) -> dict[str, Any]:
-    """Return all fields of a question except `dataset` (for imported questions, only a file name)."""
+    """Return all fields of a question except `dataset`, which is only a file name for imported questions."""
     return question.record() | {"dataset": ""}
 
 

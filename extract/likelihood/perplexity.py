@@ -52,7 +52,9 @@ def read_texts(path: str) -> list[str]:
     empty = [number for number, text in enumerate(texts, 1) if not (TEXT.holds(text) and text.strip())]
     if empty or not texts:
         problem = f"row {empty[0]} has no valid text" if empty else "the file has no rows"
-        raise InputError(f"Expected a text in every row of {path!r}, but {problem}. The column must be named `text`.")
+        raise InputError(
+            f"Expected every row of {path!r} to contain text, but {problem}. The column must be named `text`."
+        )
     return texts
 
 

@@ -108,14 +108,14 @@ def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> d
         noun = f"{len(missing)} of them have none, such as {missing[0]!r}" if missing else "some have more than one"
         raise InputError(
             f"Expected {str(path)!r} to contain one prior for each of the {len(question_ids)} questions, but {noun}. "
-            "Write the file again with this run's questions."
+            "Regenerate the file with this run's questions."
         )
     low, high = np.array([(0, 1), *[_BOUNDS] * 2]).T
     wrong = ~((numbers >= low) & (numbers <= high)).all(1)
     if wrong.any():
         raise InputError(
             f"Expected the confidences in {str(path)!r} to be in [0, 1] and the other columns in [0.01, 1000], but got "
-            f"{tuple(numbers[wrong][0].tolist())} for {ids[int(wrong.argmax())]!r}. Write the file again."
+            f"{tuple(numbers[wrong][0].tolist())} for {ids[int(wrong.argmax())]!r}. Regenerate the file."
         )
     return {id_: rows[id_] for id_ in question_ids}
 

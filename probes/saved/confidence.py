@@ -110,11 +110,11 @@ class ConfidentModel:
         """Generate answers with confidences.
 
         Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. In either
-        case, `text` is cut where one of the stop strings of the training data first occurs.
+        case, each answer's `text` is cut at the first occurrence of one of these stop strings.
 
         Two kinds of probes need no extra forward pass after generation: those that read the hidden states of all answer
         tokens, and those that read hidden states of the question. A probe of the second kind may also read the `tokens`
-        signal. Other signals of the tokens require the extra pass.
+        signal. Any other token-level signal requires the extra pass.
 
         Args:
             inputs: One or more strings, chats or lists of token ids, or a left-padded tensor of token ids
@@ -123,7 +123,7 @@ class ConfidentModel:
             **options: Options of transformers' `generate`, such as `num_return_sequences` (answers per question).
 
         Raises:
-            InputError: If the inputs are empty or right-padded, or the probe was detached.
+            InputError: If the inputs are empty or right-padded, or the probe was detached from the model.
         """
         from probes.saved.answer_states import captured_answers
         from probes.saved.prompt_states import captured_prompt

@@ -1,6 +1,6 @@
 """Greedy search and sampling of one answer in the caller's thread, one token at a time.
 
-A transformers streamer would need another thread, in which small matrix products on a CPU take a third longer than in
+A transformers streamer would need a second thread. On a CPU, small matrix products take a third longer there than in
 the caller's thread.
 """
 

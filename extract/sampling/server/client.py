@@ -63,10 +63,10 @@ class Spending:
 
     @asynccontextmanager
     async def reserved(self, request: Request) -> AsyncIterator[None]:
-        """Reserve the maximum number of tokens that an attempt can use.
+        """Reserve the maximum number of tokens that one attempt at `request` can use.
 
-        Before the `with` block is entered, wait until the reservations of other attempts leave enough tokens for this
-        attempt. Inside the block, call `count` with the reply.
+        The `with` block is entered once the reservations of other attempts leave enough tokens for this one. Inside the
+        block, call `count` with the reply.
 
         Raises:
             BudgetSpent: If the tokens used so far leave too few for this attempt, or if the request budget is spent.

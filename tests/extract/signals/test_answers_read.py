@@ -155,7 +155,7 @@ def test_an_answer_too_long_for_the_model_is_refused(model: Any) -> None:
 
 def test_no_answers_and_answers_without_a_prompt_are_refused(model: Any) -> None:
     for answers in ([], [Answer((), (5, 6))]):
-        with pytest.raises(InputError, match="at least one answer, and a prompt for each answer"):
+        with pytest.raises(InputError, match="at least one answer and a non-empty prompt for each"):
             read_answers(model, answers, SIGNALS)
 
 

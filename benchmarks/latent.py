@@ -1,4 +1,4 @@
-"""Test whether the latent probe recovers the spread of simulated answers, and whether it warns if its predicted spread collapses.
+"""Test whether the latent probe recovers the spread of simulated answers, and whether it warns of a collapse.
 
 A question has eight traits, and its hidden state is a noisy linear map of them. The embeddings of its answers scatter
 around a direction on the unit sphere, and their spread is a nonlinear function of two traits. In the `told` regime, the

@@ -64,7 +64,7 @@ def data_of(signal: str, positions: tuple[str, ...], prefixes: bool = False) -> 
 
 
 def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[str, list[str]]]:
-    """Return confidences with grades, total training times in seconds, and selections per fold, each in a dict keyed by probe.
+    """Return dicts keyed by probe: confidences with grades, total training times in seconds, and selections per fold.
 
     In each fold, a probe selects a feature (`layer/position`). `best_sequence` selects a probe instead, and has no
     training time.

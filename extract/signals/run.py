@@ -50,8 +50,8 @@ def fill_signals(
 
     Raises:
         InputError: If `names` is empty, if a signal is unknown or does not support the scope, if the scope is `sample`
-            but the store has no answers, or if a stored signal has a different version or dtype, or lacks some of the
-            `layers`.
+            but the store has no answers, if `layers` is given but no signal has layers to choose, or if a stored
+            signal has a different version or dtype, or lacks some of the `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")

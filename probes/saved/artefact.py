@@ -46,7 +46,7 @@ class ConfidenceProbe(ModelHubMixin):
         calibrator: Maps scores to confidences.
         config: Content of config.json.
         prefixes: Calibrators for prefixes of answers, or None.
-        novelty: Computes the novelty of rows, and shifts the confidences of novel rows towards the base rate. None in
+        novelty: Computes the novelty of rows, and applies the back-off to novel rows (see `Novelty`). None in
             probes saved by earlier versions of this package.
         card: Model card, with its metadata.
     """

@@ -110,7 +110,7 @@ class ConfidentModel:
         """Generate answers with confidences.
 
         Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. In either
-        case, each answer's `text` is cut at the first occurrence of one of these stop strings.
+        case, each answer's `text` ends before the first stop string of the training data.
 
         Two kinds of probes need no extra forward pass after generation: those that read the hidden states of all answer
         tokens, and those that read hidden states of the question. A probe of the second kind may also read the `tokens`
@@ -167,7 +167,7 @@ class ConfidentModel:
         step. To stop the generation, close the iterator or stop iterating.
 
         A probe that reads only hidden states and, optionally, the `tokens` signal needs no additional forward pass. A
-        probe that scores questions from other signals needs an additional pass over the prompt.
+        probe that scores questions needs one over the prompt if it reads any other signal, or no hidden states.
 
         Args:
             question: One string, one chat, or the token ids of one prompt.

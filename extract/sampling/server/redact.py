@@ -51,6 +51,6 @@ def public(error: Exception, question: Question) -> str:
 
 
 def _words(text: str) -> str:
-    """Return the lower-cased words of a string, separated by single spaces."""
+    """Return the lower-cased words of a string, separated by spaces."""
     text = _ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), text)
     return _BETWEEN_WORDS.sub(" ", text.casefold()).strip()

@@ -422,7 +422,10 @@ def test_answers_that_cannot_be_shown_give_one_line_with_the_next_step(
         ({"influence": "tokens/entropy"}, "`influence` to name one of the token weights in .*but got 'tokens/entropy'"),
         ({"questions": []}, "`questions` to contain at least one"),
         ({"samples": []}, "`samples` to contain at least one"),
-        ({"influence": "macs/floor_1_mean_token"}, r"they are missing for some or all answers. Run.*--signals \[macs\]"),
+        (
+            {"influence": "macs/floor_1_mean_token"},
+            r"they are missing for some or all answers. Run.*--signals \[macs\]",
+        ),
         ({"grader": "other"}, "`grader`"),
         ({"out": "x.txt"}, r"to end in \.html"),
         ({"out": str(tmp_path / "x.png"), "questions": ["q0"]}, r"a single answer for a plot, but got 2.*--questions"),

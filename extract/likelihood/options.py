@@ -11,7 +11,7 @@ from scipy.special import softmax
 from extract.errors import InputError
 from extract.questions.question import Question
 
-#: What is scored for each option of a `choice` question: its letter or its text.
+#: The continuations of a `choice` question: the letters or the texts of its options.
 Continuations = Literal["letters", "texts"]
 Values = NDArray[np.float64]
 

@@ -43,9 +43,9 @@ class PromptStarts:
         self._caches = {start: None for start in sorted(starts, key=len, reverse=True) if len(start) >= _MIN_TOKENS}
 
     def of(self, prompts: Sequence[Sequence[int]]) -> SharedPrompt | None:
-        """Return the cache of the longest known prefix that all prompts share, or None if there is none.
+        """Return the cache of the longest known prefix that is common to all prompts.
 
-        A prefix is used only if it is shorter than every prompt.
+        The prefix must be shorter than every prompt. The result is None if there is no such prefix.
         """
         first, last = min(map(tuple, prompts)), max(map(tuple, prompts))  # all prompts share what these two share
         for start, cache in self._caches.items():

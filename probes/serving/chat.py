@@ -220,7 +220,7 @@ async def events(answering: Answering, model: str, include_usage: bool) -> Async
         yield chunk({}, replace(last, entropies=without), answering.reason)
         if include_usage:
             yield event({**common, "choices": [], "usage": answering.usage(last)})
-    # Every exception is caught, because the status 200 has already been sent: an exception that left the generator would
+    # Every exception is caught, because the status has already been sent: an exception that left the generator would
     # close the connection without a reason. `as_request_error` logs unexpected errors.
     except Exception as error:
         yield event(as_request_error(error).body())

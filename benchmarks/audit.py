@@ -93,7 +93,7 @@ def strength_of(value: NDArray[np.float64]) -> float:
 
 
 def leak_features(questions: list[Question]) -> dict[str, NDArray[np.float64]]:
-    """Return the question features of each potential leak in `SOURCES`."""
+    """Return the question features for each potential leak in `SOURCES`."""
     return {name: values for name, values in question_sources(questions)[0].items() if SOURCES[name].leak}
 
 

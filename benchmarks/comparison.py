@@ -1,4 +1,4 @@
-"""Make the pages in docs/comparison/, which compare all methods out of fold on the six evaluation sets.
+"""Make the pages in docs/comparison/, which compare the out-of-fold results of all methods on the six evaluation sets.
 
 Missing data are added to the stores. Evaluation sets whose source files do not exist are skipped.
 """

@@ -136,7 +136,7 @@ def intervals(questions: Questions, right: Tensor, k: int, reference: float, see
 
 
 def simulate(regime: Regime, draws: int, n: int, k: int, seed: int) -> dict[str, Counter[str]]:
-    """Count how many of `draws` intervals of each metric contain the true value (held), are too high or are too low."""
+    """For each metric, count how many of `draws` intervals contain the true value, are too high or are too low."""
     rng = np.random.default_rng(seed)
     truth = Truth(regime, k, rng)
     counts: dict[str, Counter[str]] = {figure: Counter() for figure in (*BARRED, *BESIDE)}

@@ -39,7 +39,7 @@ def main() -> None:
         cells = (f"{counted[row][0]} of {counted[row][1]}" if row in counted else "" for counted in shares.values())
         print(f"| {row} | {' | '.join(cells)} |")
     for gold, text in wrong_right[:20]:
-        print(f"graded right: {text!r} for {gold!r}")
+        print(f"graded as right: {text!r} for {gold!r}")
     report(
         "golds",
         {"golds right": {name: n / of for name, (n, of) in right.items()}, "wrong values right": len(wrong_right)},

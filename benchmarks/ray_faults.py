@@ -79,20 +79,20 @@ def lose_cluster(commands: Commands, store: Path) -> dict[str, Any]:
     }
 
 
-def fill_disk(commands: Commands, folder: Path, undisturbed: dict[str, bytes]) -> dict[str, Any]:
+def fill_disk(commands: Commands, folder: Path, uninterrupted: dict[str, bytes]) -> dict[str, Any]:
     """Run `sample` on a disk with half of the space that it needs, add space, and run `sample` again."""
-    pages = sum(-(-len(data) // 4096) for data in undisturbed.values())
+    pages = sum(-(-len(data) // 4096) for data in uninterrupted.values())
     with small_disk(folder, 2 * pages) as disk:
         store = disk / "store"
         job = start(commands, "sample", store)
         said = job.communicate()[1]
         lines = [line.replace(str(folder), "DISK") for line in said.splitlines() if line.startswith("error:")]
-        is_whole = all(undisturbed[name] == data for name, data in content(store).items())
+        is_whole = all(uninterrupted[name] == data for name, data in content(store).items())
         n_files = len(finished(store))
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
         again = start(commands, "sample", store)
         again.communicate()
-        goes_on = again.returncode == 0 and content(store) == undisturbed
+        goes_on = again.returncode == 0 and content(store) == uninterrupted
     return {
         "status": job.returncode,
         "lines": lines,
@@ -127,7 +127,7 @@ def main() -> None:
     full = disk["status"] == 2 and len(disk["lines"]) == 1 and disk["whole"] and disk["goes on"]
     report(
         "ray_faults",
-        {"kills": kills, "bytes as undisturbed": same, "full disk": disk, "cluster gone": gone},
+        {"kills": kills, "bytes as uninterrupted": same, "full disk": disk, "cluster gone": gone},
         "the job finishes by itself; bytes of a local run; no finished file changed; one line for a full disk and a "
         "lost cluster, and the same command continues",
         calm and full and gone["status"] == 2 and len(gone["lines"]) == 1 and gone["goes on"],

@@ -67,8 +67,10 @@ def eager_attention(model: Any) -> Iterator[None]:
     """Make the model use eager attention inside the `with` block."""
     had = model.config._attn_implementation
     model.set_attn_implementation("eager")
-    yield
-    model.set_attn_implementation(had)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(had)
 
 
 def seconds(action: Any) -> float:

@@ -1,6 +1,6 @@
 """Compare streamed and in-memory fits, and measure the peak memory and time of a streamed fit to 20 GB of features.
 
-The peak is the resident memory of `train.py`, including libraries and mapped pages of the store's files.
+The peak memory is the maximum resident memory of `train.py`, including libraries and mapped pages of the store's files.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from extract.store.store import Store
 
 
 class UnionDataModule(FeatureDataModule):
-    """Datamodule that combines the questions of several stores with the same model, features and target.
+    """Datamodule for the questions of several stores, which must share the same model, features and target.
 
     The questions of each store form one group.
 
@@ -54,8 +54,8 @@ def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
     grades of the store's only grader are used.
 
     Raises:
-        InputError: If a store has a different model or different features than the store of `data`, if no rows of a
-            store remain, or if a store without grades from the grader of `data` has several graders.
+        InputError: If a store has a different model or different features than the store of `data`, has no rows left,
+            or has several graders, none of which is the grader of `data`.
     """
     own = original_ids(data)
     held_out = {own[row] for row in data.question_rows["test"].tolist()}

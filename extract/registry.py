@@ -1,4 +1,4 @@
-"""Registries of named entries, which provide option values, help texts and tables in the docs."""
+"""Registries of named entries, which provide option values, help messages and tables in the docs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module

@@ -20,8 +20,8 @@ class Declaration:
         weights: Whether the model's weights are available. If not, a store records only the model's name.
         end_token: Whether the tokens of an answer include the end-of-sequence token, or the token that completed a stop
             string.
-        nullable: Columns of the samples table that can be null, among `reasoning`, `token_ids`, `logprobs`, `n_tokens`
-            and `prompt_tokens`. If empty, `reasoning` and `n_tokens` are not stored.
+        nullable: Nullable columns of the samples table: any of `reasoning`, `token_ids`, `logprobs`, `n_tokens` and
+            `prompt_tokens`. If empty, `reasoning` and `n_tokens` are not stored.
         complete_policy: Whether all decoding options are known. Unknown options are null in a store's identity.
     """
 

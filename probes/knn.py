@@ -14,8 +14,8 @@ class KNN(AtOnce):
     """Probe that averages the measured accuracies of the nearest training rows, weighted by inverse distance.
 
     Distances are Euclidean and computed from standardised features. The probe follows the classifier of Entropy-Lens
-    (arXiv 2502.16570) and has the same default of 25 neighbours. Unlike this probe, that classifier uses raw features
-    and hard labels. A saved probe contains the features of the training split.
+    (arXiv 2502.16570) and has the same default of 25 neighbours. Unlike `KNN`, Entropy-Lens uses raw features and hard
+    labels. A saved probe contains the features of the training split.
 
     Args:
         n_neighbors: Number of neighbours, or a list of numbers to try.

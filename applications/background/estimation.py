@@ -64,8 +64,8 @@ class Estimate:
         cells: Comparison for each reference and metric.
         tested: Dict from metric to the values [prompt] of the tested system.
         references: Values of the references. `references[name][temperature][metric]` has shape [prompt].
-        mismatch_rate: Result of `highest_mismatch_rate`. None if the tested system's outputs for at least one prompt
-        are not all equal.
+        mismatch_rate: Result of `highest_mismatch_rate`. None if the tested system's outputs for the same prompt ever
+            differ.
         limits: `temperature_limit` of each reference. Empty if `mismatch_rate` is None.
         recovery: Result of `recover` for each reference. Empty if a prompt has fewer than four outputs.
     """
@@ -143,7 +143,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the known temperatures of a reference from held-out outputs.
+    """Estimate a reference's temperatures, which are known, from held-out outputs.
 
     At each temperature, half of the outputs play the role of the tested system. The other half serve as the reference.
     Returns the estimates [resample, temperature], averaged over the metrics.

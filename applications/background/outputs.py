@@ -109,7 +109,7 @@ def read_source(path: str) -> Source:
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file. Raises InputError if it can't be read or an object in it contains a key twice."""
+    """Read a JSON file. Raises InputError if it can't be read or contains an object with duplicate keys."""
     try:
         return json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repeated_keys)
     except (OSError, ValueError) as error:

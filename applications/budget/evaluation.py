@@ -88,7 +88,7 @@ def _curves(
 
 
 def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the two neighbouring points of `x` [row, point] around each value in `at` [row, value].
+    """Find the two adjacent points of `x` [row, point] that enclose each value in `at` [row, value].
 
     Returns the index of the point above each value, and the value's relative position between the point below (0) and
     the point above (1).

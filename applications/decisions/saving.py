@@ -23,8 +23,8 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
     probe = load_probe(folder)
     if probe.reads_answers:
         raise InputError(
-            f"Expected `probe` to read questions, but {folder!r} reads answers. Thresholds for questions do not apply "
-            "to it. Train a probe with --data.target=capability."
+            f"Expected `probe` to read questions, but the one in {folder!r} reads answers. Thresholds for questions do "
+            "not apply to it. Train a probe with --data.target=capability."
         )
     check_probe_model(probe, store)
     prompt = store.identity["policy"]["decoding"]["prompt"]

@@ -179,8 +179,8 @@ def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
     n = len(panel.stores)
     if len(sources) not in (0, 1, n):
         raise InputError(
-            f"Expected `confidences` to contain one source, or one for each of the {n} stores in the same order, but "
-            f"got {len(sources)}."
+            f"Expected `confidences` to contain one source, or {n} sources in the order of the stores, but got "
+            f"{len(sources)}."
         )
     if not sources:
         return np.empty((0, panel.rows.shape[1]))

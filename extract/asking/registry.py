@@ -14,7 +14,7 @@ class AskedEntry(NamedTuple):
     Attributes:
         implementation: Import path ``module:class``.
         scopes: Scopes that the baseline supports: question, sample or both.
-        summary: Description for the help text.
+        summary: Description for the help message.
         confidences: Baselines in `probes` that use the stored values as scores: dict from baseline name to calibrator.
             The calibrator is ``"platt"``, ``"isotonic"``, or None if the values are probabilities. If the dict
             is not empty, the model-based baseline must have a single scope and one value per row.

@@ -72,7 +72,8 @@ def likelihood(
     for mode, values in of_mode.items():
         if mode != given[0] and (unused := [name for name, value in values.items() if value is not None]):
             raise InputError(
-                f"Expected `{unused[0]}` to be passed only with --{mode}, but got --{given[0]}. Remove `{unused[0]}`."
+                f"Expected `{unused[0]}` to be passed only with --{mode}, but it was passed with --{given[0]}. "
+                f"Remove `{unused[0]}`."
             )
     if store is not None:
         options = {

@@ -110,7 +110,7 @@ def weight_fingerprint(model: Any) -> str:
     """Return a checksum of a model's weights and of the config entries that affect the computation.
 
     For each saved parameter and buffer, the checksum covers the name, the shape, the dtype, a sample of the values, and
-    the sum of all values, where the bits of each value are interpreted as an integer.
+    the sum of all values (with the bits of each value read as an integer).
 
     Raises:
         InputError: If weights are offloaded to disk.

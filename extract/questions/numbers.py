@@ -74,7 +74,7 @@ _MOST_DIGITS = 300  # in a gold number, on either side of the decimal point
 def numbers(text: str) -> list[Fraction]:
     r"""Find the numbers stated in `text`, in order.
 
-    Numbers that the text rules out ("not 5"), operands ("9 - 2") and alternatives ("7 or 8") are left out.
+    Operands ("9 - 2"), alternatives ("7 or 8") and numbers that the text rules out ("not 5") are left out.
 
     >>> [str(number) for number in numbers(r"$1,250.50 of 3 1/2 cm^2, \frac{2}{3} or −7: 1.5 million, 9 - 2 = 7")]
     ['2501/2', '7/2', '1500000', '7']

@@ -86,7 +86,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
             if len(chosen) == prompt.shots:
                 break
         if train is None:
-            say(f"questions: {len(chosen)} of {source.dataset!r} are used only as worked (few-shot) examples")
+            say(f"questions: {len(chosen)} questions of {source.dataset!r} are used only as worked (few-shot) examples")
         if len(chosen) < prompt.shots or (train is None and len(questions) <= prompt.shots):
             raise InputError(
                 f"Expected {source.dataset!r} to have enough questions for {prompt.shots} worked examples, but found "

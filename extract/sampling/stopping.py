@@ -127,7 +127,7 @@ def two_stage(
     For each temperature, τ_intra is the relative frequency of the most frequent answer. The evidence is the smallest
     τ_intra, except in three cases, in which it is −∞:
 
-    - The fraction of temperatures with the same most frequent answer is below `cross` (τ_cross).
+    - The fraction of temperatures that agree on the most frequent answer is below `cross` (τ_cross).
     - A temperature other than 0 has fewer than `least` answers. (The paper has no such minimum.)
     - The current round is not complete. A round consists of one answer per temperature.
     """

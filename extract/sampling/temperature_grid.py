@@ -32,7 +32,7 @@ def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
         return {decoding.temperature: folder}
     if (folder / "identity.json").is_file():
         raise InputError(
-            f"Expected `store` to be a folder with one store per temperature, but {str(folder)!r} is a store itself. "
+            f"Expected `store` to be a folder with one store per temperature, but {str(folder)!r} is itself a store. "
             "Pass a different --store."
         )
     return {temperature: folder / member_name(temperature) for temperature in decoding.temperatures}

@@ -98,7 +98,7 @@ def over_rows(
         if not torch.equal(values.offsets, weights.offsets):
             raise InputError(
                 "Expected `weights` to have as many tokens per row as the values, but the numbers differ. "
-                "Read both signals together."
+                "Read both signals with the same command."
             )
         if len(negative := weights.values[weights.values < 0]):
             raise InputError(f"Expected `weights` to be at least 0, but got {negative[0]:g}. Pass different weights.")

@@ -49,9 +49,9 @@ def fill_signals(
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
-        InputError: If `names` is empty, if a signal is unknown or does not support the scope, if the scope is `sample`
-            but the store has no answers, if `layers` is given but no signal has layers to choose, or if a stored
-            signal has a different version or dtype, or lacks some of the `layers`.
+        InputError: If `names` is empty, a signal is unknown or does not support the scope, the scope is `sample` but
+            the store has no answers, `layers` is given but no signal has a choice of layers, or a stored signal has a
+            different version or dtype or lacks some of the `layers`.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")

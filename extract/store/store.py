@@ -108,7 +108,7 @@ class Store:
 
     @property
     def model_is_unknown(self) -> bool:
-        """Whether the model is served and there is no local copy yet."""
+        """Whether the model runs on a server and has no local copy yet."""
         return not self.samples.provides.weights and self.reader is None
 
     @property

@@ -20,11 +20,11 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
 
     Args:
         hidden: Hidden states of the set, [row, d_model] float32.
-        fold: Fold of each row, [row] int64. `Distance.quantiles` summarises the distance of each row from the rows in
-            the other folds.
-        groups: Fold of each row in a second split, in which question groups stay together, [row] int64.
-            `Distance.full` is computed from the distance of each row from the rows in the other folds of this split.
-            If None, `full` is the highest quantile.
+        fold: Fold of each row, [row] int64. `Distance.quantiles` summarises each row's distance to the rows in the
+            other folds.
+        groups: Fold of each row in a second split, in which question groups stay together, [row] int64. `Distance.full`
+            is computed from each row's distance to the rows in the other folds of this split. If None, `full` is the
+            highest quantile.
         rows: Mask of the rows used for the quantiles, [row] bool. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)

@@ -134,7 +134,8 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
         - `budgets`: One dict for each budget. `best` and `runner_up` are the pairs [n, k] with the highest and
           second-highest AUROC, and `difference` is the AUROC of `best` minus that of `runner_up`. `many_minus_few` is
           the AUROC of the pair with the most questions minus that of the pair with the fewest questions.
-        - `contrasts`: Both metrics of up to two smaller cells, minus those of the largest cell (the last of `cells`).
+        - `contrasts`: `auroc` and `brier_skill` of up to two smaller cells, minus those of the largest cell (the last
+          of `cells`).
         - `masked`: Reasons for missing cells.
     """
     measured, table, rows = _Measured(curve, n_resamples, seed), curve.table, curve.questions

@@ -45,8 +45,8 @@ def entropy_profile(
     n_answers = [int(rows.sum()) for rows in classes]
     if not all(n_answers):
         raise InputError(
-            f"Expected right and wrong answers with entropies, but got {n_answers[0]} right and {n_answers[1]} wrong "
-            "answers. Use a store with more or different questions."
+            f"Expected at least one right and one wrong answer with entropies, but got {n_answers[0]} right and "
+            f"{n_answers[1]} wrong answers. Use a store with more or different questions."
         )
     own, place = question[used].unique(return_inverse=True)
 

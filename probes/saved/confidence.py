@@ -222,7 +222,8 @@ class ConfidentModel:
         if isinstance(prompts, Mapping) or not isinstance(prompts, Iterable):
             raise InputError(
                 "Expected `prompts` to be a string, a chat (list of messages), token ids, or a list of these, but got "
-                f"{type(prompts).__name__}. Pass the `input_ids` from a tokenizer. Put a single message in a list."
+                f"{type(prompts).__name__}. For a tokenizer's output, pass its `input_ids`. Put a single "
+                "message in a list."
             )
         prompts = list(prompts)
         if not prompts:

@@ -233,7 +233,7 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
 
 
 def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return squared distances, their rounding errors and the indices of the nearest points, each [row, near].
+    """Find the nearest points. Return their squared distances, rounding errors and indices, each [row, near].
 
     The points are sorted by distance. They include the k nearest points and all points tied with the kth.
     """

@@ -130,7 +130,7 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head with `n_heads` values per token. It sums the maximum or minimum of each value over the tokens.
+    """Head that adds up the maxima or minima of `n_heads` values over the tokens.
 
     See `multimax_pool`.
     """

@@ -139,7 +139,7 @@ class ScoreJob:
 
 
 def log_failure(what: str, error: BaseException) -> None:
-    """Log an exception in one line. The traceback is logged only at DEBUG level."""
+    """Log an exception on one line. The traceback is logged only at DEBUG level."""
     traceback = error if _log.isEnabledFor(logging.DEBUG) else None
     _log.error("%s failed: %s: %s", what, type(error).__name__, one_line(error, 500), exc_info=traceback)
 

@@ -45,7 +45,7 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def n_questions(self) -> Tensor:
-        """Number of questions for which at least one answer has the score, [score] int64."""
+        """For each score, the number of questions with at least one answer that has the score, [score] int64."""
         return self.has_answer.sum(1)
 
     @property
@@ -139,8 +139,8 @@ def max_t(
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
 
     Returns:
-        P-values, [score] float64. A p-value is NaN if its score is constant, or if all right answers or all wrong
-        answers lack the score.
+        P-values, [score] float64. A p-value is NaN if its score is constant, or is missing for every right or every
+        wrong answer.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1

@@ -162,7 +162,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         """
         async with self._free, self.spending.reserved(request):
             if self._stopping.is_set():
-                raise Unanswered("no further requests are sent")
+                raise Unanswered("no further requests will be sent")
             self.spending.requests += 1
             now = time.monotonic()
             endpoint = min(self.endpoints, key=lambda endpoint: (max(endpoint.rests_until, now), endpoint.in_flight))

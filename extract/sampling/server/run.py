@@ -200,5 +200,5 @@ def too_many_rejected(n: int, remedy: str = "") -> InputError:
     """Return the error for `n` rejected questions in a row."""
     return InputError(
         f"Expected most questions to be accepted, but the server rejected {n} in a row. Fix the problem described in "
-        f"its message{remedy}, and run the command again."
+        f"the server's message{remedy}, and run the command again."
     )

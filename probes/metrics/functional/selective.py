@@ -75,8 +75,8 @@ def _mean_risk(scores: Tensor, risk: Tensor, weights: Tensor, max_rejection: flo
 def auprc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
     """Compute the area under the precision–recall curve for detecting wrong answers by their low scores.
 
-    Wrong answers are the positive class. A question counts as p̂ right and 1 − p̂ wrong answers with the same score,
-    where p̂ is its measured accuracy. The area is the average precision, as in scikit-learn's
+    Wrong answers are the positive class. Each question contributes p̂ right answers and 1 − p̂ wrong answers with the
+    same score, where p̂ is its measured accuracy. The area is the average precision, as in scikit-learn's
     `average_precision_score`. For an uninformative score, the area is about the fraction of wrong answers. The result
     is NaN if there are no wrong answers.
     """
@@ -93,8 +93,8 @@ def recall_at_fpr(
     """Compute the fraction of wrong answers that are detected by their low scores, at a given false positive rate.
 
     Wrong answers are the positive class. The false positive rate is the fraction of right answers that are flagged as
-    wrong. A question counts as p̂ right and 1 − p̂ wrong answers, where p̂ is its measured accuracy. The ROC curve is
-    interpolated linearly. The result is NaN unless there are both right and wrong answers.
+    wrong. Each question contributes p̂ right answers and 1 − p̂ wrong answers, where p̂ is its measured accuracy. The
+    ROC curve is interpolated linearly. The result is NaN unless there are both right and wrong answers.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))
     n_wrong, n_right = wrong.sum(-1), right.sum(-1)

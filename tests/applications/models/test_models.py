@@ -309,7 +309,7 @@ def test_the_number_of_questions_is_computed_for_the_given_difference(make: Make
     [
         ({"difference": 0.0}, "`difference` to be above 0"),
         ({"clusters": "meta.page"}, "40 of 40 questions lack"),
-        ({"confidences": ["x:y"] * 3}, "one source, or one for each of the 2 stores in the same order, but got 3"),
+        ({"confidences": ["x:y"] * 3}, "one source, or 2 sources in the order of the stores, but got 3"),
     ],
 )
 def test_bad_options_give_a_one_line_error(make: Make, tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -243,7 +243,7 @@ def test_settings_that_differ_from_the_grid_are_refused_before_the_model_is_load
         InputError, match="contains one store per temperature: .*t0.0, .*t1.0. Set --store to one of these"
     ):
         sample(str(family), recipe(0.5))
-    with pytest.raises(InputError, match="is a store itself"):
+    with pytest.raises(InputError, match="is itself a store"):
         sample_family(str(family / "t0.5"), recipe())
     with pytest.raises(InputError, match="Use `sample_family`"):
         sample(str(tmp_path / "other"), recipe())

@@ -52,7 +52,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, recipe: StoreRecipe) -> Path
 
 
 @pytest.fixture(scope="module")
-def undisturbed(whole: Path) -> dict[str, bytes]:
+def uninterrupted(whole: Path) -> dict[str, bytes]:
     return content(whole)
 
 
@@ -66,10 +66,10 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Commands:
     return Commands(tmp_path_factory.mktemp("commands"), n_questions=24)
 
 
-def test_a_run_after_kills_rewrites_nothing_and_gives_the_bytes_of_an_undisturbed_run(
+def test_a_run_after_kills_rewrites_nothing_and_gives_the_bytes_of_an_uninterrupted_run(
     commands: Commands,
 ) -> None:
-    stores = [commands.folder / name for name in ("undisturbed", "killed")]
+    stores = [commands.folder / name for name in ("uninterrupted", "killed")]
     counts = kill_often(commands, "sample", stores[1], kills=2, spread=0.1)
     assert counts == {"kills": 2, "finished files changed": 0, "last run failed": 0}
     assert commands.finish("sample", stores[0])[0] == 0
@@ -100,11 +100,11 @@ def test_a_signal_ends_a_command_with_one_line_and_finished_files_are_kept(
 
 
 def test_workers_write_the_same_bytes_as_one(
-    recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path
+    recipe: StoreRecipe, uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
     for rank in (2, 0, 1):
         make(tmp_path / "store", recipe, Worker(rank, 3))
-    assert content(tmp_path / "store") == undisturbed
+    assert content(tmp_path / "store") == uninterrupted
 
 
 def test_workers_of_one_job_do_not_wait_for_each_other(store: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_second_run_waits_says_so_and_finds_nothing_left_to_do(
 
 
 def test_a_full_disk_gives_a_one_line_error_and_the_next_run_continues(
-    recipe: StoreRecipe, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: StoreRecipe, uninterrupted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, fsync = [], os.fsync
 
@@ -176,8 +176,8 @@ def test_a_full_disk_gives_a_one_line_error_and_the_next_run_continues(
             sample(str(tmp_path / "store"), recipe)
     kept = content(tmp_path / "store")
     assert 0 < len(finished(tmp_path / "store")) < 12
-    assert all(undisturbed[name] == data for name, data in kept.items())
-    assert content(make(tmp_path / "store", recipe)) == undisturbed
+    assert all(uninterrupted[name] == data for name, data in kept.items())
+    assert content(make(tmp_path / "store", recipe)) == uninterrupted
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_damaged_file_is_named_and_recreated(
     name: str,
     command: str,
     recipe: StoreRecipe,
-    undisturbed: dict[str, bytes],
+    uninterrupted: dict[str, bytes],
     store: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -205,7 +205,7 @@ def test_a_damaged_file_is_named_and_recreated(
     lines = [line for line in capsys.readouterr().err.splitlines() if "Replacing it." in line]
     assert len(lines) == 1
     assert lines[0].startswith(str(Path(name).with_suffix("")))
-    assert content(store) == undisturbed
+    assert content(store) == uninterrupted
     assert {path: stamp for path, stamp in finished(store).items() if path in others} == others
 
 
@@ -220,9 +220,9 @@ def test_adjacent_damaged_shards_are_recreated_unchanged(recipe: StoreRecipe, tm
     assert content(store) == before
 
 
-def test_damaged_questions_are_written_again(recipe: StoreRecipe, undisturbed: dict[str, bytes], store: Path) -> None:
+def test_damaged_questions_are_written_again(recipe: StoreRecipe, uninterrupted: dict[str, bytes], store: Path) -> None:
     (store / "questions.parquet").write_bytes(b"nothing")
-    assert content(make(store, recipe)) == undisturbed
+    assert content(make(store, recipe)) == uninterrupted
 
 
 def test_temporary_files_of_a_killed_run_are_deleted_by_the_same_worker(store: Path) -> None:

@@ -215,6 +215,17 @@ def test_the_verdict_begins_with_the_chosen_probe_and_has_a_line_for_each_cheap_
     assert (same if n_auroc == n_brier else different) in "\n".join(lines)
 
 
+def test_the_verdict_about_a_single_cheap_baseline_is_in_the_singular(record: dict[str, Any]) -> None:
+    methods = {n: one for n, one in record["methods"].items() if n == "constant" or one["kind"] != "baseline"}
+    verdict = comparison_verdict(record | {"methods": methods})
+    assert "The best probe is significantly better than the only baseline of equal or lower token cost" in verdict
+    same = [test | {"p_holm": 1.0} for test in record["tests"]]
+    verdict = comparison_verdict(record | {"methods": methods, "tests": same})
+    assert (
+        "is not significantly better than the only baseline of equal or lower token cost, either in AUROC or" in verdict
+    )
+
+
 @pytest.mark.usefixtures("four_baselines")
 def test_compare_writes_its_page_record_pictures_and_predictions(store: Path, tmp_path: Path) -> None:
     folder = compare(str(store), str(tmp_path / "out"), probes=["difference_of_means"], folds=2, n_resamples=100)

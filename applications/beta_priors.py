@@ -20,8 +20,8 @@ def concentration(mean: Array, right: NDArray[np.int64], known: NDArray[np.int64
 
     Args:
         mean: Prior means f, [question], such as confidences or base rates.
-        right: Numbers of right answers, [question].
-        known: Numbers of graded answers, [question].
+        right: Number of right answers, [question].
+        known: Number of graded answers, [question].
     """
     used = (mean > 0) & (mean < 1) & (known >= 2)
     return fit_concentration(mean[used], right[used], known[used], _RANGE) if used.any() else None

@@ -1,4 +1,4 @@
-"""Run χ² tests of the first tokens of 5,000 draws against softmax(logits / T), for 3 prompts at 2 temperatures."""
+"""Compare the first tokens of 5,000 draws with softmax(logits / T) by χ² tests, for 3 prompts and 2 temperatures."""
 
 from __future__ import annotations
 

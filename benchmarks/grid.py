@@ -1,4 +1,4 @@
-"""Compare sampling at 5 temperatures in one run with 5 separate runs, for few-shot prompts of at least 300 tokens.
+"""Compare one run that samples at 5 temperatures to 5 separate runs, for few-shot prompts of at least 300 tokens.
 
 The examples are the same for all prompts, or different for each question. Model loading time is excluded.
 """

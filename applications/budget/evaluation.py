@@ -28,8 +28,8 @@ def success(
 
     Args:
         gains: Gains, [question, answer], non-increasing along `answer`.
-        right: Numbers of right answers, [question].
-        known: Numbers of graded answers, [question].
+        right: Number of right answers, [question].
+        known: Number of graded answers, [question].
         budgets: Mean numbers of answers per question, [budget].
         weights: Number of copies of each question, [resample, question].
         fold: Fold of each question, [question]. Each fold has its own budget.

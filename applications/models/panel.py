@@ -41,12 +41,12 @@ class Panel:
 
     @property
     def right(self) -> Labels:
-        """Numbers of right answers, [store, question]."""
+        """Number of right answers, [store, question]."""
         return np.stack([table.right[rows] for table, rows in zip(self.tables, self.rows, strict=True)])
 
     @property
     def known(self) -> Labels:
-        """Numbers of answers with a known grade, [store, question], at least 1."""
+        """Number of answers with a known grade (at least 1), [store, question]."""
         return np.stack([table.known[rows] for table, rows in zip(self.tables, self.rows, strict=True)])
 
     @property

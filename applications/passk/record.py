@@ -34,8 +34,8 @@ class Graded(NamedTuple):
         stores: Stores by temperature, in ascending order.
         tables: Question tables of the stores.
         rows: Row of each counted question in the question tables, [question] int64.
-        right: Numbers of right answers, [temperature, question].
-        known: Numbers of graded answers, at least 1, [temperature, question].
+        right: Number of right answers, [temperature, question].
+        known: Number of graded answers (at least 1), [temperature, question].
     """
 
     stores: dict[float, Store]

@@ -64,8 +64,8 @@ def temperature_record(
     """Compare splitting a budget evenly over the temperatures with spending all of it at one temperature.
 
     Args:
-        right: Numbers of right answers, [temperature, question].
-        known: Numbers of graded answers, [temperature, question], at least 1.
+        right: Number of right answers, [temperature, question].
+        known: Number of graded answers (at least 1), [temperature, question].
 
     Returns:
         A dict with these entries:

@@ -22,8 +22,8 @@ class Cells(NamedTuple):
     Attributes:
         pairs: Values of ``meta.pair``, sorted.
         forms: Values of ``meta.form``, sorted.
-        n_questions: Numbers of questions with a known grade, [form, pair].
-        n_answers: Numbers of graded answers to these questions, [form, pair].
+        n_questions: Number of questions with a known grade, [form, pair].
+        n_answers: Number of graded answers to these questions, [form, pair].
         accuracy: Mean accuracy on these questions, [form, pair]; NaN if there are none.
         likelihood: Mean log-probability per token of the correct continuation, in nats, [form, pair]; NaN if unknown.
         n_left_out: Number of questions without a pair, a form or a known grade.

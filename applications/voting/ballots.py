@@ -48,8 +48,8 @@ class Poll:
         stores: The stores by temperature, in increasing order.
         table: Question table of the first store.
         questions: Row of each included question in the question table, [question]. A question is left out if it has
-            fewer than two answers, if it has no answers at one of the temperatures, or if all grades in one of its
-            classes of equal answers are unknown.
+            fewer than two answers, no answers at one of the temperatures, or a group of equal answers without a known
+            grade.
         ballots: Answers to each included question.
     """
 

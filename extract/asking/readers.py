@@ -29,7 +29,7 @@ class TextReader:
         noun: Expected kind of model, used in messages.
         auto_class: Name of the transformers class that loads the model.
         batch_tokens: Maximum number of tokens per batch, halved when memory runs out.
-        settings: Model name without its path, hashes of weights and tokenizer, and maximum number of tokens per text.
+        settings: Model name (without path), hashes of weights and tokenizer, and maximum number of tokens per text.
 
     Raises:
         InputError: If the model can't be loaded or its weights are incomplete.

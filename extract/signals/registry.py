@@ -124,7 +124,7 @@ SIGNALS: Registry[Signal] = Registry(
         ),
         "rollout_max": _influence(
             "extract.signals.attention:rollout_max",
-            "largest influence of a token on any answer token, in O(n³) time instead of rollout's O(n²)",
+            "largest influence of a token on any answer token (takes O(n³) time for n tokens; rollout: O(n²))",
             ("attention_blocks", "mixing"),
         ),
         "macs": _influence(

@@ -167,8 +167,8 @@ class _ShardReader:
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> Counter[str]:
         """Compute signals of a shard, and write them to the store.
 
-        Returns a counter. Its keys are `_UNKNOWN` (answers with unknown tokens), `_RETOKENIZED` (texts that were
-        tokenized) and the name of each signal (rows with non-finite values).
+        Returns the number of answers with unknown tokens (key `_UNKNOWN`), of texts that were tokenized
+        (`_RETOKENIZED`), and of rows with non-finite values (one key per signal).
         """
         compute: Callable[..., dict[str, Any]]
         counts = Counter[str]()

@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
     Attributes:
         label, description: Text for display.
-        leak: Whether a source that predicts the accuracy indicates a leak.
+        leak: Whether there is a leak if this source predicts the accuracy.
     """
 
     label: str

@@ -23,7 +23,7 @@ class LeftOut(NamedTuple):
     Attributes:
         raw: Confidences without back-off, [question] float64.
         found: Novelty of the questions, and confidences after back-off, [question] each.
-        right, known: Numbers of right answers and of graded answers, [question].
+        right, known: Number of right answers and number of graded answers, [question].
         training_mean: Mean accuracy of the probe's training questions, [question] float64.
         own: Index of the set that contains the question, [question] int64.
     """

@@ -107,7 +107,7 @@ def fit_backoff(
         features: Features, [row, layer, width] float32. The novelty is computed from the hidden states of the first
             layer.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
-        right, known: Numbers of right answers and of graded answers, [row].
+        right, known: Number of right answers and number of graded answers, [row].
         random: Fold of each row, [row] int64, with questions assigned to folds at random.
         groups: Fold of each row, [row] int64, with question groups kept together.
     """

@@ -40,7 +40,7 @@ def fit_broader(
     Args:
         features: Features of all questions, [row, layer, width] float32.
         n_hidden: Width of the hidden states, which are the first coordinates of the features.
-        right, known: Numbers of right answers and of graded answers, [row].
+        right, known: Number of right answers and number of graded answers, [row].
         groups, questions: Question group and question id of each row. A question and its rewordings have the same id.
         is_own: Mask of the existing probe's training questions, [row] bool.
     """

@@ -32,7 +32,7 @@ from probes.saved.head import Head, zeros
 
 
 class ProbeModule(L.LightningModule, ABC):
-    """Base class of all probes. Each combination of a penalty and an input is a candidate.
+    """Base class for all probes. Each combination of a penalty and an input is a candidate.
 
     An input consists of one or more features, such as the hidden states of a layer. The candidate with the lowest
     validation loss is chosen and calibrated on its validation scores. If the base rate predicts the validation answers
@@ -208,9 +208,8 @@ class ProbeModule(L.LightningModule, ABC):
             self.val_losses = base_rate
             rows = "answers" if self.data.scope == "sample" else "questions"
             self.warning = (
-                f"The probe's cross-fitted confidences predict the grades of {len(scores)} {rows} no better than "
-                f"the mean accuracy on these {rows}. Therefore, the probe returns this mean accuracy for all "
-                f"{rows}."
+                f"On {len(scores)} {rows}, the probe's cross-fitted confidences predict the grades no better than the "
+                f"mean accuracy does. Therefore, the probe returns this mean accuracy for all {rows}."
             )
         self.choice = replace(choice, prefixes=prefixes)
         self.val_confidence = choice.calibrator(scores)

@@ -150,8 +150,8 @@ class _Dual:
     r added to each entry. The inner product of α and β is α · Kβ, and Kβ is called the image of β. For this inner
     product, the gradient is the derivative of the mean loss with respect to the logits, plus λ times the centred α. The
     inverse of the Hessian at zero weights maps v to β = (scale · K + shift)⁻¹ v. Here, `scale` is an argument of
-    `_inverse_at_zero`, and the shift is the penalty returned by `_inverse_at_zero`. The image
-    Kβ = (v − shift · β) / scale needs no further matrix product.
+    `_inverse_at_zero`, and the shift is the penalty that this function returns. The image Kβ = (v − shift · β) / scale
+    needs no further matrix product.
 
     In Newton steps, the bias also has a small penalty, and the formula for the image uses a slightly smaller shift.
     These approximations save operations and keep the coefficients bounded if K is singular.

@@ -19,7 +19,7 @@ TOKENS_AT_ONCE = 2**14
 
 
 class SequenceProbe(Descent):
-    """Base class of probes with the score pool(W x) + b, where x stands for an answer's standardised token states.
+    """Base class for probes with the score pool(W x) + b, where x stands for an answer's standardised token states.
 
     Args:
         lr, l2, calibrator: See `Descent`.
@@ -73,7 +73,7 @@ class SequenceProbe(Descent):
 
 
 class MultiHeadProbe(SequenceProbe):
-    """Base class of sequence probes with several heads.
+    """Base class for sequence probes with several heads.
 
     Args:
         n_heads: Number of heads.

@@ -24,7 +24,7 @@ N_FOLDS = 5
 
 
 class Descent(ProbeModule):
-    """Base class of probes that are trained with Adam. All candidates are trained together but share no parameters.
+    """Base class for probes that are trained with Adam. All candidates are trained together but share no parameters.
 
     Args:
         lr: Initial learning rate of Adam, annealed to 0 on a cosine schedule. The default is 0.01 for Linear and
@@ -101,7 +101,7 @@ class Descent(ProbeModule):
 
 
 class AtOnce(ProbeModule):
-    """Base class of probes that learn from all training rows at once, at the end of a single epoch."""
+    """Base class for probes that learn from all training rows at once, at the end of a single epoch."""
 
     automatic_optimization = False
 
@@ -128,7 +128,7 @@ class AtOnce(ProbeModule):
 
 
 class Directions(ProbeModule):
-    """Base class of linear probes. There is a weight vector and a bias for each penalty and feature."""
+    """Base class for linear probes. There is a weight vector and a bias for each penalty and feature."""
 
     def make_candidates(self, n_features: int, d_model: int) -> None:
         """Create weights [penalty, feature, d_model] and biases [penalty, feature], all 0."""
@@ -153,7 +153,7 @@ class Directions(ProbeModule):
 
 
 class ClosedForm(Directions, AtOnce):
-    """Base class of linear probes whose solver fits all layers and penalties at once.
+    """Base class for linear probes whose solver fits all layers and penalties at once.
 
     The questions of the training and validation splits are divided into five folds, and each fold is scored by probes
     fitted on the other folds. These scores are used to choose a candidate and to calibrate it. Finally, all candidates

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Calibrator(nn.Module):
-    """Base class of the calibrators. A calibrator stores named parameters as float64 buffers.
+    """Base class for calibrators. A calibrator stores named parameters as float64 buffers.
 
     Args:
         *values: The parameters (for `Isotonic`, lists of numbers), in the order of their names in the class attribute

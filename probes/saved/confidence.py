@@ -166,8 +166,8 @@ class ConfidentModel:
         The tokens are identical to those of `generate`. The model runs only while the caller waits for the next
         step. To stop the generation, close the iterator or stop iterating.
 
-        A probe that reads only hidden states and, optionally, the `tokens` signal needs no additional forward pass. A
-        probe that scores questions needs one over the prompt if it reads any other signal, or no hidden states.
+        A probe that reads only hidden states and, optionally, the `tokens` signal needs no additional forward pass. All
+        other probes that score questions need one additional pass over the prompt.
 
         Args:
             question: One string, one chat, or the token ids of one prompt.

@@ -15,7 +15,7 @@ CHUNK = 2**22  # number of distances in memory at once
 
 
 class Head(nn.Module, ABC):
-    """Base class of the heads. A head standardises the features [d_model] of a question or answer and computes a score.
+    """Base class for heads. A head standardises the features [d_model] of a question or answer and computes a score.
 
     To add a head, write a subclass of `VectorHead` or `SequenceHead` and add it to `probes.saved.heads`. Keep all
     tensors in buffers: a saved probe stores the `state_dict`, and loading creates the head from `d_model` and `sizes`.
@@ -63,7 +63,7 @@ def zeros(*shape: int) -> nn.Buffer:
 
 
 class VectorHead(Head):
-    """Base class of the heads that read one vector per question or answer."""
+    """Base class for heads that read one vector per question or answer."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Compute scores [...] float32 from raw features [..., d_model]."""

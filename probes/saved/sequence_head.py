@@ -76,7 +76,7 @@ def _like(mask: Tensor, numbers: Tensor) -> Tensor:
 
 
 class SequenceHead(Head):
-    """Base class of the heads that read the hidden states h of all tokens of an answer.
+    """Base class for heads that read the hidden states h of all tokens of an answer.
 
     The score is pool(W (h − mean) / scale) + b, where W has `n_numbers` rows.
     """

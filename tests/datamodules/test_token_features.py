@@ -193,7 +193,7 @@ def test_the_shape_of_the_entropy_curve_and_windows_are_poolings(made_store: Pat
         ({"signal": "tokens", "pooling": ["windows_4"], "weights": "prob"}, "windows_4, but got .* no weighted form. Leave out `weights`"),
         ({"signal": "tokens", "weights": "entrpy"}, "`weights` to be one of entropy, prob.*Did you mean `entropy`"),
         ({"signal": "tokens", "weights": "rollout"}, r"rollout/norm_element_mean_token\), but got 'rollout'.$"),
-        ({"signal": "tokens", "weights": "macs/floor_20_mean_emit"}, r"lack it .*read --store .* --signals \[macs\] --scope sample"),
+        ({"signal": "tokens", "weights": "macs/floor_20_mean_emit"}, r"lack it\. .*read --store .* --signals \[macs\] --scope sample"),
         ({"signal": "tokens", "weights": "rollout/norm_element_mean_emit"}, "`weights` to be one of norm_element_mean_token"),
         ({"signal": "early_exit"}, r"read --store .* --signals \[early_exit\] --scope sample"),
         ({"signal": "entropy_profile", "layers": [0]}, r"`layers` to be one of 1, 2, 3 for the .* signal .* got '0'"),

@@ -176,11 +176,11 @@ def test_a_damaged_table_is_written_again(store: str, tiny_folder: Path) -> None
         ({"prompt": "a", "texts": "b.txt"}, "but got prompt and texts"),
         ({"store": "nowhere"}, "nowhere"),
         ({"texts": "nowhere.txt"}, "does not exist"),
-        ({"store": "nowhere", "top_k": 3}, "`top_k` to be passed only with --prompt, but got --store"),
-        ({"prompt": "a", "window": 8}, "`window` to be passed only with --texts, but got --prompt"),
+        ({"store": "nowhere", "top_k": 3}, "`top_k` to be passed only with --prompt, but it was passed with --store"),
+        ({"prompt": "a", "window": 8}, "`window` to be passed only with --texts, but it was passed with --prompt"),
         (
             {"texts": "nowhere.txt", "continuations": "letters"},
-            "`continuations` to be passed only with --store, but got --texts",
+            "`continuations` to be passed only with --store, but it was passed with --texts",
         ),
     ],
 )

@@ -631,6 +631,6 @@ def test_the_examples_on_the_page_about_questions_work(tmp_path: Path, monkeypat
     text = page.read_text(encoding="utf-8")
     for name, template in TEMPLATES.items():
         line = template.replace("\n\n", " ¶ ").replace("\n", " ↵ ")
-        assert f"| `{name}` | {line}" in text
+        assert f"| `{name}` | `{line}`" in text
     for name, one in SETS.items():
         assert all(f"`{known}`" in text for known in (name, one.hub, one.config) if known)

@@ -139,7 +139,10 @@ def test_with_shuffled_labels_a_probe_returns_the_base_rate_with_a_warning(
     rate = float(rows.right.sum() / rows.known.sum())
     assert module.predict(rows.features).tolist() == pytest.approx([rate] * len(rows.row))
     assert module.warning is not None
-    assert "the grades of 80 questions no better than the mean accuracy on these questions" in module.warning
+    assert (
+        "On 80 questions, the probe's cross-fitted confidences predict the grades no better than the mean"
+        in module.warning
+    )
     assert module.val_figures["val/auroc"] == 0.5
     assert module.val_figures["val/loss"] == pytest.approx(float(module.val_losses.mean()))
 

@@ -120,7 +120,7 @@ class FeatureSpec:
         positions = self.positions or known[:1]
         if unknown := [position for position in positions if position not in known]:
             raise InputError(
-                f"Expected `positions` to be one of {', '.join(known)} for prefixes of answers, but got {unknown[0]!r}."
+                f"With `prefixes`, expected `positions` to be one of {', '.join(known)}, but got {unknown[0]!r}."
                 f"{nearest(unknown[0], known)}"
             )
         keys = choose_keys(store, TOKENS, self.scope, None, self.layers)

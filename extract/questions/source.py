@@ -153,8 +153,8 @@ def _with_options(
     if known.build is not None:
         if path or config or fields or split or revision:
             raise InputError(
-                f"Expected no file, configuration, fields, split or revision for the {dataset!r} set, because it is "
-                "built at run time, but got at least one of these options. Remove them."
+                f"Expected no file, configuration, fields, split or revision for the {dataset!r} set, but "
+                "got at least one of these options. Remove them. This set is built at run time."
             )
         return source
     if path is None and known.hub is None:

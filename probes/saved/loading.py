@@ -115,7 +115,7 @@ def read_config(path: Path) -> dict[str, Any]:
     width = config["d_model"] // max(1, len(config["layers"]))
     if "novelty" in config and config["novelty"]["n_hidden"] > width:
         raise InputError(
-            f"Expected `novelty.n_hidden` in {str(path)!r} to be at most {width}, the width of the features of a "
+            f"Expected `novelty.n_hidden` in {str(path)!r} to be at most {width}, the number of features per "
             f"layer, but got {config['novelty']['n_hidden']}. Restore the file."
         )
     n_broader = config.get("novelty", {}).get("broader", {}).get("n_features", config["d_model"])

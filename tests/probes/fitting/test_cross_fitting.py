@@ -193,7 +193,7 @@ def test_a_probe_trained_by_descent_can_return_the_base_rate_too(make_data: Make
     data = make_data(seed=8, shuffled=True)
     module: ProbeModule = fit(data, epochs=30)
     assert module.warning is not None
-    assert "the grades of 20 questions" in module.warning
+    assert "On 20 questions" in module.warning
     assert float(module.predict(data.batch("test").features).std()) < 1e-6
 
 

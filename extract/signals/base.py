@@ -163,7 +163,7 @@ class Pass:
 
     Attributes:
         output: Output of the decoder. Its `last_hidden_state` [row, token, d_model] is the output of the final norm.
-        tokens: Drawn tokens, [row, token] int64 on the CPU, padded with 0; None at question scope.
+        tokens: Sampled tokens, [row, token] int64 on the CPU, padded with 0; None at question scope.
         states: Dict from layer to hidden states [row, position, d_model]. Positions are in the order of `POSITIONS`.
         token_states: Dict from layer to hidden states of the answers' tokens, [sum of n_tokens, d_model].
     """

@@ -107,7 +107,7 @@ class LensReader(Hooks):
 
         Args:
             last_hidden_state: Output of the decoder, [row, token, d_model].
-            tokens: Drawn tokens, [row, token] int64; None at question scope.
+            tokens: Sampled tokens, [row, token] int64; None at question scope.
 
         Raises:
             InputError: If anything other than the final norm follows the last block.

@@ -201,7 +201,7 @@ def drawn_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> list[int]:
     """Return the token ids of a stored sample, including the end-of-sequence token if one was drawn.
 
     If the sample has no token ids, the result depends on whether it has reasoning. With reasoning, the list is empty.
-    Without reasoning, the text is tokenized, which may not reproduce the drawn tokens.
+    Without reasoning, the text is tokenized, which may not reproduce the sampled tokens.
     """
     if sample["token_ids"] is not None:
         return list(sample["token_ids"])

@@ -123,7 +123,7 @@ def _settings(name: str, dtype: str) -> dict[str, Any]:
 
 
 def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
-    """Return the stored layers of a signal, or `layers` if none are stored. Stored layers must include `layers`."""
+    """Return the stored layers of a signal, or `layers` if none are stored. They must include `layers`."""
     if layers is not None and not layers:
         raise InputError(
             "Expected at least one layer in `layers`, but got none. To use the default layers, omit the option."

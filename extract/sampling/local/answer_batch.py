@@ -27,9 +27,9 @@ class Answers(NamedTuple):
         starts: [answer] int64 lengths of the prompts in tokens.
         temperatures: [answer] float32.
         uniforms: [answer, step] float64 random numbers.
-        tokens: [answer, step] int64 drawn tokens.
+        tokens: [answer, step] int64 sampled tokens.
         logprobs: [answer, step] float32 log-probabilities of the tokens in nats.
-        lengths: [answer] int64 number of drawn tokens.
+        lengths: [answer] int64 number of sampled tokens.
     """
 
     ids: Tensor

@@ -85,7 +85,7 @@ class TokenSampler:
             prompts: Prompt token ids of each question.
             samples: Indices of the answers to draw.
             temperatures: Distinct temperatures, which override those in `decoding`.
-            progress: Called after each step with the numbers of newly finished answers and newly drawn tokens.
+            progress: Called after each step with the numbers of newly finished answers and newly sampled tokens.
             block: Prompts of the whole block, if its answers are drawn in several calls. If the answers to all these
                 prompts fit into one batch, the prompts are prefilled only in the first call.
 

@@ -1,6 +1,7 @@
 """Compare one run that samples at 5 temperatures to 5 separate runs, for few-shot prompts of at least 300 tokens.
 
-The examples are the same for all prompts, or different for each question. Model loading time is excluded.
+The few-shot examples are either the same for all prompts or different for each question. Model loading time is
+excluded.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def _cross_tuned(
 ) -> Evaluated:
     """Choose a setting on each half of the questions, and evaluate it on the other half.
 
-    `of_halves[i]` is the outcome [setting, question] for all questions. Priors, if any, are fitted on half i.
+    `of_halves[i]` is the outcome [setting, question] for all questions, with priors (if any) fitted on half i.
     """
     chosen = np.array([choose(outcome, half == part) for part, outcome in enumerate(of_halves)])
     other, row = 1 - half, np.arange(len(half))

@@ -169,8 +169,8 @@ def _with_options(
         is_hub_id = dataset.casefold() == str(entry.hub).casefold()
         if entry.gated and (is_hub_id or (entry is known and fields is not None)):
             raise InputError(
-                f"Expected the gated question set {name!r} to be selected by its name, without `fields`, to keep its "
-                f"texts private. Pass --questions {name}."
+                f"Expected the gated question set {name!r} to be selected by its name, without `fields`, so that its "
+                f"texts stay private. Pass --questions {name}."
             )
     read = known.read if fields is None else by_fields(fields)
     split, revision = split or known.split, revision or known.revision

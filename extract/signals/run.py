@@ -49,9 +49,9 @@ def fill_signals(
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
-        InputError: If `names` is empty, a signal is unknown or does not support the scope, the scope is `sample` but
-            the store has no answers, `layers` is given but no signal has a choice of layers, or a stored signal has a
-            different version or dtype or lacks some of the `layers`.
+        InputError: If `names` is empty, a signal is unknown or does not support the scope, or a stored signal has a
+            different version or dtype or lacks some of the `layers`. Also if the scope is `sample` but the store has no
+            answers, or if `layers` is given but no signal has a choice of layers.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
@@ -167,8 +167,8 @@ class _ShardReader:
     def read(self, shard: Shard, names: Sequence[str], progress: Progress) -> Counter[str]:
         """Compute signals of a shard, and write them to the store.
 
-        Returns the number of answers with unknown tokens (key `_UNKNOWN`), of texts that were tokenized
-        (`_RETOKENIZED`), and of rows with non-finite values (one key per signal).
+        Returns the counts of answers with unknown tokens (key `_UNKNOWN`), texts that were tokenized (`_RETOKENIZED`),
+        and rows with non-finite values (one key per signal).
         """
         compute: Callable[..., dict[str, Any]]
         counts = Counter[str]()

@@ -185,8 +185,8 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
     unread = prefix if prefix in weights else weights[0]
     if not keys or (prefix == unread and prefix not in complete):
         raise InputError(
-            f"Expected `influence` to name token weights in {str(store.path)!r}, but they are missing for some or all "
-            f"answers. Run `python -m extract read --store {store.path} --signals [{unread}] --scope sample`."
+            f"Expected {str(store.path)!r} to contain the token weights for `influence`, but they are missing for some "
+            f"or all answers. Run `python -m extract read --store {store.path} --signals [{unread}] --scope sample`."
         )
     names = sorted({key.split("/", 1)[1] for _, key in keys})
     raise InputError(

@@ -166,8 +166,8 @@ class ConfidentModel:
         The tokens are identical to those of `generate`. The model runs only while the caller waits for the next
         step. To stop the generation, close the iterator or stop iterating.
 
-        A probe that reads only hidden states and, optionally, the `tokens` signal needs no additional forward pass. All
-        other probes that score questions need one additional pass over the prompt.
+        A probe that reads only hidden states and, optionally, the `tokens` signal needs no additional forward pass. Any
+        other probe needs one additional pass over the prompt if it scores questions.
 
         Args:
             question: One string, one chat, or the token ids of one prompt.

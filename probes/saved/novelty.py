@@ -12,8 +12,8 @@ close to the broader probe's training rows, its confidence is also mixed with th
 probe's weight is its maximum weight times two factors. The first factor increases linearly with the distance from the
 training data, like the weight of the base rate. The second factor depends on the distance from the broader probe's
 training rows. It is 1 up to the 90th percentile of the held-out distances, and decreases linearly to 0 at the 95th. The
-held-out distances come from cross-validation over the question groups of the other stores. These distances are measured
-from those training rows of the broader probe that are outside the row's fold.
+held-out distances come from cross-validation over the question groups of the other stores. The distance of a held-out
+row is measured from the broader probe's training rows outside the fold of this row.
 """
 
 from typing import Any, NamedTuple

@@ -82,7 +82,7 @@ def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> N
         if values[name] != first[name]:
             raise InputError(
                 f"Expected `{name}` to be the same in all lines, but it is {shown(first[name])} in the first line and "
-                f"{shown(values[name])} in {where}. Import answers with different policies into different stores."
+                f"{shown(values[name])} in {where}. Import answers from different policies into different stores."
             )
     if (values["sample"] is None) != (first["sample"] is None):
         raise InputError(

@@ -196,7 +196,7 @@ def test_texts_of_gpqa_are_hidden(tmp_path: Path) -> None:
     assert question.public_prompt == HIDDEN == question.public("as the question says …")
     for options in ({"fields": {"text": "Question", "references": "Correct Answer"}}, {}):
         for questions in ("gpqa",) if options else ("Idavidrein/gpqa:gpqa_main", "idavidrein/GPQA"):
-            with pytest.raises(InputError, match="to keep its texts private"):
+            with pytest.raises(InputError, match="so that its texts stay private"):
                 find_source(questions, **options)
 
 

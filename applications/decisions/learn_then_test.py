@@ -83,10 +83,10 @@ def certify(
 ) -> Certified:
     """Find the lowest threshold λ whose risk E[ℓ | f ≥ λ] is certified to be at most `risk`.
 
-    The guarantee fails with a probability of at most 1 − `level`. For each entry of `STARTS`, a sequence of thresholds
-    is tested in descending order. The sequence starts at the highest threshold that keeps at least the entry's fraction
-    of all questions, and at least twice the number returned by `n_needed`. It stops at the first threshold for which
-    the test does not reject the hypothesis that the threshold's risk exceeds `risk`.
+    The guarantee fails with a probability of at most 1 − `level`. For each fraction in `STARTS`, a sequence of
+    thresholds is tested in descending order. The sequence starts at the highest threshold that keeps at least this
+    fraction of all questions and at least 2 · `n_needed` questions. It stops at the first threshold for which the test
+    does not reject the hypothesis that the threshold's risk exceeds `risk`.
 
     Args:
         confidence: Confidences f, [question]. A question whose confidence is NaN is never answered.

@@ -70,7 +70,7 @@ def random_probe(model: Any, tokenizer: Any) -> ConfidenceProbe:
 
 
 def logits_of(model: Any, action: Any) -> tuple[list[Tensor], Tensor]:
-    """Return the logits of every pass of a generation, and the generated sequences."""
+    """Return the logits of every forward pass during generation, and the generated sequences."""
     seen: list[Tensor] = []
     handle = model.register_forward_hook(lambda module, args, output: seen.append(output.logits.clone()))
     try:

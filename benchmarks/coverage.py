@@ -63,7 +63,8 @@ def chain(weaker: np.ndarray, kept: tuple[float, float], rng: Generator) -> Ques
 
     Args:
         weaker: Confidences g, [question].
-        kept: Sums a + b of the parameters of the Beta distributions of f and of p. Smaller sums make f and p vary more.
+        kept: Concentrations a + b of two Beta distributions: that of f and that of p. Smaller values make f and p vary
+            more.
         rng: Random number generator.
     """
     first, second = kept

@@ -33,7 +33,7 @@ def answers(n_questions: int, per_question: int, n_prompt: int, n_answer: int) -
 
 
 def main() -> None:
-    """Run the reading benchmark and print its results."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", action="store_true")
     parser.add_argument("--pairs", type=int, default=3)

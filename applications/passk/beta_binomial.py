@@ -197,9 +197,9 @@ def profile_interval(
 ) -> tuple[float, float]:
     """Compute the profile-likelihood interval of a function of the coordinates ln α, ln β and π₀.
 
-    The interval covers the values of the function at all coordinates whose deviance is at most the `level` quantile of
-    the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative. See `fit` for the counts
-    and weights.
+    The interval covers the values of the function at all points whose deviance is at most the `level`
+    quantile of the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative. See `fit` for
+    the counts and weights.
     """
     n, center = weights.sum(), _coordinates(best)
     most_zeros = float(weights[right == 0].sum() / n) if zero_inflated else 0.0

@@ -257,8 +257,8 @@ def _call(function: Callable[[], Any], folder: str) -> Any:
     place = f"(in an actor on {socket.gethostname()})"
     if not os.path.isdir(folder):
         return InputError(
-            f"Expected the current folder {folder!r} to exist on all machines, but it is missing on one {place}. Run "
-            "the command in a folder that all machines have."
+            f"Expected the current folder {folder!r} to exist on all machines, but it is missing on one of them "
+            f"{place}. Run the command in a folder that all machines have."
         )
     try:
         os.chdir(folder)

@@ -130,7 +130,7 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that adds up the maxima or minima of `n_heads` values over the tokens.
+    """Head that computes several values per token. It adds up their maxima or minima over tokens.
 
     See `multimax_pool`.
     """

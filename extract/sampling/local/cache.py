@@ -162,7 +162,7 @@ class AnswerCache(DynamicCache):
 
     @property
     def can_share(self) -> bool:
-        """Whether every layer used plain attention in prefill. Answers can then attend to one copy of their prompt."""
+        """Whether every layer used plain attention in prefill. If so, answers can share a copy of their prompt."""
         return self._plain == set(range(len(self.layers)))
 
     def repeated(self, questions: Tensor) -> Self:

@@ -142,7 +142,7 @@ class SharedCache(DynamicCache):
         self._questions = list[int]()  # index of each row's prompt
 
     def join(self, read: AnswerCache, questions: Sequence[int]) -> None:
-        """Append empty rows. For each row, `questions` contains the index of its prompt in `read`."""
+        """Append empty rows. `questions` contains the index of each row's prompt in the cache `read`."""
         added = sorted(set(questions))
         n_kept = self._set_prompts(read, added)
         places = {question: n_kept + i for i, question in enumerate(added)}
@@ -188,7 +188,7 @@ class SharedCache(DynamicCache):
             group.width += 1
 
     def _set_prompts(self, read: AnswerCache | None, added: Sequence[int]) -> int:
-        """Remove the prompts that have no rows, and append those prompts of `read` whose indices are in `added`.
+        """Remove the prompts that have no rows, and append the prompts with the indices `added` in the cache `read`.
 
         Returns the number of old prompts that remain.
         """

@@ -222,7 +222,8 @@ def test_the_verdict_about_a_single_cheap_baseline_is_in_the_singular(record: di
     same = [test | {"p_holm": 1.0} for test in record["tests"]]
     verdict = comparison_verdict(record | {"methods": methods, "tests": same})
     assert (
-        "is not significantly better than the only baseline of equal or lower token cost, either in AUROC or" in verdict
+        "is not significantly better than the only baseline of equal or lower token cost, in terms of AUROC or"
+        in verdict
     )
 
 

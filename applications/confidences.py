@@ -159,7 +159,7 @@ def _read_table(path: Path, source: str) -> pa.Table:
     readers = {".parquet": pq.read_table, ".csv": partial(pa.csv.read_csv, convert_options=ids_as_text)}
     if path.suffix not in readers or not path.is_file():
         raise InputError(
-            f"Expected each of `confidences` to be the folder of a saved probe, or FILE:COLUMN with a Parquet or CSV "
+            f"Expected each of `confidences` to be the folder of a saved probe, or FILE:COLUMN for a Parquet or CSV "
             f"file, but got {source!r}. For example, pass runs/compare-facts/predictions.parquet:layer_average."
         )
     try:

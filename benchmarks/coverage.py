@@ -63,8 +63,7 @@ def chain(weaker: np.ndarray, kept: tuple[float, float], rng: Generator) -> Ques
 
     Args:
         weaker: Confidences g, [question].
-        kept: Concentrations a + b of two Beta distributions: that of f and that of p. Smaller values make f and p vary
-            more.
+        kept: Concentrations a + b of the Beta distributions of f and p. Smaller values make f and p vary more.
         rng: Random number generator.
     """
     first, second = kept

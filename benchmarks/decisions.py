@@ -155,7 +155,7 @@ def figures(truth: Truth, thresholds: list[float | None], risk: float) -> dict[s
 def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[str, float | None]:
     """Return the ratio of the mean coverages of `a` and `b` (`means`), and the mean of their coverage ratios (`sets`).
 
-    The mean ratio includes only the sets in which both have a threshold.
+    `sets` includes only the sets in which both `a` and `b` have a threshold.
 
     The ratios are None if no set has a threshold in both `a` and `b`. They are also None if the mean coverage of `b`
     exceeds 1 / `RATIO`. The ratio of the means then cannot reach `RATIO`, because coverage is at most 1.

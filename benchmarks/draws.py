@@ -1,4 +1,4 @@
-"""Compare the first tokens of 5,000 draws with softmax(logits / T) by χ² tests, for 3 prompts and 2 temperatures."""
+"""Compare the first tokens of 5,000 draws with softmax(logits / T) using χ² tests, for 3 prompts and 2 temperatures."""
 
 from __future__ import annotations
 

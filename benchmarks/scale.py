@@ -1,8 +1,8 @@
 """Measure the cost of large stores: bytes per answer, and the time per shard of several operations.
 
-The operations are listing shards, finding missing ones, writing the manifest, inspecting, verifying and reading. Their
-time per shard should not grow with the number of shards. The stores resemble those sampled from a server, with `--rows`
-questions per block and one sample per shard (`--server.n 1`).
+The operations include `ranges_to_ask`, `write_manifest`, `describe` and `find_problems`. Their time per shard should not
+grow with the number of shards. The stores resemble those sampled from a server, with `--rows` questions per block and
+one sample per shard (`--server.n 1`).
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ sys.exit(subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL).returncode)
 def vllm_serve(model: Path, dtype: str, seconds: float = 900.0) -> Iterator[str]:
     """Run vLLM on the loopback interface until the context or this process ends, and yield its address.
 
-    The first start compiles the model, which takes minutes.
+    The first run compiles the model, which takes minutes.
 
     Raises:
         RuntimeError: If the server does not start within `seconds`.

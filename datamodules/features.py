@@ -142,8 +142,8 @@ class FeatureDataModule(L.LightningDataModule):
         n_questions = {split: len(rows) for split, rows in self.question_rows.items()}
         if n_questions["val"] < LEAST_VALIDATION:
             raise InputError(
-                f"Expected at least {LEAST_VALIDATION} questions in the validation split, but it has "
-                f"{n_questions['val']} of the {len(rows)} usable questions. Use more questions, or a `val_fraction` "
+                f"Expected at least {LEAST_VALIDATION} questions in the validation split, but it has only "
+                f"{n_questions['val']} (of {len(rows)} usable questions). Use more questions, or a `val_fraction` "
                 f"above {self.fractions[1]:g}."
             )
         for splits in (("train", "val"), ("test",)):

@@ -268,7 +268,7 @@ def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[n
 
 
 def modal_share(answers: Sequence[str | int | None]) -> float:
-    """Compute the relative frequency of the most frequent answer; NaN without answers.
+    """Compute the relative frequency of the most frequent answer; NaN if there are none.
 
     `answers` [sample] contains normalised answers or classes, as in `clusters_of`. Each unreadable answer counts as
     distinct.

@@ -61,7 +61,7 @@ def check_random_numbers(tested: Store, references: Sequence[Store]) -> None:
         if same and model is not None and policy["decoding"]["temperature"] > 0:
             raise InputError(
                 f"Expected the tested store to have a different seed from the reference '{store.path}', which "
-                f"uses the same model, but both have seed {seed} and thus the same random numbers. Sample the tested "
+                f"uses the same model, but both use seed {seed} and thus the same random numbers. Sample the tested "
                 "store again with a different --policy.seed."
             )
 

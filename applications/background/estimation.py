@@ -143,7 +143,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate a reference's known temperatures from held-out outputs.
+    """Estimate the known temperatures of a reference from held-out outputs.
 
     At each temperature, half of the outputs play the role of the tested system. The other half serve as the reference.
     Returns the estimates [resample, temperature], averaged over the metrics.

@@ -53,7 +53,7 @@ References = Mapping[str, Mapping[float, Source]]
 def open_references(paths: Sequence[str]) -> dict[str, dict[float, Source]]:
     """Open temperature grids, or JSON files in the format of Messina and Scotta.
 
-    Returns a dict from reference name to a dict from temperature (ascending) to source.
+    Returns nested dicts of sources. The keys are the reference name and the temperature (ascending).
     """
     named: list[tuple[str, dict[float, Source]]] = []
     for path in paths:

@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 
     Attributes:
         cheap, strong: Measured accuracies.
-        cheap_cost, strong_cost: Mean costs of an answer.
+        cheap_cost, strong_cost: Mean costs per answer.
         reading_cost: Number of prompt tokens that the cheap model reads for the probe.
     """
 
@@ -53,8 +53,8 @@ class Pair(NamedTuple):
 def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
     """Read the accuracies and costs of the questions that are in both stores and have a confidence.
 
-    For each question with a confidence, `rows` [question] contains its row in the cheap model's table.
-    Returns the positions of the shared questions in `rows`, and their accuracies and costs.
+    For each question with a confidence, `rows` [question] contains its row in the cheap model's table. Returns the
+    positions in `rows` of the shared questions, and their accuracies and costs.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)
     of_stores = zip(panel.tables, (shared, panel.rows[1][of_panel]), strict=True)

@@ -17,7 +17,7 @@ def domains(
     out: str | None = None,
     seed: int = 0,
 ) -> Path:
-    """Cluster the questions by their text embeddings, and find clusters with a low accuracy or a calibration gap.
+    """Cluster the questions by their text embeddings, and find clusters with low accuracy or a calibration gap.
 
     Args:
         store: Folder of the store. It must contain graded samples, and embeddings of the questions from

@@ -46,7 +46,7 @@ class Panel:
 
     @property
     def known(self) -> Labels:
-        """Number of answers with a known grade (at least 1), [store, question]."""
+        """Number of answers with a known grade, always at least 1, [store, question]."""
         return np.stack([table.known[rows] for table, rows in zip(self.tables, self.rows, strict=True)])
 
     @property
@@ -120,7 +120,7 @@ def shared_rows(stores: Sequence[Store]) -> Labels:
 
 
 def _content(question: Question) -> dict[str, Any]:
-    """Return all fields of a question except `dataset`, which is only a file name for imported questions."""
+    """Return all fields of a question except `dataset`, which is a file name if the questions were imported."""
     return question.record() | {"dataset": ""}
 
 

@@ -35,7 +35,7 @@ class Graded(NamedTuple):
         tables: Question tables of the stores.
         rows: Row of each counted question in the question tables, [question] int64.
         right: Number of right answers, [temperature, question].
-        known: Number of graded answers (at least 1), [temperature, question].
+        known: Number of graded answers, always at least 1, [temperature, question].
     """
 
     stores: dict[float, Store]
@@ -143,8 +143,8 @@ def _store_record(
         - `avg_at_n`: Mean accuracy.
         - `pass_at_k`, `over_groups`: For each value of `k`, the mean Pass@K over questions and over groups.
         - `errors`: Result of `error_records`.
-        - `curve`: Dict with the values of k (`k`), the mean Pass@K for each k up to the smallest number of graded
-          answers (`measured`), and the `predictive_band` of each source of confidences (`predicted`).
+        - `curve`: Dict with the entries `k` (values of k), `measured` (mean Pass@K for each k up to the smallest number
+          of graded answers) and `predicted` (`predictive_band` of each source of confidences).
         - `extrapolation`: Record of `extrapolate`. If it is None, `not_extrapolated` gives the reason.
         - `beyond`: Values of k in the table of extrapolations.
     """

@@ -65,7 +65,7 @@ def temperature_record(
 
     Args:
         right: Number of right answers, [temperature, question].
-        known: Number of graded answers (at least 1), [temperature, question].
+        known: Number of graded answers, always at least 1, [temperature, question].
 
     Returns:
         A dict with these entries:

@@ -29,7 +29,7 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
           correction over all tests.
         - `joint`: For each pair of forms `a` and `b`, the probabilities of the four outcomes of two independent
           answers, one to each form. The outcomes are `both` (both answers are right), `only_a` and `only_b` (only the
-          answer to this form is right), and `neither` (both answers are wrong).
+          answer to that form is right), and `neither` (both answers are wrong).
     """
     values = {ACCURACY: cells.accuracy}
     if np.isfinite(cells.likelihood).any():

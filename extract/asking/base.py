@@ -160,7 +160,7 @@ def _settings(baselines: Sequence[AskedBaseline]) -> list[dict[Scope, dict[str, 
 
 @contextmanager
 def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
-    """Load the models of a baseline, and yield a function that fills missing shards."""
+    """Load the models of a baseline, and yield a function that fills in missing shards."""
     baseline.prepare()
 
     def fill(shard: Shard, progress: Done) -> int:
@@ -172,8 +172,8 @@ def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
     """Build the prompt template for querying the store's model.
 
-    The tokenizer's chat template is applied if there is one, even if the policy's prompt is plain text. The chat
-    keeps the policy's system message.
+    The tokenizer's chat template is applied if there is one, even if the policy's prompt is plain text. The policy's
+    system message is kept.
     """
     chat = policy["model"]["chat_template"] != sha256_text("")
     return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)

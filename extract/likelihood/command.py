@@ -45,7 +45,8 @@ def likelihood(
         prompt: Plain text. The most likely next tokens are listed.
         texts: File of texts whose perplexity is computed: a .txt file (one text), or a .jsonl, .json, .csv or .parquet
             file with a `text` column.
-        continuations: With --store, what to score for each option: its letter (letters, the default) or text (texts).
+        continuations: With --store, what to score: letters (each option's letter, the default) or texts (each option's
+            text).
         top_k: With --prompt, number of next tokens to list. By default, 10.
         window: With --texts, number of tokens per forward pass. By default, the context length of the model.
         stride: With --texts, number of tokens by which the window moves in a long text. By default, half of the window.

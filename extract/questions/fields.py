@@ -24,7 +24,7 @@ Draft = dict[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a dataset, as a dict `values` from column to value. `where` names the row in error messages."""
+    """A row of a dataset. `values` maps columns to values, and `where` names the row in error messages."""
 
     values: Mapping[str, Any]
     where: str
@@ -218,7 +218,7 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
     if place is None or is_text_of_several or len(choices) > len(ascii_uppercase):
         problem = f"{n_equal} options have this text" if is_text_of_several else f"got {str(answer)[:40]!r}"
         raise InputError(
-            f"Expected the answer in {where} to be one of its {len(choices)} options, but {problem}. "
+            f"Expected the answer in {where} to be one of the {len(choices)} options, but {problem}. "
             "Write the letter, the text or the 0-based index of the correct option. At most 26 options are supported."
         )
     return (letters[place], choices[place]) if choices[place] else (letters[place],)

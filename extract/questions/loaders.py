@@ -37,7 +37,7 @@ def json_object(line: bytes, where: str) -> Record:
         record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InputError(
-            f"Expected {where} to be UTF-8, but byte {error.start} is not. Save the file as UTF-8."
+            f"Expected {where} to be UTF-8, but the byte at offset {error.start} is invalid. Save the file as UTF-8."
         ) from None
     except (ValueError, RecursionError) as error:  # an integer with thousands of digits raises a plain ValueError
         problem = f"it is not valid JSON ({getattr(error, 'msg', error)})"

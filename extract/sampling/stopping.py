@@ -74,8 +74,8 @@ class StoppingRule:
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
         needs: What the rule requires: several temperatures, a prior, or nothing (None).
-        stops: Function that takes the evidence and the threshold, and returns, for each answer, whether sampling stops
-            after it, [order, answer].
+        stops: Function that takes the evidence and the threshold. It returns whether sampling stops after each answer,
+            [order, answer].
     """
 
     label: str

@@ -37,7 +37,7 @@ def tokens(batch: Pass) -> dict[str, Tensor]:
 def entropy_profile(batch: Pass) -> dict[str, Tensor]:
     """Return the entropy of every layer's token distribution (Entropy-Lens, arXiv 2502.16570).
 
-    The result is a dict from ``l/entropy``, for layers l = 1 … L, to tensors [row, token] float32 in nats.
+    The result maps ``l/entropy``, for layers l = 1 … L, to tensors [row, token] float32 in nats.
     """
     return {f"{layer}/entropy": values for layer, values in enumerate(batch.lens["entropies"].unbind(-1), 1)}
 

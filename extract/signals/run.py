@@ -51,7 +51,7 @@ def fill_signals(
     Raises:
         InputError: If `names` is empty, a signal is unknown or does not support the scope, or a stored signal has a
             different version or dtype or lacks some of the `layers`. Also if the scope is `sample` but the store has no
-            answers, or if `layers` is given but no signal has a choice of layers.
+            answers, or if `layers` is given but no signal supports it.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
@@ -123,7 +123,7 @@ def _settings(name: str, dtype: str) -> dict[str, Any]:
 
 
 def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
-    """Return the stored layers of a signal, or `layers` if none are stored. They must include `layers`."""
+    """Return the stored layers of a signal (which must include `layers`), or `layers` if none are stored."""
     if layers is not None and not layers:
         raise InputError(
             "Expected at least one layer in `layers`, but got none. To use the default layers, omit the option."

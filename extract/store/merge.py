@@ -161,7 +161,7 @@ def _headers(store: Store, signal: str, scope: Scope) -> list[Any]:
 
 
 def _merge_log(into: Store, other: Store, part: SampleRange) -> int:
-    """Append a range's new answers from the log of `other` to the log of `into`. Return their number."""
+    """Append the new answers in a log of `other` to the log of `into`. Return the number of appended answers."""
     rows = read_log(other, part)
     if is_finished(into.samples.file(part)):
         log_file = str(other.samples.log_file(part))

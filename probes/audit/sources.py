@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
     Attributes:
         label, description: Text for display.
-        leak: Whether there is a leak if this source predicts the accuracy.
+        leak: Whether this source is a leak if it predicts the accuracy.
     """
 
     label: str

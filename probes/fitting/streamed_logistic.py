@@ -64,7 +64,7 @@ def passes(
     """Return a function that computes losses and gradients at given points in one pass over the rows.
 
     The losses have shape [fit, penalty]. Points and gradients have shape [fit, penalty, d + 1]. The last axis of a
-    point holds the weights of the standardised feature, followed by the bias.
+    point holds the d weights of the standardised feature, followed by the bias.
 
     Args:
         column, target: See `logistic`.

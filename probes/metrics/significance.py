@@ -51,7 +51,7 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
 def bootstrap_p(
     a: WeightedMetric, b: WeightedMetric, n_questions: int, n_resamples: int = 10_000, seed: int = 0
 ) -> float | None:
-    r"""Compute the p-value of the difference a − b of two metrics by the paired bootstrap over questions.
+    r"""Compute the p-value of the difference a − b between two metrics with a paired bootstrap over questions.
 
     .. math::
         p = \min\Big\{1, 2 \min\Big[\frac{1 + \#(\Delta^* \le 0)}{B + 1},

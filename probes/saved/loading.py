@@ -252,7 +252,7 @@ def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) ->
 def probe_tensors(
     head: Head, calibrator: Calibrator, prefixes: PrefixCalibrator | None, novelty: Novelty | None
 ) -> dict[str, Tensor]:
-    """Return the tensors of a probe by their names in model.safetensors."""
+    """Return the tensors of a probe, keyed by their names in model.safetensors."""
     parts = {"": head, _CALIBRATOR: calibrator, _PREFIXES: prefixes, _NOVELTY: novelty}
     return {
         name: tensor

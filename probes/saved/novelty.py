@@ -13,7 +13,7 @@ probe's weight is its maximum weight times two factors. The first factor increas
 training data, like the weight of the base rate. The second factor depends on the distance from the broader probe's
 training rows. It is 1 up to the 90th percentile of the held-out distances, and decreases linearly to 0 at the 95th. The
 held-out distances come from cross-validation over the question groups of the other stores. The distance of a held-out
-row is measured from the broader probe's training rows outside the fold of this row.
+row is computed with a fit that excludes the fold of this row.
 """
 
 from typing import Any, NamedTuple

@@ -108,7 +108,7 @@ def create_app(
 class Endpoints:
     """Endpoints that use the model.
 
-    `defaults` are the default settings of requests. See `create_app` for the other arguments.
+    `defaults` are the default settings for requests. See `create_app` for the other arguments.
     """
 
     def __init__(self, engine: Engine, probe: ConfidenceProbe, model_name: str, defaults: Defaults) -> None:

@@ -126,7 +126,7 @@ class Engine:
             on_end: Called once, after the last step, with the finish reason, or with the exception if generation
                 failed. The reasons are "stop" (end-of-sequence token or stop string), "length" (`max_tokens` or the
                 context of the model) and "cancelled".
-            backoff: Whether to shift the confidence of a novel question. See `Confidences`.
+            backoff: Whether to shift the confidence for a novel question. See `Confidences`.
 
         Raises:
             QueueFull, EngineClosed: See `score`.

@@ -123,7 +123,7 @@ class ChatRequest(Body):
     The fields `top_k`, `backoff` and `entropy` are not part of OpenAI's format. A `top_k` of 0 or -1 keeps all tokens.
 
     Attributes:
-        backoff: Whether to shift the confidence of a novel question. See `Confidences`.
+        backoff: Whether to shift the confidence for a novel question. See `Confidences`.
         entropy: Whether to add an `entropy` field to each choice. The field contains the next-token entropy in nats for
             each token of the text, computed before temperature, top-p and top-k are applied.
     """

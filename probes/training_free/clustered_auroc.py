@@ -139,8 +139,8 @@ def max_t(
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
 
     Returns:
-        P-values, [score] float64. A p-value is NaN if its score is constant, or is missing for every right or every
-        wrong answer.
+        P-values, [score] float64. A p-value is NaN if its score is constant, or if the score is missing for all right
+        or all wrong answers.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1
@@ -189,8 +189,8 @@ class _Exchange:
     def distances(self, order: Tensor) -> Tensor:
         """Compute |AUROC − ½| after permuting the grades across questions, [draw, score].
 
-        Question q gets the grades of question `order[draw, q]`. The result is NaN for a score that is missing for
-        every right or every wrong answer.
+        Question q gets the grades of question `order[draw, q]`. The result is NaN if the score is missing for all right
+        or all wrong answers.
         """
         grades = self._grades[:, order].flatten(2)  # [right or wrong, draw, answer]
         distances = torch.empty(len(order), self._n_scores)

@@ -19,7 +19,7 @@ _COLUMNS = list(POOLINGS)
 
 
 class Row(NamedTuple):
-    """Row of a heat map. `values` and `chosen` have one entry per pooling. Missing values are NaN."""
+    """Row of a heat map. `values` and `chosen` have one entry per pooling method. Missing values are NaN."""
 
     block: str
     label: str

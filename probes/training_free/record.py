@@ -104,7 +104,7 @@ class _Tested:
         self._scored = {name: Scored(score, right, known, question) for name, score in scores.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Compute metrics of each reported score.
+        """Compute metrics for each reported score.
 
         The AUROC is computed for all answers, for untruncated answers, and within length classes.
         """

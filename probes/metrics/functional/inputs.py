@@ -25,7 +25,9 @@ def prepare(
         raise ValueError(f"Expected `preds`, `right` and `known` to have the same shape [question], but got {shapes}.")
     preds, right, known = preds.double(), right.double(), known.double()
     if n := int((~preds.isfinite()).sum()):
-        raise ValueError(f"Expected `preds` to be finite, but got {n} NaN or infinite values. Remove their questions.")
+        raise ValueError(
+            f"Expected `preds` to be finite, but got {n} NaN or infinite values. Remove the corresponding questions."
+        )
     if (known < least_known).any():
         raise ValueError(
             f"Expected `known` to be at least {least_known} for every question, but got {int(known.min())}. Remove "

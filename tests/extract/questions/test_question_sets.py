@@ -434,7 +434,7 @@ def test_the_packages_own_fields_are_read_from_other_formats(tmp_path: Path) -> 
         (question,) = load_questions(str(path))
         assert question == Question("a", "q", "Which?", (), ("B", "Lima"), "choice", ("Oslo", "Lima"), "g")
         assert question.prompt == "Which?\nA. Oslo\nB. Lima"
-    with pytest.raises(InputError, match="one of its 2 options.*got 'Rome'"):
+    with pytest.raises(InputError, match="one of the 2 options.*got 'Rome'"):
         load_questions(str(write(tmp_path / "q.jsonl", {**row, "references": ["Rome"]})))
 
 
@@ -457,7 +457,7 @@ def test_an_answer_that_is_the_text_of_two_options_is_refused(tmp_path: Path) ->
         (question,) = load_questions(str(write(tmp_path / "q.json", {**row, "a": answer})), fields=fields)
         assert question.references == ("B", "Lima")
     truth = write(tmp_path / "q.json", {"q": "1?", "o": ["no", "yes"], "a": True})
-    with pytest.raises(InputError, match="one of its 2 options.*got 'true'"):
+    with pytest.raises(InputError, match="one of the 2 options.*got 'true'"):
         load_questions(str(truth), fields=fields)
 
 

@@ -169,7 +169,7 @@ def test_a_subset_of_impossible_size_is_refused(n: int) -> None:
 def test_a_file_that_is_not_utf8_is_refused_and_odd_line_separators_are_text(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_bytes(b'{"id": "\xff"}')
-    with pytest.raises(InputError, match="to be UTF-8, but byte 8"):
+    with pytest.raises(InputError, match="to be UTF-8, but the byte at offset 8"):
         load_questions(str(path))
     path.write_text(json.dumps({**GOOD, "text": "a\u2028b"}, ensure_ascii=False), encoding="utf-8")
     assert load_questions(str(path))[0].text == "a\u2028b"

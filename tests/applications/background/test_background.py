@@ -287,7 +287,7 @@ def test_a_tested_store_with_the_random_numbers_of_a_reference_is_refused(
     system: SoftmaxSystem, grid: Path, tmp_path: Path
 ) -> None:
     store = system.make_store(tmp_path / "s", 0.3)
-    with pytest.raises(InputError, match="both have seed 0 and thus the same random numbers"):
+    with pytest.raises(InputError, match="both use seed 0 and thus the same random numbers"):
         estimate(tmp_path, store.path, grid)
     greedy = system.make_store(tmp_path / "greedy", 0.0)
     assert estimate(tmp_path, greedy.path, grid)["temperature"]["value"] == 0

@@ -33,7 +33,7 @@ class Graded(NamedTuple):
     Attributes:
         stores: Stores by temperature, in ascending order.
         tables: Question tables of the stores.
-        rows: Row of each counted question in the question tables, [question] int64.
+        rows: Row of each of these questions in the question tables, [question] int64.
         right: Number of right answers, [temperature, question].
         known: Number of graded answers, always at least 1, [temperature, question].
     """

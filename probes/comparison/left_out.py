@@ -77,7 +77,7 @@ def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> 
 
 @styled
 def left_out_picture(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Plot each left-out set's Brier scores with and without back-off, and the former minus the latter."""
+    """Plot the Brier scores of each left-out set with and without back-off, and the change due to back-off."""
     figure, (left, right) = new_figure(8.4, 1.4 + 0.42 * len(rows), ncols=2, sharey=True)
     for row, one in enumerate(rows):
         for how, colour, shift in (("raw", BLUE, -0.13), ("backed_off", RED, 0.13)):

@@ -11,9 +11,9 @@ A broader probe, if there is one, was trained on the same rows and on the questi
 close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The broader
 probe's weight is its maximum weight times two factors. The first factor increases linearly with the distance from the
 training data, like the weight of the base rate. The second factor depends on the distance from the broader probe's
-training rows. It is 1 up to the 90th percentile of the held-out distances, and decreases linearly to 0 at the 95th. The
-held-out distances come from cross-validation over the question groups of the other stores. The distance of a held-out
-row is computed with a fit that excludes the fold of this row.
+training rows. It is 1 up to the 90th percentile of the distances of held-out rows, and decreases linearly to 0 at the
+95th. Rows are held out by cross-validation over the question groups of the other stores, so each distance is computed
+with a fit that excludes the row's fold.
 """
 
 from typing import Any, NamedTuple

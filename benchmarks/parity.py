@@ -160,7 +160,7 @@ def python_of(peer: str) -> Path:
 
 
 def score(peer: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Score the inputs `given` with the package `peer` in its own environment. Return its version and the values."""
+    """Run the package `peer` in its own environment, on the inputs `given`. Return its version and the values."""
     script = Path(__file__).parent / "peers" / f"score_{peer.replace('-', '_')}.py"
     done = subprocess.run(
         [python_of(peer), script], input=json.dumps(given), capture_output=True, text=True, check=False

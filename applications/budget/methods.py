@@ -25,7 +25,7 @@ Method = tuple[str, str]
 
 
 class Setting(NamedTuple):
-    """Answers that can be drawn, and the gains that each method uses to allocate them.
+    """Answers that can be drawn for each question, and the gains by which each method allocates a budget.
 
     Attributes:
         right: Number of right answers, [question].

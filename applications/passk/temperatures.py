@@ -61,7 +61,7 @@ def temperature_record(
     n_resamples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Compare splitting a budget evenly over the temperatures with spending all of it at one temperature.
+    """Compare two ways to spend a budget of answers: evenly over all temperatures, or all at one temperature.
 
     Args:
         right: Number of right answers, [temperature, question].

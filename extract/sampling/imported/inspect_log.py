@@ -125,7 +125,7 @@ def _log(
 
 
 def _has_failed(sample: Mapping[str, Any]) -> bool:
-    """Whether an error prevented an answer."""
+    """Whether the sample has no answer because of an error."""
     return not sample["output"]["choices"]
 
 

@@ -97,7 +97,7 @@ def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) 
 
 
 def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:
-    """Return the prompt and the generation options in a log line."""
+    """Extract the prompt and the generation options from a log line."""
     if lacking := [key for key in _KEYS if key not in row]:
         raise InputError(
             f"Expected {where} to be from a samples file of lm-evaluation-harness 0.4.3 or later, but it lacks "

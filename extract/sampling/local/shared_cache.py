@@ -188,7 +188,7 @@ class SharedCache(DynamicCache):
             group.width += 1
 
     def _set_prompts(self, read: AnswerCache | None, added: Sequence[int]) -> int:
-        """Remove prompts without rows, and append the prompts at the indices `added` of the cache `read`.
+        """Remove prompts without rows, and append the prompts with the indices `added` from the cache `read`.
 
         Returns the number of old prompts that remain.
         """

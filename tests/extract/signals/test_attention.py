@@ -283,7 +283,7 @@ def test_a_layer_without_attention_is_counted(monkeypatch: pytest.MonkeyPatch) -
     model = tiny_model()
     block = model.model.layers[1].self_attn
     monkeypatch.setattr(block, "forward", lambda hidden_states, **options: (hidden_states, None))
-    with pytest.raises(InputError, match="of its 3 layers, but LlamaForCausalLM called it 2 times, in 2 layers"):
+    with pytest.raises(InputError, match="of its 3 layers, but LlamaForCausalLM called this function 2 times, in 2 layers"):
         read_answers(model, ANSWERS, ["attention_entropy"])
 
 

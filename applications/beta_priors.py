@@ -48,7 +48,7 @@ def beta_priors(
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
     """Return each question's base rate, [question]: the mean accuracy of its group in the other folds.
 
-    If the group occurs only in the fold of the question, the mean accuracy of all questions in the other folds is used.
+    If the group occurs only in the question's own fold, the mean accuracy of all questions in the other folds is used.
     """
     group = np.unique(groups, return_inverse=True)[1]
     rates = np.empty(len(accuracy))

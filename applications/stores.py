@@ -26,7 +26,7 @@ def load_tables(stores: Mapping[float, Store], grader: str | None) -> dict[float
 
 
 def open_stores(path: str) -> dict[float, Store]:
-    """Open a store, or all stores of a temperature grid. Returns them by temperature, in ascending order.
+    """Open a store, or all stores of a temperature grid. Returns a dict from temperature to store, in ascending order.
 
     The temperature of an imported store can be `UNKNOWN`.
 

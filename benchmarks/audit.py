@@ -77,7 +77,7 @@ LEAKS: dict[str, tuple[str, Callable[[list[Question]], NDArray[np.float64]]]] = 
 
 
 def accuracies(value: NDArray[np.float64], strength: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return accuracies [question] with the log-odds `strength` · `value` [question] − ½ + noise."""
+    """Return accuracies [question] with the log-odds `strength` · `value` − ½ + noise. `value` is [question]."""
     return expit(strength * value + 2 * rng.normal(size=len(value)) - 0.5)
 
 

@@ -157,8 +157,9 @@ def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[s
 
     `sets` includes only the sets in which both `a` and `b` have a threshold.
 
-    The ratios are None if no set has a threshold in both `a` and `b`. They are also None if the mean coverage of `b`
-    exceeds 1 / `RATIO`. The ratio of the means then cannot reach `RATIO`, because coverage is at most 1.
+    The ratios are None if there is no set in which both `a` and `b` have a threshold. They are also None if the mean
+    coverage of `b` exceeds 1 / `RATIO`. In that case, the ratio of the means cannot reach `RATIO`, because coverage is
+    at most 1.
     """
     x, y = np.array([[truth.of(one)[0], truth.of(other)[0]] for one, other in zip(a, b, strict=True)]).T
     both = (x > 0) & (y > 0)

@@ -24,7 +24,7 @@ from tests.helpers.live import peak_bytes
 
 
 def products(weight: Tensor, states: Tensor, n_layers: int, size: int) -> Callable[[], None]:
-    """Return a function that multiplies `states` by the LM head's weight `n_layers` times, `size` tokens at a time."""
+    """Return a function that multiplies `states` by the LM head's weight `n_layers` times, in chunks of `size`."""
     out = torch.empty(size, len(weight), dtype=states.dtype, device=states.device)
 
     @torch.inference_mode()
@@ -50,7 +50,7 @@ def entropies(model: Any, states: Tensor) -> Callable[[], None]:
 
 @torch.inference_mode()
 def extra_bytes(model: Any, n_tokens: int) -> int:
-    """Return the additional peak memory, in bytes, of a forward pass that also reads an answer's entropy profile."""
+    """Return by how many bytes reading an answer's entropy profile increases the peak memory of a forward pass."""
     generator = torch.Generator().manual_seed(0)
     prompt, content = (tuple(torch.randint(5, 1000, (n,), generator=generator).tolist()) for n in (16, n_tokens))
     peaks = []

@@ -26,7 +26,7 @@ GRID = "0.2:1:0.2"
 
 @dataclass
 class Counted:
-    """Numbers of prompt tokens and of answer tokens that the model processed."""
+    """Counts of the prompt and answer tokens that the model processed."""
 
     prompt: int = 0
     answer: int = 0

@@ -33,7 +33,7 @@ BAR = 1e-3
 def make_stores(folder: Path, n: int) -> dict[str, Store]:
     """Make two stores without answers: one of MMLU questions, and one of cloze questions.
 
-    The cloze questions are different MMLU questions, whose prompts do not list the options.
+    The cloze questions are other MMLU questions, and their prompts do not list the options.
     """
     policy = Decoding(prompt=PromptTemplate("{question}\nAnswer:", chat=False))
     recipe = StoreRecipe(f"mmlu={DATA}", n_questions=2 * n, k=0, policy=policy)

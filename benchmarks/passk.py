@@ -1,4 +1,4 @@
-"""Measure the time and memory of Pass@K for as many questions (76,523) and answers (100 each) as in arXiv 2602.13540.
+"""Measure the time and memory of Pass@K for 76,523 questions with 100 answers each, as in arXiv 2602.13540.
 
 Pass@K is computed for K = 1 to 100. The squared errors of the predictions and of the oracle are computed for K = 1 to
 50. Pass@K is checked against values computed from exact binomial coefficients.

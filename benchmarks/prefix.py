@@ -1,4 +1,4 @@
-"""Compare two ways of reading few-shot prompts: the shared prefix only once, or every prompt in full.
+"""Compare two ways to read few-shot prompts: each prompt in full, or the shared prefix only once.
 
 The prefix has at least 300 tokens. The benchmark times `read_questions` and `score`, and compares the confidences and
 the hidden states.

@@ -35,7 +35,7 @@ def start(commands: Commands, command: str, store: Path) -> subprocess.Popen[str
 def kill_actors(commands: Commands, command: str, store: Path, kills: int, spread: float) -> dict[str, int]:
     """Run a command with the Ray engine, and kill one random actor at a time, `kills` times.
 
-    Before each kill, wait until the job finishes another file, and then for up to `spread` seconds.
+    Before each kill, wait for the job to finish another file, and then up to `spread` seconds more.
     """
     chance, n_kills, n_changed, before = random.Random(command), 0, 0, finished(store)
     job = start(commands, command, store)

@@ -83,7 +83,7 @@ class AnswerTable:
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
-        """Return the rows of each question's answers, without rejected answers.
+        """Return the rows of each question's answers, excluding rejected answers.
 
         If a mask `included` [row] is passed, the rows outside it are left out as well.
         """
@@ -268,7 +268,7 @@ def asked_of_answers(store: Store, table: QuestionTable, name: str) -> NDArray[n
 
 
 def modal_share(answers: Sequence[str | int | None]) -> float:
-    """Compute the relative frequency of the most frequent answer; NaN if there are none.
+    """Compute the relative frequency of the most frequent answer. It is NaN if there are no answers.
 
     `answers` [sample] contains normalised answers or classes, as in `clusters_of`. Each unreadable answer counts as
     distinct.

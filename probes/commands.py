@@ -194,9 +194,9 @@ def audit(
 ) -> Path:
     """Report how well each property of the questions, such as their text or length, predicts the measured accuracy.
 
-    Four properties are leaks if they predict the accuracy: the answer options (without the question), the letter and
-    relative length of the right option, the length of the question, and its position in the question set. The audit
-    needs no hidden states.
+    Four properties should not predict the accuracy, and are leaks if they do: the answer options (without the
+    question), the letter and relative length of the right option, the length of the question, and its position in the
+    question set. The audit needs no hidden states.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

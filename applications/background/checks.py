@@ -27,7 +27,7 @@ def choose_unit(unit: Unit | None, sources: Sequence[Source]) -> Unit:
         )
     if without := next((source for source in sources if unit not in source.units), None):
         raise InputError(
-            f"Expected the outputs of {without.name!r} to be available in {unit}, but they are available only in "
+            f"Expected the outputs of {without.name!r} to be available as {unit}, but they are available only as "
             f"{without.units[0]}. "
             + (
                 "To compare token ids without checking that they come from the same tokenizer, pass --unit tokens."

@@ -78,7 +78,7 @@ class Estimate:
     recovery: dict[str, Array]
 
     def mean_temperature(self, metrics: Sequence[str] = tuple(METRICS), rule: str = "temperature") -> Array:
-        """Return the mean [resample] of one attribute of `Cell` over references and metrics.
+        """Average one attribute of `Cell` over references and metrics. Returns an array [resample].
 
         `rule` is the name of the attribute: `temperature` or `ks_temperature`.
         """
@@ -143,7 +143,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Estimate the known temperatures of a reference from held-out outputs.
+    """Recover the known temperatures of a reference from held-out outputs.
 
     At each temperature, half of the outputs play the role of the tested system. The other half serve as the reference.
     Returns the estimates [resample, temperature], averaged over the metrics.

@@ -120,7 +120,7 @@ def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] |
     Returns None if the outputs of the tested system differ for at least one prompt.
 
     Each reference's limit is its `temperature_limit`. If `temperature_limit` is None, the limit is the reference's
-    lowest nonzero temperature. The background temperature is then below the limit, and `inclusive` is false.
+    lowest nonzero temperature. The background temperature is then strictly below the limit, and `inclusive` is false.
     """
     if estimate.mismatch_rate is None:
         return None

@@ -27,7 +27,7 @@ class Ranking(NamedTuple):
 
 
 def uniform_gains(n_questions: int, most: int) -> Array:
-    """Return gains [question, answer] with which `allocate` spreads the answers evenly over the questions."""
+    """Return gains [question, answer] that make `allocate` spread the answers evenly over the questions."""
     return np.tile(-np.arange(most, dtype=np.float64), (n_questions, 1))
 
 

@@ -1,8 +1,8 @@
 """Certified thresholds for routing between a cheap and a strong model, from their stored answers to the same questions.
 
 A question is routed to the strong model if the confidence in the cheap model's answer is below a threshold. The cost of
-an answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong model. A routed
-question also costs the prompt tokens that the cheap model reads for the probe.
+an answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong model. For a routed
+question, the number of prompt tokens that the cheap model reads for the probe is added.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
     """Read the accuracies and costs of the questions that are in both stores and have a confidence.
 
     For each question with a confidence, `rows` [question] contains its row in the cheap model's table. Returns the
-    positions in `rows` of the shared questions, and their accuracies and costs.
+    shared questions' positions in `rows`, and their accuracies and costs.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)
     of_stores = zip(panel.tables, (shared, panel.rows[1][of_panel]), strict=True)

@@ -79,8 +79,8 @@ def stability(points: Vectors, seed: int = 0) -> dict[int, NDArray[np.float64]]:
     Stability-based validation of clustering solutions, Neural Computation 16, 2004).
 
     Returns:
-        A dict from number of clusters to the adjusted Rand index of each split, [split]. Its keys are the numbers in
-        `CANDIDATES` that leave at least 20 points per cluster on average.
+        A dict from the number of clusters to the adjusted Rand index of each split, [split]. Its keys are the numbers
+        in `CANDIDATES` that leave at least 20 points per cluster on average.
     """
     from sklearn.metrics import adjusted_rand_score
 

@@ -133,7 +133,7 @@ def _accuracy_for(confidence: str, table: QuestionTable) -> Values:
 
 
 def _records(found: Estimates) -> list[dict[str, Any]]:
-    """Convert estimates to one dict per cluster with a `decision` (see `domains_record`). NaN becomes None."""
+    """Convert estimates to one dict per cluster, each with a `decision` (see `domains_record`). NaN becomes None."""
     records = _rows({name: _without_nan(values) for name, values in found._asdict().items()})
     for record in records:
         low, high = record["low"], record["high"]

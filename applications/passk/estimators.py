@@ -114,10 +114,10 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
 
 
 def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    """Estimate the squared error [k, question] of `predict` if the confidence is the accuracy on half of the answers.
+    """Estimate the squared error [k, question] of `predict` with an oracle confidence.
 
-    The prediction is scored on the other half, and the error is averaged over all splits of the answers into halves.
-    Each value of `known` must be at least 2 · max(k).
+    The confidence is the accuracy on half of the answers. The prediction is scored on the other half, and the error is
+    averaged over all splits of the answers into halves. Each value of `known` must be at least 2 · max(k).
     """
     both = none_right(right, known, [2 * one for one in k])
     (right, known), place = distinct(right, known)

@@ -67,8 +67,8 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     has = (n_questions > 0).astype(np.int64)
     if np.triu(has @ has.T, 1).max() < 2:
         raise InputError(
-            f"Expected two of the forms ({', '.join(forms)}) to have at least two facts in common, but no two of them "
-            "do. Give all questions about the same fact the same `meta.pair`."
+            f"Expected at least one pair of forms (from {', '.join(forms)}) to have two or more facts in common, but "
+            "no pair does. Give all questions about the same fact the same `meta.pair`."
         )
     return Cells(
         pairs=pairs.tolist(),

@@ -44,7 +44,7 @@ def vote(
         orders: Number of random orders in which the answers to each question are replayed.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the Markdown page, record, table and plot. The default is runs/vote-STORE.
-        seed: Seed for halves, orders and resampling.
+        seed: Seed for the random halves, orders and resamples.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

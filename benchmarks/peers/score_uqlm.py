@@ -28,7 +28,7 @@ class NeverEntails(NLI):
 
 
 class GivenEmbeddings(CosineScorer):
-    """Cosine scorer with precomputed embeddings. It takes indices of embeddings, as strings, in place of texts."""
+    """Cosine scorer with precomputed embeddings. Instead of texts, it takes the indices of embeddings, as strings."""
 
     def __init__(self, embeddings: list[list[float]]) -> None:
         self.embeddings, self.max_length = np.array(embeddings), 2000

@@ -51,8 +51,8 @@ class Encoder(TextReader):
 class TextEmbedding(AskedBaseline):
     """Embeds each question alone, and together with the first line of each of its answers.
 
-    Reasoning and later lines are left out. They can be long, and the short answer would then hardly affect the
-    embedding. The embedding of an empty answer is NaN.
+    Reasoning and later lines are left out. They can be so long that the short answer would hardly affect the embedding.
+    The embedding of an empty answer is NaN.
     """
 
     @property

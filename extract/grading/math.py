@@ -1,4 +1,4 @@
-r"""The `math` grader, which compares answers with references by spelling, by value, or using math-verify.
+r"""The `math` grader, which compares answers with references as strings, as values, or with math-verify.
 
 math-verify runs in a separate process (``math_worker.py``). If it raises an error, times out or crashes, the grade is
 unknown.

@@ -31,7 +31,10 @@ def fill_grades(store: Store, grader: Grader, worker: Worker) -> None:
     if by_other_rule:
         folder = str(store.grades.file(name, by_other_rule[0]).parent)
         if not missing and not grader.may_decide_later:
-            say(f"grade: {name} graded all answers, but with a different rule; delete {folder!r} to grade them again")
+            say(
+                f"grade: {name} has already graded all answers, but with a different rule; delete {folder!r} to grade "
+                "them again"
+            )
             return
         option = ", or pass a different --judge.name" if name.startswith("judge-") else ""
         raise InputError(

@@ -37,7 +37,7 @@ def embedded_model_folder() -> Path:
             )
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    print(f"Converting {EMBEDDED_MODEL} to safetensors (only once, about 15 s) …", file=sys.stderr, flush=True)
+    print(f"Converting {EMBEDDED_MODEL} to safetensors (one-time step, about 15 s) …", file=sys.stderr, flush=True)
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     # save_pretrained refuses a model with a quantisation config, but the weights are float32 now

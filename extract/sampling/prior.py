@@ -95,7 +95,7 @@ def read_priors(path: str | Path, question_ids: Sequence[str], prompt: str) -> d
     except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
         raise InputError(
             f"Expected `priors` to be a Parquet file with the columns {', '.join(columns)}, but reading {str(path)!r} "
-            f"failed: {one_line(error)}. Write it with `python -m probes priors`."
+            f"failed: {one_line(error)}. Create it with `python -m probes priors`."
         ) from None
     if metadata.get(_PROMPT.encode(), prompt.encode()) != prompt.encode():
         raise InputError(
@@ -169,8 +169,8 @@ def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
     """For i = 1, …, n, yield the unnormalised posterior weights after i answers, scaled to a maximum of 1.
 
-    The shape is [i + 1]. Element m is the weight w(m) of the hypothesis that a particular class of m equal answers is
-    right. Element 0 is the weight of the hypothesis that the right answer has not occurred yet.
+    The shape is [i + 1]. Element m is the weight w(m) of the hypothesis that a given class with m answers is right.
+    Element 0 is the weight of the hypothesis that the right answer has not occurred yet.
     """
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))

@@ -79,7 +79,7 @@ def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping
         open_ranges[temperature] = unfinished_ranges(store, k, damaged, worker)
     blocks = sorted({samples.block for ranges in open_ranges.values() for samples in ranges})
     if not blocks:
-        say(f"sample: nothing to do, because each question has {k} answers or its sampling has already stopped")
+        say(f"sample: nothing to do, because every question has {k} answers or was stopped earlier")
         return
     questions = next(iter(stores.values())).questions
     total = sum(len(questions.ids(Block(block))) for block in blocks) * len(turns(stores, k))

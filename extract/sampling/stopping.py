@@ -74,8 +74,8 @@ class StoppingRule:
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
         needs: What the rule requires: several temperatures, a prior, or nothing (None).
-        stops: Function that takes the evidence and the threshold. It returns whether sampling stops after each answer,
-            [order, answer].
+        stops: Function that takes the evidence and the threshold. For each answer, it returns whether sampling stops
+            there, [order, answer].
     """
 
     label: str

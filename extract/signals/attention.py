@@ -43,10 +43,10 @@ def attention_entropy(batch: Pass) -> dict[str, Tensor]:
 def macs(batch: Pass) -> dict[str, Tensor]:
     """Compute the attention that each token receives from later tokens (Hu et al. 2025, "MACS", arXiv 2509.17178).
 
-    For each query and layer, let a be the largest attention that any head pays to the token. Each a is replaced with
-    (1 − ε) a + ε, so that no value is below the floor ε. The geometric mean of the new values over the L layers is
-    then combined over queries (AGG). The result is a dict from ``L/floor_EPS_AGG_ALIGN`` to tensors [row, token]
-    float32, where EPS is ε in hundredths.
+    For each query and layer, let a be the largest attention that any head pays to the token. Each a is replaced with (1
+    − ε) a + ε, so that no value is below the floor ε. For each query, the geometric mean of the new values over the L
+    layers is taken. These means are then aggregated over queries (AGG). The result is a dict from
+    ``L/floor_EPS_AGG_ALIGN`` to tensors [row, token] float32, where EPS is ε in hundredths.
 
     - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last query.
       `last` uses only the last query.

@@ -71,7 +71,7 @@ class MixingCapture(Hooks):
 
     def _refusal(self) -> InputError:
         return InputError(
-            "Expected blocks that add their attention output to their input, but the blocks of "
+            "Expected the model's blocks to add their attention output to their input, but those of "
             f"{type(self._model).__name__} don't. Leave out rollout and rollout_max, or use another model."
         )
 

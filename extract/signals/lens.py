@@ -151,7 +151,7 @@ class LensReader(Hooks):
     def _compare(self, states: dict[int, Tensor], last: Softmax, token: Tensor) -> dict[str, Tensor]:
         """Compute the `Lens` statistics that compare layers. Each layer is represented by its residual stream.
 
-        `last` and `token` are the distributions and the most likely tokens of the last layer.
+        `last` contains the last layer's distributions, and `token` their most likely tokens.
         """
         n_layers, columns, means = self._n_layers, defaultdict[str, list[Tensor]](list), dict[str, Tensor]()
         n_quarter = max(1, n_layers // 4)

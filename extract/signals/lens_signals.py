@@ -46,8 +46,8 @@ def evolution(batch: Pass) -> dict[str, Tensor]:
     """Summarise how the token distributions change over the last layers.
 
     The result is a dict from ``L/name`` to tensors [row, token] in nats (nats² for variances). L is the number of
-    layers, and p_l is the distribution of layer l. Means and variances (with divisor k − 1) are taken over the k
-    layers before L, for each k < L in `N_LAST`.
+    layers, and p_l is the distribution of layer l. For each k < L in `N_LAST`, means and variances (with divisor k − 1)
+    are taken over the k layers before L.
 
     - ``mean_kl_k``, ``var_kl_k``: mean and variance of KL(p_l ‖ p_L).
     - ``jsd_k``: mean Jensen–Shannon divergence between p_l and p_L.

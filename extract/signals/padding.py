@@ -91,7 +91,7 @@ def over_rows(
         finite.
 
     Raises:
-        InputError: If a weight is negative, or the numbers of values and weights differ.
+        InputError: If a weight is negative, or there are not as many weights as values.
     """
     axes = values.values.shape[1:]
     if weights is not None:

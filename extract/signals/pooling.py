@@ -106,7 +106,7 @@ def pool(values: Ragged, how: str, weights: Ragged | None = None) -> Tensor:
         [row, …] float32. NaN if a row has no tokens, or if a value or weight is not finite.
 
     Raises:
-        InputError: If the name is unknown, a weight is negative, or the numbers of values and weights differ.
+        InputError: If the name is unknown, a weight is negative, or there are not as many weights as values.
 
     >>> pool(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([])]), "mean")
     tensor([3., nan])

@@ -49,9 +49,9 @@ def fill_signals(
         dtype: Dtype in which `hidden_tokens` is stored.
 
     Raises:
-        InputError: If `names` is empty, a signal is unknown or does not support the scope, or a stored signal has a
-            different version or dtype or lacks some of the `layers`. Also if the scope is `sample` but the store has no
-            answers, or if `layers` is given but no signal supports it.
+        InputError: If `names` is empty, or a signal is unknown or does not support the scope. Also if a stored signal
+            differs in version or dtype, or lacks some of the `layers`. Also if the scope is `sample` but the store has
+            no answers, or if `layers` is given but no signal supports it.
     """
     if not names:
         raise InputError(f"Expected `signals` to contain at least one of {', '.join(SIGNALS)}, but it is empty.")
@@ -144,7 +144,10 @@ def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int
 
 
 class _ShardReader:
-    """Computes and writes signals of shards. `layers` maps each signal to its layers, or to None for the default."""
+    """Computes and writes the signals of each shard.
+
+    `layers` maps each signal to its layers, or to None for the default.
+    """
 
     def __init__(
         self,

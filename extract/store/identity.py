@@ -50,7 +50,7 @@ def check_folder(folder: Path) -> None:
             "to a new folder, or pass a grid of temperatures."
         )
     if not folder.is_dir() or any(not child.name.startswith(".") for child in folder.iterdir()):
-        raise InputError(f"{expected} is a file, or a folder with other contents. Pass a different --store.")
+        raise InputError(f"{expected} is a file, or a folder that contains something else. Pass a different --store.")
 
 
 def write_identity(folder: Path, identity: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
-    """Return the SHA-256 in a record, and the record's content: the identity (identity.json) or model (reader.json)."""
+    """Return a record's SHA-256, and the identity (identity.json) or model (reader.json) that it contains."""
     form, key = _RECORDS[file.name]
     try:
         if not is_inside(file, file.parent):

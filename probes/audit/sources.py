@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
     Attributes:
         label, description: Text for display.
-        leak: Whether this source is a leak if it predicts the accuracy.
+        leak: Whether predicting the accuracy from this source indicates a leak.
     """
 
     label: str

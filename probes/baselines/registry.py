@@ -145,7 +145,7 @@ def needed_commands(name: str) -> str:
 
 
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the numbers of prompt tokens and of generated tokens that a baseline needs, both [question].
+    """Return how many prompt tokens and generated tokens a baseline needs, both [question].
 
     A baseline computed from half of a question's answers needs the prompt and those answers. A first-token baseline
     needs only the prompt. A model-based baseline needs its own prompts and replies. Tokens read by text encoders and
@@ -169,8 +169,8 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
 def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") -> Callable[[Rows], Tensor]:
     """Return a function that computes the calibrated confidences of a baseline.
 
-    The function takes a dict from each split to its rows in the question table, or in the answer table if `scope` is
-    "sample". It returns the confidences of all rows; NaN if missing. The calibrator is fitted on the training and
+    The function takes a dict that maps each split to its rows in the question table, or in the answer table if `scope`
+    is "sample". It returns the confidences of all rows; NaN if missing. The calibrator is fitted on the training and
     validation splits. If there are no scores to fit it to, the function raises an InputError.
     """
     score = partial(BASELINES[name].scores[scope], data)

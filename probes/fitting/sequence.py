@@ -1,4 +1,4 @@
-"""Base classes of probes that pool the hidden states of all tokens of an answer."""
+"""Base classes for probes that pool the hidden states of all tokens in an answer."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

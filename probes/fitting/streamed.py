@@ -1,4 +1,4 @@
-"""Linear probes for features that do not fit into memory. `probes.fitting.solvers` defines the objectives."""
+"""Linear probes for features that do not fit in memory. `probes.fitting.solvers` defines the objectives."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Float64 sums over the rows of a feature that does not fit into memory, for moments and linear fits.
+"""Float64 sums over the rows of a feature that does not fit in memory, for moments and linear fits.
 
 A reference close to the mean is subtracted from all rows to prevent cancellation.
 """

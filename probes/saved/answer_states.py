@@ -1,4 +1,4 @@
-"""Collect the hidden states of answers while they are generated."""
+"""Collect the hidden states of answers during generation."""
 
 from __future__ import annotations
 

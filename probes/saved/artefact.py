@@ -120,7 +120,7 @@ class ConfidenceProbe(ModelHubMixin):
         if values.shape[-1] != self.config["d_model"]:
             raise InputError(
                 f"Expected {'hidden states' if self.pooled is None else 'features'} of width {self.config['d_model']}, "
-                f"but got {values.shape[-1]}. Read them from {self.config['model']['id']!r}."
+                f"but got {values.shape[-1]}. Compute them with the model {self.config['model']['id']!r}."
             )
         return self.with_novelty(flat(features), self.calibrated(self.head.to(values.device)(features)), backoff)
 
@@ -225,7 +225,7 @@ class ConfidenceProbe(ModelHubMixin):
             raise
         except Exception as error:  # huggingface_hub, its HTTP library and hf_xet raise many exception types
             raise InputError(
-                f"Expected the Hub to accept the probe as {repo_id!r}, but it was not uploaded: {failure(error)}."
+                f"Expected to upload the probe to {repo_id!r} on the Hub, but the upload failed: {failure(error)}."
             ) from error
 
     @classmethod

@@ -167,7 +167,7 @@ class ConfidentModel:
         step. To stop the generation, close the iterator or stop iterating.
 
         A probe that reads only hidden states and, optionally, the `tokens` signal needs no additional forward pass. Any
-        other probe needs one additional pass over the prompt if it scores questions.
+        other probe that scores questions needs one additional pass over the prompt.
 
         Args:
             question: One string, one chat, or the token ids of one prompt.

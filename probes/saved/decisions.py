@@ -63,8 +63,8 @@ def abstain(
         **options: Options of transformers' `generate`.
 
     Raises:
-        InputError: If both or neither of `risk` and `threshold` are passed, the probe has no threshold for the risk,
-            `questions` is empty, or the options request more than one answer per question.
+        InputError: If both or neither of `risk` and `threshold` are passed, if the probe has no threshold for the risk,
+            if `questions` is empty, or if the options request more than one answer per question.
     """
     prompts, least = _listed(questions), chosen_threshold(model, risk, threshold)
     if model.probe.reads_answers:

@@ -250,8 +250,8 @@ def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Ten
 def _mean(squared: Tensor, slack: Tensor, labels: Tensor, k: int) -> Tensor:
     """Compute the weighted mean label [row] of the k nearest points.
 
-    `squared`, `slack` and `labels` are the squared distances, their rounding errors and the labels of the points found
-    by `_nearest`, each [row, near].
+    For the points found by `_nearest`, `squared` contains the squared distances, `slack` their rounding errors, and
+    `labels` the labels, each [row, near].
     """
     edge = squared[:, k - 1 : k]
     nearer, tied = squared < edge - slack, (squared - edge).abs() <= slack

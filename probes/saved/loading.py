@@ -244,7 +244,7 @@ def read_weights(
 
 
 def _unfilled(config: dict[str, Any], tensors: dict[str, Tensor], start: str) -> Calibrator:
-    """Create the calibrator that a config describes, filled with zeros. `start` is the prefix of its tensor names."""
+    """Create a config's calibrator with all parameters set to 0. `start` is the prefix of its tensor names."""
     n_knots = tensors[f"{start}x"].numel() if f"{start}x" in tensors else 0
     return CALIBRATORS[config["calibrator"]].of_zeros(n_knots)
 

@@ -1,4 +1,4 @@
-"""Confidence for an answer after each of its tokens."""
+"""Confidence in an answer after each of its tokens."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
     Args:
         rows: Running confidences of the answers. All must use the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
-        wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously, and are
-            valid only after a later copy from the same device, such as the next token's, has finished.
+        wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously. They are
+            valid once a later copy from the same device (such as the next token's) has finished.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers

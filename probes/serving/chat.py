@@ -1,4 +1,4 @@
-"""Responses of ``/v1/chat/completions``: complete answers, or answers streamed as server-sent events."""
+"""Responses from ``/v1/chat/completions``: complete answers, or answers streamed as server-sent events."""
 
 from __future__ import annotations
 

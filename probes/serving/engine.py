@@ -155,7 +155,7 @@ class Engine:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the engine refuses requests, because it was closed or its thread failed."""
+        """Whether the engine refuses requests because it was closed or its thread failed."""
         return self._is_closed
 
     def close(self, timeout: float = 10.0) -> None:

@@ -1,4 +1,4 @@
-"""Requests to the engine. A request asks for one generated answer, or for confidences of questions or answers."""
+"""Requests to the engine. A request asks for one generated answer, or for the confidences of several rows."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_a_question_with_a_missing_feature_is_left_out_and_counted(tmp_path: Pat
 def test_a_validation_split_of_fewer_than_ten_questions_is_refused(small_store: Path) -> None:
     data = FeatureDataModule(store=str(small_store), val_fraction=0.05)
     with pytest.raises(
-        InputError, match=r"at least 10 questions.* but it has 6 of the 120 .* a `val_fraction` above 0.05"
+        InputError, match=r"at least 10 questions.* but it has only 6 .of 120 .* a `val_fraction` above 0.05"
     ):
         data.setup()
 

@@ -106,7 +106,7 @@ def _request(row: Record, where: str) -> tuple[str, dict[str, Any]]:
     request = row["arguments"]["gen_args_0"]
     if not isinstance(request.get("arg_1"), dict):
         raise InputError(
-            f"Expected the answers in {where} to be generated, but the task compares log-probabilities of given texts. "
+            f"Expected generated answers in {where}, but the task compares log-probabilities of given texts. "
             "Use the log of a task with the output type generate_until, or run `python -m extract likelihood`."
         )
     return request["arg_0"], request["arg_1"]

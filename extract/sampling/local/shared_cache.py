@@ -142,7 +142,7 @@ class SharedCache(DynamicCache):
         self._questions = list[int]()  # index of each row's prompt
 
     def join(self, read: AnswerCache, questions: Sequence[int]) -> None:
-        """Append empty rows. `questions` contains the index of each row's prompt in the cache `read`."""
+        """Append empty rows. `questions` contains the index of each row's prompt in `read`."""
         added = sorted(set(questions))
         n_kept = self._set_prompts(read, added)
         places = {question: n_kept + i for i, question in enumerate(added)}

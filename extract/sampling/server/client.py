@@ -69,7 +69,8 @@ class Spending:
         block, call `count` with the reply.
 
         Raises:
-            BudgetSpent: If the tokens used so far leave too few for this attempt, or if the request budget is spent.
+            BudgetSpent: If the token budget has too few tokens left for this attempt, or if the request budget is
+                spent.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:
@@ -110,7 +111,7 @@ class Client(AbstractAsyncContextManager["Client"]):
     replies from other models are rejected.
 
     Attributes:
-        given_up: Final failure of the request that most recently ran out of attempts, or None.
+        given_up: Final failure of the latest request to run out of attempts, or None.
 
     Raises:
         InputError: If a required package is not installed, or if the API key is invalid.
@@ -144,7 +145,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             Unanswered: If all attempts failed, or if `stop` was called.
             BudgetSpent: If another attempt could exceed a budget.
             RejectedRequest: If the server rejects this request.
-            InputError: If all other requests would fail for the same reason.
+            InputError: If the request fails for a reason that affects all requests.
         """
         try:
             return await self._retrying.copy()(self._attempt, request)  # a copy, because it is stateful

@@ -242,7 +242,7 @@ def _dict(given: Any) -> dict[str, Any]:
 
 
 def _count(given: Any) -> int | None:
-    """Return a value if it is a count that fits into int32, and None otherwise."""
+    """Return `given` if it is a count that fits in an int32, and None otherwise."""
     return given if type(given) is int and 0 <= given < 2**31 else None
 
 

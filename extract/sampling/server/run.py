@@ -27,7 +27,7 @@ MOST_REJECTED = 100
 
 @dataclass
 class Run:
-    """One run, which requests the missing answers in the unfinished ranges of a store.
+    """A run that requests the missing answers in the unfinished ranges of a store.
 
     Attributes:
         ranges: Unfinished ranges, in the order of the requests.

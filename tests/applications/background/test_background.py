@@ -343,7 +343,7 @@ def test_repeated_names_and_missing_references_are_refused(tested: Path, grid: P
         ([], "to list outputs for each prompt"),
         (
             {f"Say {i}.": ["a", "b"] for i in range(12)},
-            "to be available in tokens, but they are available only in words",
+            "to be available as tokens, but they are available only as words",
         ),
     ],
 )
@@ -362,7 +362,7 @@ def test_token_ids_of_an_unknown_tokenizer_require_the_option_unit(
     file = write_json(tmp_path / "ids.json", {prompt: [[1], [2]] for prompt in system.prompts})
     with pytest.raises(
         InputError,
-        match="to be available in words, but they are available only in tokens. To compare token ids without",
+        match="to be available as words, but they are available only as tokens. To compare token ids without",
     ):
         estimate(tmp_path, file, grid)
 

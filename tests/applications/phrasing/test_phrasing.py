@@ -169,7 +169,7 @@ def test_three_forms_give_three_tests_on_the_facts_that_both_forms_have(make: Ma
         (ask(("exact",)), "in at least two forms, but the forms are: exact"),
         (
             [replace(q, meta=q.meta | {"pair": q.id}) for q in ask()],
-            r"\(exact, paraphrased\) to have at least two facts in common, but no two of them do",
+            r"\(from exact, paraphrased\) to have two or more facts in common, but no pair does",
         ),
     ],
 )

@@ -212,7 +212,7 @@ def test_another_rule_or_budget_continues_where_sampling_stopped(
     path = stopped_path
     before = rows_of(Store.open(path))
     sample_family(path, recipe, stop="early_stopping", threshold=2)
-    assert "has 8 answers or its sampling has already stopped" in capsys.readouterr().err
+    assert "has 8 answers or was stopped earlier" in capsys.readouterr().err
     (more,) = sample_family(path, replace(recipe, k=2 * K), stop="adaptive_consistency", threshold=0.95)
     assert rows_of(more).items() >= before.items()
     (direct,) = sample_family(

@@ -777,7 +777,7 @@ def test_grades_without_provenance_are_kept_and_an_earlier_rule_is_reported(
     before = [store.grades.file("short", part).read_bytes() for part in store.samples.ranges()]
     capsys.readouterr()
     grade(str(store.path))
-    assert "short graded all answers, but with a different rule; delete" in capsys.readouterr().err
+    assert "short has already graded all answers, but with a different rule; delete" in capsys.readouterr().err
     verify(str(store.path))
     assert [store.grades.file("short", part).read_bytes() for part in store.samples.ranges()] == before
     store.grades.file("short", part).unlink()

@@ -186,7 +186,7 @@ def test_attention_and_hooks_are_restored_even_after_an_error(family: str) -> No
     assert (model.config._attn_implementation, n_hooks(model)) == before
     model.model.layers[1].post_attention_layernorm = torch.nn.Identity()
     del model.model.layers[1].post_attention_layernorm
-    with pytest.raises(InputError, match="that add their attention output"):
+    with pytest.raises(InputError, match="to add their attention output"):
         AttentionReader(model, WANTS).__enter__()
     assert (model.config._attn_implementation, n_hooks(model)) == before
 
@@ -258,9 +258,9 @@ def test_values_after_an_answer_are_0() -> None:
         ("GPTJ", "attention_entropy", "GPTJForCausalLM has 'eager' attention, which can't be replaced"),
         ("Bloom", "attention_entropy", "BloomForCausalLM has 'eager' attention"),
         ("Falcon", "attention_entropy", "FalconForCausalLM has 'sdpa' attention"),
-        ("GPTNeoX", "mixing", "the blocks of GPTNeoXForCausalLM don't. Leave out rollout and rollout_max"),
-        ("Phi", "mixing", "the blocks of PhiForCausalLM don't"),
-        ("Granite", "mixing", "the blocks of GraniteForCausalLM don't"),
+        ("GPTNeoX", "mixing", "those of GPTNeoXForCausalLM don't. Leave out rollout and rollout_max"),
+        ("Phi", "mixing", "those of PhiForCausalLM don't"),
+        ("Granite", "mixing", "those of GraniteForCausalLM don't"),
     ],
 )
 def test_models_with_unsupported_attention_are_refused(family: str, want: str, reason: str) -> None:
@@ -283,7 +283,9 @@ def test_a_layer_without_attention_is_counted(monkeypatch: pytest.MonkeyPatch) -
     model = tiny_model()
     block = model.model.layers[1].self_attn
     monkeypatch.setattr(block, "forward", lambda hidden_states, **options: (hidden_states, None))
-    with pytest.raises(InputError, match="of its 3 layers, but LlamaForCausalLM called this function 2 times, in 2 layers"):
+    with pytest.raises(
+        InputError, match="of its 3 layers, but LlamaForCausalLM called this function 2 times, in 2 layers"
+    ):
         read_answers(model, ANSWERS, ["attention_entropy"])
 
 

@@ -154,7 +154,7 @@ def test_a_refusal_by_the_hub_is_one_line_with_the_reason(hub: Hub, saved: Path,
     assert re.search(r"config\.json' to .*format_version", right[4])
     assert re.search(r"the Hub reported: .*'no/such/id'", right[5])
     assert re.search(
-        r"accept the probe as 'other/probe', but it was not uploaded: status 403: .*hf auth login", without[6]
+        r"upload the probe to 'other/probe' on the Hub, but the upload failed: status 403: .*hf auth login", without[6]
     )
     assert re.search(r"'other/new', but it was not uploaded: status 401: Invalid username", without[7])
     assert re.search(r"'other/probe', but it was not uploaded: status 403: .*write token.*HF_TOKEN", right[6])
@@ -170,7 +170,7 @@ def test_an_interrupted_upload_leaves_no_part_of_a_probe_and_can_be_repeated(
     push = load_probe(saved).push_to_hub
     hub.broken = True
     line = error(push, "someone/probe")
-    assert re.match(r"InputError: .*'someone/probe', but it was not uploaded: .*model\.safetensors.*\(.+\)\.$", line)
+    assert re.match(r"InputError: .*'someone/probe' on the Hub, but the upload failed: .*model\.safetensors.*\(.+\)\.$", line)
     assert "hush" not in line  # the signature in the address of the upload
     assert hub.commits == {"someone/probe": {}}
     assert "the repository 'someone/probe' has no config.json" in error(load_probe, "someone/probe")
@@ -183,7 +183,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(hub: Hub, saved: Path, error: 
     hub.url = "http://127.0.0.1:9"
     assert re.match(r"InputError: .*the Hub reported: .*Connect.* A training run", error(load_probe, "someone/probe"))
     pushed = error(load_probe(saved).push_to_hub, "someone/probe")
-    assert re.match(r"InputError: .*was not uploaded: .*[Cc]onnect", pushed)
+    assert re.match(r"InputError: .*the upload failed: .*[Cc]onnect", pushed)
 
 
 LEGACY = sorted((Path(__file__).parents[2] / "data/legacy/runs").glob("*/probe"))

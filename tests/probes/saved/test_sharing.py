@@ -156,10 +156,10 @@ def test_a_refusal_by_the_hub_is_one_line_with_the_reason(hub: Hub, saved: Path,
     assert re.search(
         r"upload the probe to 'other/probe' on the Hub, but the upload failed: status 403: .*hf auth login", without[6]
     )
-    assert re.search(r"'other/new', but it was not uploaded: status 401: Invalid username", without[7])
-    assert re.search(r"'other/probe', but it was not uploaded: status 403: .*write token.*HF_TOKEN", right[6])
-    assert re.search(r"'other/new', but it was not uploaded: status 403: You don't have the rights", right[7])
-    assert re.search(r"'no/such/id', but it was not uploaded: .*repo", right[8], re.IGNORECASE)
+    assert re.search(r"'other/new' on the Hub, but the upload failed: status 401: Invalid username", without[7])
+    assert re.search(r"'other/probe' on the Hub, but the upload failed: status 403: .*write token.*HF_TOKEN", right[6])
+    assert re.search(r"'other/new' on the Hub, but the upload failed: status 403: You don't have the rights", right[7])
+    assert re.search(r"'no/such/id' on the Hub, but the upload failed: .*repo", right[8], re.IGNORECASE)
 
 
 @pytest.mark.slow

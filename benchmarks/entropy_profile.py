@@ -50,7 +50,7 @@ def entropies(model: Any, states: Tensor) -> Callable[[], None]:
 
 @torch.inference_mode()
 def extra_bytes(model: Any, n_tokens: int) -> int:
-    """Return by how many bytes reading an answer's entropy profile increases the peak memory of a forward pass."""
+    """Return how many bytes reading an answer's entropy profile adds to the peak memory of a forward pass."""
     generator = torch.Generator().manual_seed(0)
     prompt, content = (tuple(torch.randint(5, 1000, (n,), generator=generator).tolist()) for n in (16, n_tokens))
     peaks = []

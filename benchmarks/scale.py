@@ -81,7 +81,7 @@ def write_part(store: Store, part: SampleRange, table: pa.Table, right: NDArray[
 
 
 def bytes_of(n_tokens: int, n_rows: int = 1024) -> dict[str, float]:
-    """Return the sizes of the table, log and grades in bytes per answer, and the seconds for reading 10⁶ answers.
+    """Return the sizes of the table, log and grades in bytes per answer, and the seconds it takes to read 10⁶ answers.
 
     `n_rows` is the number of questions per block.
     """

@@ -24,7 +24,7 @@ def success(
 
     Success is the proportion of questions with at least one right answer. The budget is allocated anew in each
     resample. Tied answers share the remaining budget equally. The result is exact for the original questions. For
-    resamples, it is interpolated between selected ranks in the order of the gains.
+    resamples, it is computed at selected ranks of the gains and interpolated in between.
 
     Args:
         gains: Gains, [question, answer], non-increasing along `answer`.

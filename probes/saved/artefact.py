@@ -225,7 +225,7 @@ class ConfidenceProbe(ModelHubMixin):
             raise
         except Exception as error:  # huggingface_hub, its HTTP library and hf_xet raise many exception types
             raise InputError(
-                f"Expected to upload the probe to {repo_id!r} on the Hub, but the upload failed: {failure(error)}."
+                f"Expected the Hub to accept the probe {repo_id!r}, but the upload failed: {failure(error)}."
             ) from error
 
     @classmethod

@@ -153,13 +153,11 @@ def test_a_refusal_by_the_hub_is_one_line_with_the_reason(hub: Hub, saved: Path,
     assert re.search(r"the repository 'someone/text' has no config\.json", right[3])
     assert re.search(r"config\.json' to .*format_version", right[4])
     assert re.search(r"the Hub reported: .*'no/such/id'", right[5])
-    assert re.search(
-        r"upload the probe to 'other/probe' on the Hub, but the upload failed: status 403: .*hf auth login", without[6]
-    )
-    assert re.search(r"'other/new' on the Hub, but the upload failed: status 401: Invalid username", without[7])
-    assert re.search(r"'other/probe' on the Hub, but the upload failed: status 403: .*write token.*HF_TOKEN", right[6])
-    assert re.search(r"'other/new' on the Hub, but the upload failed: status 403: You don't have the rights", right[7])
-    assert re.search(r"'no/such/id' on the Hub, but the upload failed: .*repo", right[8], re.IGNORECASE)
+    assert re.search(r"accept the probe 'other/probe', but the upload failed: status 403: .*hf auth login", without[6])
+    assert re.search(r"'other/new', but the upload failed: status 401: Invalid username", without[7])
+    assert re.search(r"'other/probe', but the upload failed: status 403: .*write token.*HF_TOKEN", right[6])
+    assert re.search(r"'other/new', but the upload failed: status 403: You don't have the rights", right[7])
+    assert re.search(r"'no/such/id', but the upload failed: .*repo", right[8], re.IGNORECASE)
 
 
 @pytest.mark.slow
@@ -170,7 +168,7 @@ def test_an_interrupted_upload_leaves_no_part_of_a_probe_and_can_be_repeated(
     push = load_probe(saved).push_to_hub
     hub.broken = True
     line = error(push, "someone/probe")
-    assert re.match(r"InputError: .*'someone/probe' on the Hub, but the upload failed: .*model\.safetensors.*\(.+\)\.$", line)
+    assert re.match(r"InputError: .*'someone/probe', but the upload failed: .*model\.safetensors.*\(.+\)\.$", line)
     assert "hush" not in line  # the signature in the address of the upload
     assert hub.commits == {"someone/probe": {}}
     assert "the repository 'someone/probe' has no config.json" in error(load_probe, "someone/probe")

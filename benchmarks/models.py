@@ -1,11 +1,11 @@
-"""Measure the error rates of the tests and the coverage of the intervals of `python -m applications models`.
+"""Measure the error rates of the tests, and the coverage of the intervals, in `python -m applications models`.
 
 On the logit scale, the true accuracy of a system on a question is the sum of two random terms: the easiness of the
 question, and a system-question interaction. In designs with clusters, questions in the same cluster share half of the
 variance of both terms. The confidence of a system is its true accuracy plus noise, also on the logit scale.
 
 - Error rate: fraction of draws in which p ≤ 0.05 although both systems have the same distribution. `holm` is the
-  fraction of draws in which any of the three differences between three such systems has a corrected p ≤ 0.05.
+  fraction of draws in which any pairwise difference among three such systems has a corrected p ≤ 0.05.
 - Coverage: fraction of 95 % intervals that contain the true value. Here, system B is less accurate than A.
 """
 

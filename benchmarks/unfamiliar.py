@@ -1,4 +1,5 @@
-"""Questions unlike the training questions of the default store: rewordings, and kinds of questions that it lacks.
+"""Questions unlike the training questions of the default store: rewordings, and kinds of questions that are not in the
+store.
 
 The kinds `cloze` and `word problem` need ../shared/data.
 """

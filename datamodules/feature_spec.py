@@ -59,7 +59,7 @@ class FeatureSpec:
         self._of_vectors = signal not in available
         if signal in SIGNALS and self.scope not in SIGNALS[signal].scopes:
             raise InputError(
-                f"Expected `signal` to be a signal of questions, but {signal!r} is available only for answers. Pass "
+                f"Expected `signal` to be available for questions, but {signal!r} is available only for answers. Pass "
                 f"--data.target=response, or use a different signal, for example {', '.join(available)}."
             )
         self._of_tokens = self._of_vectors and signal in SIGNALS and SIGNALS[signal].per_token

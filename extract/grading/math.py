@@ -50,7 +50,7 @@ def equal_as_it_stands(gold: str, answer: str) -> bool | None:
 class Algebra:
     """Compares expressions with math-verify in a separate process.
 
-    The process runs until the ``with`` block ends and restarts after a failure. Instances are thread-safe.
+    The process restarts after a failure, and runs until the ``with`` block ends. Instances are thread-safe.
 
     Args:
         seconds: Time limit per answer.

@@ -75,10 +75,7 @@ def reworded(questions: Iterable[Question], n: int = 6, seed: int = 0) -> list[Q
     rng, found = random.Random(seed), list[Question]()
     for question in questions:
         if question.messages:
-            raise InputError(
-                f"Expected plain-text questions, but {question.id!r} is a chat. Only the text of a question can be "
-                "reworded."
-            )
+            raise InputError(f"Expected plain-text questions, but {question.id!r} is a chat. Chats cannot be reworded.")
         for name in rng.sample(list(REWORDINGS), n):
             # a rewording of a rewording refers to the original question
             meta = {ORIGINAL: question.id, **question.meta}

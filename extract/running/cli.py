@@ -1,4 +1,4 @@
-"""Command lines built from function signatures, with error messages on one line."""
+"""Command-line interfaces built from function signatures, with one-line error messages."""
 
 import re
 import sys

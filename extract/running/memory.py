@@ -35,7 +35,7 @@ def retry_with_smaller_batch(
             counted(-done[0], -done[1])
             if size == 1:
                 raise InputError(
-                    f"Expected enough memory to process {what} one at a time, but it ran out: "
+                    f"Expected enough memory to process {what} one at a time, but memory ran out: "
                     f"{str(error).splitlines()[0]} Use --device cpu, --device_map auto, or shorter prompts and answers."
                 ) from None
         size //= 2  # outside `except`, because its traceback keeps the tensors alive

@@ -146,8 +146,8 @@ class Attention:
 
     Attributes:
         layers: Result of `read_layer` for each layer, with the entry `largest` removed.
-        floors: Dict with a tensor [row, query, key] for each floor ε. The keys are the integers 100 ε. The tensor is
-            the sum over layers of log((1 − ε) a + ε), where a is the largest attention of any head in the layer.
+        floors: Dict from each floor ε (as an integer, 100 ε) to a tensor [row, query, key]. The tensor is the sum over
+            layers of log((1 − ε) a + ε), where a is the largest attention of any head in the layer.
         dots: `Dots` of each layer.
     """
 

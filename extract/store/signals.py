@@ -215,7 +215,7 @@ class Signals(ShardFiles):
         return shards
 
     def _values(self, signal: str, key: str, shards: list[Shard], counts: list[int]) -> Tensor:
-        """Concatenate a tensor over shards. `counts` contains the tensor's length in each shard."""
+        """Concatenate a tensor's parts from all shards. `counts` contains the length of each part."""
         entry = self.shard_layout(signal, shards[0])[key]
         values = torch.empty(sum(counts), *entry.shape, dtype=_DTYPES[entry.dtype])
         step = max(1, CHUNK_BYTES // max(1, entry.shape.numel() * values.element_size()))

@@ -104,7 +104,7 @@ class Comparison:
         self._begin()
 
     def use_table(self, table: QuestionTable) -> None:
-        """Use the grades in `table`, which must have the same questions and answers. Results so far are discarded."""
+        """Use the grades in `table`, which must have the same questions and answers. Earlier results are discarded."""
         for data in self._data.values():
             data.load(table)
         self._begin()

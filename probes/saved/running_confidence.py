@@ -79,7 +79,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
         rows: Running confidences of the answers. All must use the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
         wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously. They are
-            valid once a later copy from the same device (such as the next token's) has finished.
+            valid once a later copy from the same device (such as the copy for the next token) has finished.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers

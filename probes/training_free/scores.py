@@ -112,9 +112,10 @@ class Scores:
         self.n_tokens = store.signals.read_ragged(first, self._keys[first][0]).lengths
 
     def key_of(self, position: str) -> str | None:
-        """Return the key of a position in the `tokens` signal, or None if the signal lacks that position.
+        """Return the key of a statistic in the `tokens` signal, or None if the signal lacks it.
 
-        In a model with 30 layers, for example, the key of the ``entropy`` position is ``30/entropy``.
+        `position` is the name of the statistic. In a model with 30 layers, for example, the key of ``entropy`` is
+        ``30/entropy``.
         """
         return next((key for key in self._keys.get(TOKENS, []) if key.split("/")[1] == position), None)
 

@@ -259,7 +259,9 @@ def test_batches_are_halved_while_memory_runs_out(capsys: pytest.CaptureFixture[
 
 
 def test_too_little_memory_for_one_item_is_refused() -> None:
-    with pytest.raises(InputError, match=r"process answers one at a time, but it ran out: CUDA out of memory[^\n]*$"):
+    with pytest.raises(
+        InputError, match=r"process answers one at a time, but memory ran out: CUDA out of memory[^\n]*$"
+    ):
         retry_with_smaller_batch(out_of_memory_above(0, str), 5, "answers", lambda items, tokens: None)
 
 

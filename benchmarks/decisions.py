@@ -109,7 +109,7 @@ class Truth:
         return (n / TRUTH_SIZE, float(self.risks[n - 1])) if n else (0.0, 0.0)
 
     def oracle(self, risk: float) -> float:
-        """Return the largest coverage of any threshold with a risk of at most `risk`."""
+        """Return the largest coverage among thresholds whose risk is at most `risk`."""
         return float(np.flatnonzero(np.append(True, self.risks <= risk)).max() / TRUTH_SIZE)
 
 

@@ -72,7 +72,8 @@ class Sides:
             self.model.forward = forward
 
     def operations(self, counted: Counted, n_reads: int) -> float:
-        """Return the number of multiply-adds with weight matrices. `n_reads` is the total number of prompt prefills.
+        """Return the number of multiply-adds in products with weight matrices. `n_reads` is the total number of prompt
+        prefills.
 
         The layers are counted for every token, and the head only at positions where an answer token is drawn.
         """

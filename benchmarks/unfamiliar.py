@@ -1,5 +1,4 @@
-"""Questions unlike the training questions of the default store: rewordings, and kinds of questions that are not in the
-store.
+"""Questions unlike the training questions of the default store: rewordings, and other kinds of questions.
 
 The kinds `cloze` and `word problem` need ../shared/data.
 """

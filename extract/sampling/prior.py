@@ -169,8 +169,8 @@ def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
     """For i = 1, …, n, yield the unnormalised posterior weights after i answers, scaled to a maximum of 1.
 
-    The shape is [i + 1]. Element m is the weight w(m) of the hypothesis that a given class with m answers is right.
-    Element 0 is the weight of the hypothesis that the right answer has not occurred yet.
+    The shape is [i + 1]. Element m is the weight w(m) of the hypothesis that a particular class is right, given that m
+    answers are in this class. Element 0 is the weight of the hypothesis that the right answer has not occurred yet.
     """
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))

@@ -114,7 +114,7 @@ class Answering:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
     async def steps(self) -> AsyncIterator[AnswerStep]:
-        """Yield the steps of the answer without their `text`, then set `reason` to the finish reason.
+        """Yield the steps of the answer, with `text` left empty. Then set `reason` to the finish reason.
 
         Raises:
             RequestError: If generation failed.

@@ -74,7 +74,8 @@ class Sides:
     def operations(self, counted: Counted, n_reads: int) -> float:
         """Return the number of multiply-adds in products with weight matrices.
 
-        `n_reads` is the total number of prompt prefills. The layers are counted for every token, and the head only at positions where an answer token is drawn.
+        `n_reads` is the total number of prompt prefills. The layers are counted for every token, and the head only at
+        positions where an answer token is drawn.
         """
         inner = sum(one.numel() for one in self.model.model.layers.parameters() if one.dim() == 2)
         head = self.model.lm_head.weight.numel()

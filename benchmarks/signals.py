@@ -1,4 +1,4 @@
-"""Make the pages and plots in docs/signals/ from all signals of the answers to two question sets.
+"""Make the pages and plots in docs/signals/, from all signals for the answers to two question sets.
 
 The sets are 200 questions from `facts` and, if ../shared/data/qa_wikidata.json exists, 100 from `qa_wikidata`. Each
 question has 4 answers.

@@ -141,7 +141,7 @@ def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence
 
 
 def budget_verdict(record: dict[str, Any]) -> str:
-    """Compare the methods (except the oracle) with uniform allocation, at the (lower) median of the budgets."""
+    """Compare all methods except the oracle with uniform allocation, at the lower median of the budgets."""
     methods = {(one["confidence"], one["gain"]): one for one in record["settings"]["all"]["methods"]}
     budget = record["budgets"][(len(record["budgets"]) - 1) // 2]
     shown = [

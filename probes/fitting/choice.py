@@ -1,4 +1,4 @@
-"""The candidate that was chosen for a probe."""
+"""The penalty and features that were chosen for a probe, and the calibrators of its scores."""
 
 from dataclasses import dataclass
 

@@ -233,9 +233,10 @@ def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors
 
 
 def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the nearest points. Return their squared distances, rounding errors and indices, each [row, near].
+    """Find the nearest points of each row.
 
-    The points are sorted by distance. They include the k nearest points and all points tied with the kth.
+    Returns the squared distances, their rounding errors, and the indices of the points, each [row, near]. The points
+    are sorted by distance. They include the k nearest points and all points tied with the kth.
     """
     sizes = rows.square().sum(1, keepdim=True) + lengths
     every, n_near = torch.addmm(sizes, rows, points.T, alpha=-2), k

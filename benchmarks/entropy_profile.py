@@ -1,4 +1,4 @@
-"""Measure the extra memory of the entropy profile, and its run time relative to that of its matrix products alone.
+"""Measure the entropy profile's extra memory, and its run time relative to the matrix products alone.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
 Qwen3-0.6B with random weights.
@@ -50,7 +50,7 @@ def entropies(model: Any, states: Tensor) -> Callable[[], None]:
 
 @torch.inference_mode()
 def extra_bytes(model: Any, n_tokens: int) -> int:
-    """Return how many bytes reading an answer's entropy profile adds to the peak memory of a forward pass."""
+    """Return the increase in a forward pass's peak memory due to reading an answer's entropy profile, in bytes."""
     generator = torch.Generator().manual_seed(0)
     prompt, content = (tuple(torch.randint(5, 1000, (n,), generator=generator).tolist()) for n in (16, n_tokens))
     peaks = []

@@ -129,7 +129,7 @@ def curve(
         store: Folder of the store. It must contain samples, grades and the `hidden` signal.
         out: New folder for the results. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
-        n: Numbers of training questions. The default is N, N/2, N/4 and so on, down to at least 40, where N is the
+        n: Numbers of training questions. The default is N, N/2, N/4 and so on, but no fewer than 40, where N is the
             number of questions outside a test fold.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.

@@ -1,8 +1,8 @@
 """Certified thresholds for routing between a cheap and a strong model, from their stored answers to the same questions.
 
 A question is routed to the strong model if the confidence in the cheap model's answer is below a threshold. The cost of
-an answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong model. For a routed
-question, the number of prompt tokens that the cheap model reads for the probe is added.
+an answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong model. The cost of a
+routed question includes the prompt tokens that the cheap model reads for the probe.
 """
 
 from collections.abc import Mapping, Sequence

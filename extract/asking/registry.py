@@ -15,7 +15,7 @@ class AskedEntry(NamedTuple):
         implementation: Import path ``module:class``.
         scopes: Scopes that the baseline supports: question, sample or both.
         summary: Description for the help message.
-        confidences: Calibrators by baseline, for the baselines in `probes` that use the stored values as scores. The
+        confidences: Baselines in `probes` that use the stored values as scores, each with its calibrator. The
             calibrator is ``"platt"``, ``"isotonic"``, or None if the values are probabilities. If the dict is not
             empty, the model-based baseline must have a single scope and one value per row.
         options: Additional options that `ask` requires, as typed on the command line.

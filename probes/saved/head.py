@@ -18,7 +18,8 @@ class Head(nn.Module, ABC):
     """Base class for heads. A head standardises the features [d_model] of a question or answer and computes a score.
 
     To add a head, write a subclass of `VectorHead` or `SequenceHead` and add it to `probes.saved.heads`. Keep all
-    tensors in buffers: a saved probe stores the `state_dict`, and loading creates the head from `d_model` and `sizes`.
+    tensors in buffers. A saved probe is loaded by creating the head from `d_model` and `sizes`, and restoring its
+    `state_dict`.
 
     Attributes:
         mean: Mean of the features over the training split, [d_model] float32.

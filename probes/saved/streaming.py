@@ -86,7 +86,7 @@ def stream(model: ConfidentModel, question: Prompts, backoff: bool, options: dic
 
 
 def check_streamable(probe: ConfidenceProbe) -> None:
-    """Raise InputError if the probe reads token signals pooled over the answer, which require a complete answer."""
+    """Raise InputError if the probe reads token signals that are pooled over the complete answer."""
     if probe.reads_answers and probe.pooled is not None:
         raise InputError(
             "Expected a probe that can be streamed, but this one reads token signals pooled over complete answers. "

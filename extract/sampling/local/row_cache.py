@@ -46,7 +46,7 @@ class _RowLayer(DynamicLayer):
         return self._window.stop - self._window.start
 
     def resize(self, n_rows: int, longest: int, n_slots: int, n_columns: int) -> None:
-        """Move `n_rows` rows to new buffers, in which they end at column `longest`."""
+        """Move `n_rows` rows to new buffers, right-aligned at column `longest`."""
         kept = slice(self._window.start, self._window.stop)
         for i, buffer in enumerate(self.buffers):
             self.buffers[i] = buffer.new_zeros(n_slots, buffer.shape[1], n_columns, buffer.shape[3])

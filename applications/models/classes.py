@@ -125,7 +125,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return a function that computes a ratio for each class and averages the ratios, given resampling weights.
+    """Return a function that takes resampling weights, computes a ratio for each class, and averages the ratios.
 
     The numerator and the denominator are the weighted sums of `above` and `below` [class, question] over questions.
     """

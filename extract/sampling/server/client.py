@@ -111,7 +111,7 @@ class Client(AbstractAsyncContextManager["Client"]):
     replies from other models are rejected.
 
     Attributes:
-        given_up: Final failure of the last request that ran out of attempts, or None.
+        given_up: Last error of the most recent request that ran out of attempts, or None.
 
     Raises:
         InputError: If a required package is not installed, or if the API key is invalid.

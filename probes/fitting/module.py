@@ -209,7 +209,7 @@ class ProbeModule(L.LightningModule, ABC):
             rows = "answers" if self.data.scope == "sample" else "questions"
             self.warning = (
                 f"On {len(scores)} {rows}, the probe's cross-fitted confidences predict the grades no better than the "
-                f"mean accuracy does. Therefore, the probe returns this mean accuracy for all {rows}."
+                f"mean accuracy on these {rows}. Therefore, the probe returns this mean accuracy for all {rows}."
             )
         self.choice = replace(choice, prefixes=prefixes)
         self.val_confidence = choice.calibrator(scores)

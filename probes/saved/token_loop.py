@@ -1,7 +1,7 @@
 """Greedy search and sampling of one answer in the caller's thread, one token at a time.
 
-A transformers streamer would need a second thread. On a CPU, small matrix products take 33 % longer in such a thread
-than in the caller's.
+A transformers streamer would need a second thread. On a CPU, small matrix products take about a third longer in such a
+thread than in the caller's.
 """
 
 from __future__ import annotations

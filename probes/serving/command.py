@@ -143,7 +143,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         if bound is not None:
             bound.close()
         raise InputError(
-            f"Expected `port` to be available on `host`, but port {port} on {host!r} can't be used: "
+            f"Expected `host` and `port` to be an available address, but port {port} on {host!r} can't be used: "
             f"{error.strerror or error}. Choose a different --port, or 0 for a free one."
         ) from None
     return bound

@@ -1,4 +1,5 @@
-"""Requests to the engine. A request asks for one generated answer, or for the confidences of several rows."""
+"""Requests to the engine. A request asks for one generated answer, or for confidences for one or more questions or
+answers."""
 
 from __future__ import annotations
 

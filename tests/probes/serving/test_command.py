@@ -109,7 +109,7 @@ def test_ctrl_c_ends_the_server_in_this_process(
         (["--port", "-1"], "Expected `port` to be from 0"),
         (["--max_batch_size", "0"], "Expected `max_batch_size` to be at least 1"),
         (["--max_queue", "0"], "Expected `max_queue` to be at least 1"),
-        (["--host", "192.0.2.1", "--api_key_env", "PATH"], "Expected `port` to be available on `host`"),
+        (["--host", "192.0.2.1", "--api_key_env", "PATH"], "Expected `host` and `port`"),
         (["--api_key_env", "NOT_SET"], "'NOT_SET' to contain the API key, but it is not set"),
         (["--probe", "nowhere/at/all"], "nowhere"),
         (["--dtype", "int8"], "Expected `dtype`"),

@@ -172,8 +172,8 @@ def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
     """Build the prompt template for querying the store's model.
 
-    The tokenizer's chat template is applied if there is one, even if the policy's prompt is plain text. The policy's
-    system message is kept.
+    The tokenizer's chat template is applied if there is one, even if the policy's prompt is plain text. In this case,
+    the policy's system message is kept.
     """
     chat = policy["model"]["chat_template"] != sha256_text("")
     return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)

@@ -194,7 +194,7 @@ def _branches_and_positions(item: Item) -> tuple[list[int], list[int]]:
 
 
 def _sources(item: Item) -> Iterator[int]:
-    """For each token of a continuation, yield the preceding token's index in the result of `_inputs`."""
+    """For each token of each continuation, yield the preceding token's index in the result of `_inputs`."""
     start = len(item.prompt)
     for one in item.continuations:
         yield len(item.prompt) - 1

@@ -206,8 +206,8 @@ def expected_gain(prior: Prior, counts: NDArray[np.integer], budget: int) -> NDA
 
     .. math:: \sum_c P(c) \, P(c \text{ ahead of its largest rival at the end} \mid c) - P(\text{leading answer})
 
-    where P(c) is the posterior probability that class c is right. The sum runs over all classes that have occurred. One
-    additional class stands for a right answer that has not occurred yet.
+    where P(c) is the posterior probability that class c is right. The sum runs over all classes that have occurred,
+    plus one class for a right answer that has not occurred yet.
 
     Returns the gain [order, answer] for the cumulative `counts` [order, answer, class]. `budget` is the number of
     answers if sampling does not stop early.

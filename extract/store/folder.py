@@ -127,8 +127,8 @@ class ShardFiles:
             available = ", ".join(other for other in self.names() if self.finished(other, scope)) or "none"
             raise InputError(
                 f"Expected the store {path!r} to contain the {name!r} {self._noun} for all {rows}, but {len(missing)} "
-                f"of {len(shards)} {unit} lack it. Run `python -m extract {command}`. The store has these for some "
-                f"or all {rows}: {available}."
+                f"of {len(shards)} {unit} lack it. Run `python -m extract {command}`. The store has these "
+                f"{self._noun}s for some or all {rows}: {available}."
             )
 
     def settings(self, name: str, scope: Scope) -> dict[str, Any] | None:

@@ -1,5 +1,4 @@
-"""Requests to the engine. A request asks for one generated answer, or for confidences for one or more questions or
-answers."""
+"""Requests to the engine: for one generated answer, or for the confidences of one or more rows."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ def test_the_error_for_other_settings_names_the_difference(made: Store, scope: S
 def test_an_incomplete_baseline_is_refused(made: Store) -> None:
     with pytest.raises(
         InputError,
-        match=r"3 of 3 blocks lack it\. Run `python -m extract ask.*The store has these for some or all questions: none",
+        match=r"3 of 3 blocks lack it\. Run `python -m extract ask.*The store has these baselines for some or all questions: none",
     ):
         made.asked.read("sure")
     ask(made, "sample")

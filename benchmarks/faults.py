@@ -1,4 +1,4 @@
-"""Test how the `extract` commands handle kills, a full disk and several workers, on a tiny random model.
+"""Test how the `extract` commands handle kills, a full disk and several workers, using a tiny random model.
 
 The files must be identical to those of an uninterrupted run, and no finished file may be written twice. The full disk
 is a small tmpfs, so mounting must be allowed.

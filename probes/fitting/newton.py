@@ -1,8 +1,8 @@
 """Newton's method for L2-penalised logistic regression, for several feature matrices and penalties at once.
 
 The weights and the bias are linear functions of a vector of coordinates, which the method optimises. The coordinates
-are either the weights and the bias themselves (`_Primal`) or, if there are fewer rows than weights, coefficients of the
-rows (`_Dual`).
+are the weights and the bias themselves (`_Primal`) or, if there are fewer rows than weights, the coefficients of a
+linear combination of the rows (`_Dual`).
 
 Losses and gradients are computed in float64. Newton steps are computed in float32 unless a penalty is tiny. Float32 is
 sufficient because each step corrects the errors of earlier steps.

@@ -160,8 +160,7 @@ def _share_right(ballots: list[Ballots], questions: NDArray[np.bool_]) -> float:
 
 
 def _priors(ballots: list[Ballots], questions: NDArray[np.bool_], confidence: NDArray[np.float64]) -> list[Prior]:
-    """Fit the prior's parameters κ and θ to the questions selected by the mask `questions`. Return every question's
-    prior."""
+    """Fit the prior's parameters κ and θ to the questions selected by a mask. Return every question's prior."""
     counts = [
         (one.right[one.classes].sum(), len(one.classes), (~one.right[np.unique(one.classes)]).sum()) for one in ballots
     ]

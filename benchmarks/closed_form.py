@@ -4,9 +4,9 @@ Both sides use the standardised training split of the default store in float32, 
 labels. For `LogisticRegression`, each soft label becomes two rows with weights p̂ and 1 − p̂.
 
 Times are measured with one BLAS thread. scikit-learn is timed with its default tolerance, at which it stops earlier
-than our solvers. Its AUROC then differs by up to 0.002 from its own AUROC at convergence. Our AUROCs are therefore
-compared with those of scikit-learn at convergence, on held-out questions. The ridge penalties are those of the logistic
-regression divided by m(1 − m), where m is the mean target.
+than our solvers. This changes its AUROC by up to 0.002, compared with its AUROC at convergence. Our AUROCs are
+therefore compared with those of scikit-learn at convergence, on held-out questions. The ridge penalties are the
+logistic-regression penalties divided by m(1 − m), where m is the mean target.
 """
 
 from __future__ import annotations

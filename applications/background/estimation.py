@@ -64,8 +64,8 @@ class Estimate:
         cells: Comparison for each reference and metric.
         tested: Dict from metric to the values [prompt] of the tested system.
         references: Values of the references. `references[name][temperature][metric]` has shape [prompt].
-        mismatch_rate: Result of `highest_mismatch_rate`. None if the tested system's outputs for the same prompt ever
-            differ.
+        mismatch_rate: Result of `highest_mismatch_rate`. None if the tested system gave different outputs for the same
+            prompt.
         limits: `temperature_limit` of each reference. Empty if `mismatch_rate` is None.
         recovery: Result of `recover` for each reference. Empty if a prompt has fewer than four outputs.
     """

@@ -101,7 +101,7 @@ class ModelHead:
 
 
 def final_norm(model: Any) -> nn.Module:
-    """Return the norm between the last block and the head, or raise an InputError if none is found."""
+    """Return the model's final norm. Raises an InputError if there is none, or if its width differs from the head's."""
     parts, head = dict(decoder_of(model).named_children()), model.get_output_embeddings().weight
     norm = next((parts[name] for name in _NORMS if name in parts), None)
     if norm is None or any(weight.shape[-1] != head.shape[-1] for weight in norm.parameters()):

@@ -41,8 +41,8 @@ def audit_record(
         raise InputError(f"Expected `folds` to be at least 2, but got {n_folds}. The default is 5.")
     if reason := _too_few(table.accuracy[questions.numpy()], n_folds):
         raise InputError(
-            f"Expected at least {_least(n_folds)} questions with at least two graded answers each, and not all "
-            f"with the same accuracy, but {reason}. Use fewer folds, or sample and grade more answers."
+            f"Expected at least {_least(n_folds)} questions that have at least two graded answers each and "
+            f"differ in accuracy, but {reason}. Use fewer folds, or sample and grade more answers."
         )
     fold = fold_of_questions(split_rows(table, questions, [1 / n_folds] * n_folds, seed), len(known))
     features, masked = read_sources(store)

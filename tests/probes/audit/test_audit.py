@@ -338,7 +338,7 @@ def test_impossible_audits_are_refused_and_leave_no_folder(
 @pytest.mark.parametrize(
     ("accuracy", "k", "message"),
     [
-        (np.zeros(30), 4, "the same accuracy, but all 30 usable questions have an accuracy of 0.000"),
+        (np.zeros(30), 4, "differ in accuracy, but all 30 usable questions have an accuracy of 0.000"),
         (np.ones(30), 4, "all 30 usable questions have an accuracy of 1.000"),
         (np.linspace(0, 1, 19), 4, "at least 20 questions .* but there are only 19"),
         (np.array([0.5]), 4, "at least 20 questions .* but there are only 1"),

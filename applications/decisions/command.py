@@ -57,7 +57,7 @@ def decide(
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the Markdown page, record, table and plots. The default is runs/decide-STORE.
         seed: Seed for resampling, random splits of the questions into halves, and the order of questions in each
-        hypothesis test.
+            hypothesis test.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

@@ -87,7 +87,7 @@ def evaluate_rules(
     Args:
         half: Half to which each question belongs (0 or 1), [question].
         confidences: Confidences [question] for the `prior` rule, by name. The results are named ``prior_NAME``. The
-        rule is also evaluated with a constant confidence: the base rate of the other half of the questions.
+            rule is also evaluated with a constant confidence: the base rate of the other half of the questions.
     """
     priors = dict[str, list[list[Prior]]]()  # [method][half][question]
     if PRIOR in rules:

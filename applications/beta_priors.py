@@ -46,9 +46,10 @@ def beta_priors(
 
 
 def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) -> Array:
-    """Return each question's base rate, [question]: the mean accuracy of its group in the other folds.
+    """Return the base rate of each question, [question].
 
-    If the group occurs only in the question's own fold, the mean accuracy of all questions in the other folds is used.
+    The base rate is the mean accuracy of the question's group in the other folds. If the group occurs only in the
+    question's own fold, it is the mean accuracy of all questions in the other folds.
     """
     group = np.unique(groups, return_inverse=True)[1]
     rates = np.empty(len(accuracy))

@@ -1,4 +1,4 @@
-"""Read confidences for the questions of a store, from a saved probe or from a column of a table."""
+"""Read confidences for questions from a saved probe or from a column of a table."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -26,7 +26,7 @@ def read_confidence(source: str, store: Store, ignored: Collection[str] = ()) ->
     Args:
         source: Folder of a saved probe, or ``FILE:COLUMN`` for a column of a Parquet or CSV file, for example
             ``runs/compare-facts/predictions.parquet:layer_average``. A file must also have a ``question_id`` column.
-        store: The store. If the source is a probe, the store must contain the signals that the probe reads.
+        store: The store. For a probe, the store must contain the signals that the probe reads.
         ignored: Ids of questions that a file may contain even if they are not in the store.
 
     Returns:
@@ -63,7 +63,7 @@ def named_confidences(sources: Sequence[str], store: Store, reserved: Sequence[s
 
 
 def confidence_name(source: str) -> str:
-    """Return the short name of a source: the column of a table, or the run folder of a saved probe.
+    """Return the short name of a source: a table's column, or a probe's run folder.
 
     >>> confidence_name("runs/compare-facts/predictions.parquet:ridge"), confidence_name("runs/mine/probe")
     ('ridge', 'mine')
@@ -101,7 +101,7 @@ def _of_probe(folder: Path, store: Store) -> NDArray[np.float64]:
 
 
 def check_probe_model(probe: ConfidenceProbe, store: Store) -> None:
-    """Raise an InputError if the probe was trained on a model other than the store's."""
+    """Raise an InputError unless the probe was trained on the store's model."""
     expected = probe.config["model"]
     names = {"id": expected["id"], "revision": expected["revision"]}  # not compared, as in `check_model`
     if different := "; ".join(differences(store.model | names, expected)):

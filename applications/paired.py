@@ -68,7 +68,7 @@ def mean_interval(values: Values, cluster: Labels | None = None) -> Estimate:
 def share_interval(shares: Values) -> Estimate:
     """Compute the mean of the fractions `shares` [unit] and its 95 % interval, as in `python -m extract inspect`.
 
-    The interval is a t interval, clipped to [0, 1], or an exact binomial interval if all values are the same.
+    The interval is a t interval, clipped to [0, 1]. If all n values are the same, its half-width is 1 − 0.025^(1/n).
     """
     mean, low, high = interval(shares) or (float(shares.mean()), None, None)
     return {"value": mean, "low": low, "high": high}
@@ -118,9 +118,9 @@ def check_difference(difference: float) -> None:
 def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
     """Run a two-sided test of the hypothesis that the mean of differences [unit] is 0.
 
-    McNemar's test is used if all differences are −1, 0 or 1 and there are no clusters. Otherwise, a sign-flip test
-    is used (see `sign_flip`). `n_flips` is the number of random sign patterns. With clusters, the signs of all
-    differences in a cluster are flipped together.
+    McNemar's test is used if all differences are −1, 0 or 1 and there are no clusters. Otherwise, a sign-flip test is
+    used (see `sign_flip`). `n_flips` is the number of random sign patterns. With clusters, the signs of all differences
+    in a cluster are flipped together.
 
     Returns:
         A dict with the name of the `test`, its p-value `p`, and `p_mid` from `mcnemar` (None for sign-flip tests).
@@ -144,9 +144,9 @@ def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Lab
         The result of `paired_test` with these additional entries:
 
         - `n`, `value`: Number of units and mean difference.
-        - `low`, `high`: Bounds of the clustered interval, or of the t interval if there are no clusters.
+        - `low`, `high`: Bounds of the clustered interval, or of the t interval without clusters.
         - `t`, `bootstrap`, `clustered`: The three intervals. `clustered` is None without clusters.
-        - `n_above`, `n_below`: Number of units with a positive difference, and number with a negative difference.
+        - `n_above`, `n_below`: Numbers of units with a positive difference and with a negative difference.
         - `error`: Standard error of the mean difference.
         - `detectable`: Smallest detectable difference; None if the standard error is 0.
     """

@@ -1,9 +1,8 @@
 """Run the audit on simulated multiple-choice sets (300 questions × 10 answers), with and without a leak.
 
-With a leak, the log-odds of a question's accuracy depend on noise and on one property of the question, which predicts
-right answers with an AUROC of 0.65. For each leak, the result is the number of simulations in which the audit finds
-this property. Without a leak, the results are the number of false alarms and the fraction of AUROC intervals that
-contain ½.
+A leak is one property of the questions that predicts right answers with an AUROC of 0.65. The figure for each leak is
+the number of simulations in which the audit finds it. Without a leak, the figures are the number of false alarms and
+the fraction of AUROC intervals that contain ½.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def accuracies(value: NDArray[np.float64], strength: float, rng: np.random.Gener
 
 
 def strength_of(value: NDArray[np.float64]) -> float:
-    """Return the `strength` to pass to `accuracies` so that `value` predicts right answers with an AUROC of 0.65."""
+    """Return the `strength` at which `value` predicts right answers with an AUROC of 0.65. See `accuracies`."""
     value = np.resize(value, 100_000)
 
     def excess(strength: float) -> float:

@@ -1,4 +1,4 @@
-"""Make the pages in docs/comparison/, which compare the out-of-fold results of all methods on the six evaluation sets.
+"""Make the pages in docs/comparison/, which compare all methods out of fold on the six evaluation sets.
 
 Missing data are added to the stores. Evaluation sets whose source files do not exist are skipped.
 """
@@ -74,7 +74,7 @@ def aurocs(folder: Path, methods: list[str], n_resamples: int) -> Tensor:
 
 
 def summary(folders: dict[str, Path], n_resamples: int) -> str:
-    """Return a page with each method's mean rank and its AUROC on every set, computed from answers with odd indices."""
+    """Return a page with each method's mean rank and its AUROC on every set. Only answers with odd indices are used."""
     shared = set.intersection(
         *(set(pq.read_schema(folder / "predictions.parquet").names) for folder in folders.values())
     )
@@ -103,7 +103,7 @@ def summary(folders: dict[str, Path], n_resamples: int) -> str:
 
 
 def main() -> None:
-    """Write the comparison pages, and print the chosen probe's lead over each baseline of equal or lower token cost."""
+    """Write the comparison pages, and print the chosen probe's lead over each baseline that needs no more tokens."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n_resamples", type=int, default=2000)
     parser.add_argument(

@@ -1,12 +1,11 @@
 """Measure how often the report's 95 % intervals contain the true value, on simulated questions.
 
-A regime is a distribution of questions. Each question has a true accuracy p, a confidence f, a less informative
-confidence g, and k answers, of which c ~ Binomial(k, p) are right. Each simulation draws a new test split of N
-questions and a training split, whose measured accuracy is the reference r of the Brier skill. The true values are
+A regime is a distribution of questions. Each question has a true accuracy p, a confidence f and a less informative
+confidence g. Of its k answers, c ~ Binomial(k, p) are right. Each simulation draws a test split of N questions and a
+training split. The measured accuracy r on the training split is the reference of the Brier skill. The true values are
 computed from `TRUTH_SIZE` questions with known p:
 
-- auroc: P(f > f′) + ½ P(f = f′), where f is the confidence in a right answer, and f′ is the confidence in a wrong
-  answer to another question.
+- auroc: P(f > f′) + ½ P(f = f′), for a right answer (f) and a wrong answer to another question (f′).
 - brier: E (f − p)².
 - brier_skill: 1 − E (f − p)² / E (r − p)², given r.
 - auroc_difference, brier_difference: the value for f minus the value for g.
@@ -97,7 +96,7 @@ REGIMES: dict[str, Regime] = {"hard": hard, "overconfident": overconfident, "eas
 
 
 class Truth:
-    """True values of all metrics for a distribution of questions with k answers per question."""
+    """True values of all metrics for a distribution of questions with k answers each."""
 
     def __init__(self, regime: Regime, k: int, rng: Generator) -> None:
         p, f, g = regime(TRUTH_SIZE, rng)

@@ -1,9 +1,9 @@
 """Measure the risk and the coverage of the thresholds from `applications decide` on simulated question sets.
 
 Each question's confidence f and true accuracy p are drawn from a joint distribution. A set contains N questions with k
-answers each, of which c ~ Binomial(k, p) are right. Each method returns a threshold for the target risk. Its true
-risk E[1 − p | f ≥ threshold], its true coverage, and the coverage of the best threshold on f (oracle) are computed
-from `TRUTH_SIZE` other questions.
+answers each. An answer is right with probability p. Each method returns a threshold for the target risk. Its true risk
+E[1 − p | f ≥ threshold] and its true coverage are computed from `TRUTH_SIZE` other questions. So is the coverage of the
+best threshold on f (oracle).
 
 - ours: `certify`, with the betting martingale.
 - hoeffding: `certify`, with p-values from Hoeffding's inequality for all questions.
@@ -128,7 +128,7 @@ def ours(given: list[tuple[Array, NDArray[np.int64]]], risk: float, test: str = 
 
 
 def mapie(given: list[tuple[Array, NDArray[np.int64]]], risk: float) -> dict[str, list[float | None]]:
-    """Return two thresholds for each MAPIE procedure: one from a single answer per question, and one from all answers."""
+    """Return two thresholds per set and MAPIE procedure: from one answer per question, and from all answers."""
     found = {}
     for name, k in (("one answer", 1), ("all answers", None)):
         sets = [

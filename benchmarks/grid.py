@@ -1,7 +1,6 @@
-"""Compare one run that samples at 5 temperatures to 5 separate runs, for few-shot prompts of at least 300 tokens.
+"""Compare one run at 5 temperatures with 5 separate runs, for few-shot prompts of at least 300 tokens.
 
-The few-shot examples are either the same for all prompts or different for each question. Model loading time is
-excluded.
+The examples are either the same for all prompts or different for each question. Model loading is not timed.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def hooked(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def live_bytes(model: Any, ids: torch.Tensor) -> int:
-    """Return the size in bytes of the captured hidden states that are in memory at the end of a forward pass."""
+    """Return how many bytes of captured hidden states are in memory at the end of a forward pass."""
     with torch.inference_mode(), HiddenCapture(model, range(n_layers(model) + 1)) as capture:
         capture.start(last_tokens(ids))
         decoder_of(model)(input_ids=ids, use_cache=False)

@@ -26,7 +26,7 @@ def rows_of(store: Store) -> list[dict[str, Any]]:
 
 
 def agreement(store: Store, answers: list[dict[str, Any]]) -> dict[str, int]:
-    """Return the number of labelled answers, and the number of those whose grade matches the label. Print unlabelled answers."""
+    """Return the number of labelled answers, and how many grades match the labels. Print unlabelled answers."""
     labels: dict[str, bool] = json.loads(LABELS.read_text(encoding="utf-8"))
     questions = {question.id: question for question in store.questions}
     for row in answers:

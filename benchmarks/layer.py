@@ -37,9 +37,9 @@ def make_store(folder: Path, layers: int, megabytes: int, block_size: int) -> No
 def measure(folder: Path, key: str, small: Path) -> dict[str, float]:
     """Read one layer, and return three sizes in bytes.
 
-    `layer` is the size of the layer, `taken` is the total size of all tensors read for it, and `grown` is the peak
-    increase in this process's resident memory. One layer of a small store is read first, so that the reading code is
-    already in memory.
+    `layer` is the size of the layer, and `taken` is the total size of all tensors read for it. `grown` is the peak
+    increase in this process's resident memory. A small store is read first, so that the reading code is already in
+    memory.
     """
     from extract import Store
     from extract.store import signals

@@ -1,11 +1,11 @@
 """Measure the error rates of the tests, and the coverage of the intervals, in `python -m applications models`.
 
-On the logit scale, the true accuracy of a system on a question is the sum of two random terms: the easiness of the
-question, and a system-question interaction. In designs with clusters, questions in the same cluster share half of the
-variance of both terms. The confidence of a system is its true accuracy plus noise, also on the logit scale.
+On the logit scale, a system's true accuracy on a question is the sum of two random terms: the question's easiness, and
+a system-question interaction. Questions in the same cluster (if any) share half of the variance of both terms. The
+confidence is the true accuracy plus noise, also on the logit scale.
 
-- Error rate: fraction of draws in which p ≤ 0.05 although both systems have the same distribution. `holm` is the
-  fraction of draws in which any pairwise difference among three such systems has a corrected p ≤ 0.05.
+- Error rate: fraction of draws in which p ≤ 0.05 although both systems have the same distribution. For `holm`, it is
+  enough that any pair of three such systems has a corrected p ≤ 0.05.
 - Coverage: fraction of 95 % intervals that contain the true value. Here, system B is less accurate than A.
 """
 
@@ -70,7 +70,7 @@ def aurocs(drawn: list[System], right: list[np.ndarray], k: int) -> list[Auroc |
 
 
 def error_rates(n: int, k: int, draws: int, clustered: bool, rng: Generator) -> dict[str, float]:
-    """Return the type I error rate of each test, from draws in which the systems have the same distribution."""
+    """Return the type I error rate of each test. In all draws, the systems have the same distribution."""
     hits: Counter[str] = Counter()
     totals: Counter[str] = Counter()
     cluster = np.arange(n) % SIZES[n] if clustered else None

@@ -1,7 +1,7 @@
 """Measure the time and memory of Pass@K for 76,523 questions with 100 answers each, as in arXiv 2602.13540.
 
-Pass@K is computed for K = 1 to 100. The squared errors of the predictions and of the oracle are computed for K = 1 to
-50. Pass@K is checked against values computed from exact binomial coefficients.
+Pass@K is computed for K = 1 to 100. The squared errors of the predictions and the oracle are computed for K = 1 to 50.
+Pass@K is checked against values computed from exact binomial coefficients.
 """
 
 from __future__ import annotations

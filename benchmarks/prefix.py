@@ -31,7 +31,7 @@ LAYERS = range(31)
 
 @contextmanager
 def whole_prompts() -> Iterator[None]:
-    """Disable prefix sharing inside the `with` block, so that every prompt is read in full."""
+    """Disable prefix sharing inside the `with` block."""
 
     def nothing(*args: Any, **options: Any) -> None:
         return None

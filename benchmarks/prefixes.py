@@ -1,7 +1,7 @@
-"""Measure the AUROC and Brier score of confidences computed from the first 25, 50, 75 and 100 % of each answer.
+"""Evaluate confidences computed from the first 25, 50, 75 and 100 % of each answer.
 
-Probes trained on prefixes are compared with probes trained only on whole answers. Separate
-calibrators for each fraction are compared with a single calibrator for all fractions. The store, the answers and the
+The metrics are AUROC and Brier score. Probes trained on prefixes are compared with probes trained only on whole
+answers. Separate calibrators for each fraction are compared with a single calibrator. The store, the answers and the
 folds are those of `benchmarks.sequence`.
 """
 

@@ -1,6 +1,6 @@
 """Compare the prompts of configs/default.yaml and configs/brief.yaml on the same questions.
 
-The results include the grader's agreement with manual labels of 100 random answers per prompt.
+The grader is compared with manual labels of 100 random answers per prompt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The published probe (capability calibration, arXiv 2602.13540) that is most similar to the default probe.
+"""The published probe that is most similar to the default probe.
 
-It applies a linear layer and a sigmoid to the mean of the hidden states over all layers, and is trained with SGD to
-predict the expected accuracy. The hyperparameters are chosen by the squared error on the validation split.
+The probe (capability calibration, arXiv 2602.13540) averages the hidden states over all layers, and then applies a
+linear layer and a sigmoid. It is trained with SGD to predict the expected accuracy. The hyperparameters are chosen by
+the squared error on the validation split.
 """
 
 import torch
@@ -18,7 +19,8 @@ def train(
 ) -> tuple[Tensor, Tensor]:
     """Train one probe per learning rate on features [row, d_model] float32.
 
-    Returns the lowest squared error on the validation rows, and the weights and bias [d_model + 1] of the best probe.
+    The best probe has the lowest squared error on the validation rows. Returns this error, and the weights and bias
+    [d_model + 1] of the best probe.
     """
     rates = torch.tensor(LEARNING_RATES)[:, None]
     parameters = torch.zeros(len(rates), features.shape[1] + 1)
@@ -40,7 +42,7 @@ def train(
 
 
 def published_recipe(comparison: Comparison) -> Tensor:
-    """Train the probe of arXiv 2602.13540 in each fold, and return its out-of-fold confidences, [question] float64.
+    """Train the published probe in each fold, and return the out-of-fold confidences, [question] float64.
 
     The confidence is NaN for questions that are in no test fold.
     """

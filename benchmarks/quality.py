@@ -1,4 +1,4 @@
-"""Measure the quality of the probe on the default store with nested cross-validation (5 outer folds).
+"""Evaluate the probe on the default store with nested cross-validation (5 outer folds).
 
 As a check, the labels are also shuffled across questions. The interval for the AUROC must then contain 0.5.
 """

@@ -1,8 +1,8 @@
 """Kill actors of the Ray engine at random moments, fill the disk, and kill the whole cluster.
 
-If only actors are killed, the job must recover without help, write the same files as an uninterrupted local run, and
-never change a finished file. If the disk is full or the cluster is lost, it must print one error line, and rerunning
-the command must continue the job.
+If only actors are killed, the job must recover without help. It must write the same files as an uninterrupted local
+run, and never change a finished file. If the disk is full or the cluster is lost, the job must print one error line.
+Rerunning the command must continue the job.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def start(commands: Commands, command: str, store: Path) -> subprocess.Popen[str
 
 
 def kill_actors(commands: Commands, command: str, store: Path, kills: int, spread: float) -> dict[str, int]:
-    """Run a command with the Ray engine, and kill one random actor at a time, `kills` times.
+    """Run a command with the Ray engine, and kill `kills` random actors, one at a time.
 
-    Before each kill, wait for the job to finish another file, and then up to `spread` seconds more.
+    Before each kill, wait until another file is finished, and then up to `spread` seconds more.
     """
     chance, n_kills, n_changed, before = random.Random(command), 0, 0, finished(store)
     job = start(commands, command, store)
@@ -80,7 +80,7 @@ def lose_cluster(commands: Commands, store: Path) -> dict[str, Any]:
 
 
 def fill_disk(commands: Commands, folder: Path, uninterrupted: dict[str, bytes]) -> dict[str, Any]:
-    """Run `sample` on a disk with half of the space that it needs, add space, and run `sample` again."""
+    """Run `sample` on a disk with half of the required space, add space, and run it again."""
     pages = sum(-(-len(data) // 4096) for data in uninterrupted.values())
     with small_disk(folder, 2 * pages) as disk:
         store = disk / "store"

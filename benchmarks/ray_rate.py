@@ -1,4 +1,4 @@
-"""Compare the run time of `sample` on two Ray actors and on two local workers (as with `torchrun`)."""
+"""Time `sample` on two Ray actors against two local workers (as with `torchrun`)."""
 
 from __future__ import annotations
 

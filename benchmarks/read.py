@@ -1,4 +1,4 @@
-"""Measure the time to read several signals in a single pass over the answers, relative to one pass per signal.
+"""Measure the time to read several signals in a single pass, relative to one pass per signal.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses the architecture of
 Qwen3-0.6B with random weights.

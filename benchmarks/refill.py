@@ -1,13 +1,11 @@
 """Measure the speed of sampling answers of different lengths, in float32 and bfloat16.
 
-All methods generate answers of the same preset lengths: 8 tokens plus a geometrically distributed number with mean 32,
-at most 256 in total. When answers finish, the sampler starts new ones in their place. It is compared with sequential
-batches, two workers (as with `torchrun`), `generate`, `generate_batch` (continuous batching), vLLM, and the matrix
-products of the linear layers alone.
+All methods generate answers of the same preset lengths, from 8 to 256 tokens. When answers finish, the sampler starts
+new ones in their place. It is compared with sequential batches, two workers, `generate`, `generate_batch` (continuous
+batching), vLLM, and the matrix products of the linear layers alone.
 
-The default model is SmolLM2-135M-Instruct, which `make install` installs. With `--random`, the model is
-Llama-3.2-1B with random weights, and the prompts are random tokens. On a GPU, the comparisons with two workers and
-with the matrix products are skipped.
+The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses Llama-3.2-1B with random
+weights, and prompts of random tokens. On a GPU, two workers and the matrix products are left out.
 """
 
 from __future__ import annotations
@@ -83,7 +81,8 @@ class Sides:
     def scheduled(self) -> Iterator[None]:
         """Make the sampler end each answer at its preset length.
 
-        The random number for an answer's last token is set to 2, and the patched `draw` then returns an end token.
+        The random number for an answer's last token is set to 2. For this number, the patched `draw` returns an end
+        token.
         """
         lengths = {
             (question_key(self.decoding.seed, id_), j): length

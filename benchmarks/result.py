@@ -56,7 +56,7 @@ def alternating(
 ) -> tuple[float, float, float]:
     """Time two functions alternately in one process.
 
-    Returns the median ratio of a's time to b's time over all pairs, and the median times of a and b in seconds.
+    Returns three medians over all pairs: the ratio of a's time to b's time, and both times in seconds.
     """
     times: tuple[list[float], list[float]] = ([], [])
     for pair in range(warm + pairs):

@@ -1,7 +1,7 @@
-"""Compare the speed of the sampler with that of `generate`, the matmuls alone, and the sampler without a shared prefix.
+"""Compare the sampler's speed with `generate`, the matmuls alone, and the sampler without a shared prefix.
 
-The default model is SmolLM2-135M-Instruct, which `make install` installs. With `--random`, the model is
-Llama-3.2-1B with random weights, and the prompts are random tokens.
+The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses Llama-3.2-1B with random
+weights, and prompts of random tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measure the cost of large stores: bytes per answer, and the time per shard of several operations.
 
-The operations include `ranges_to_ask`, `write_manifest`, `describe` and `find_problems`. Their time per shard should not
-grow with the number of shards. The stores resemble those sampled from a server, with `--rows` questions per block and
-one sample per shard (`--server.n 1`).
+The operations include `ranges_to_ask`, `write_manifest`, `describe` and `find_problems`. Their time per shard should
+not grow with the number of shards. The stores resemble those sampled from a server with `--server.n 1`: each shard has
+one sample per question. Each block has `--rows` questions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make_store(folder: Path, n_blocks: int, n_rows: int) -> Store:
 
 
 def answers(store: Store, part: SampleRange, n_tokens: int, rng: np.random.Generator) -> pa.Table:
-    """Return the answers of a shard, with text, log-probabilities and a mean length of `n_tokens` tokens."""
+    """Return a shard's answers, with text, log-probabilities and `n_tokens` tokens on average."""
     ids, samples = store.questions.ids(part), range(part.start, part.stop)
     n = len(ids) * len(samples)
     lengths = np.maximum(1, rng.geometric(1 / n_tokens, n))
@@ -81,7 +81,7 @@ def write_part(store: Store, part: SampleRange, table: pa.Table, right: NDArray[
 
 
 def bytes_of(n_tokens: int, n_rows: int = 1024) -> dict[str, float]:
-    """Return the sizes of the table, log and grades in bytes per answer, and the seconds it takes to read 10⁶ answers.
+    """Return the bytes per answer in the table, log and grades, and the seconds to read 10⁶ answers.
 
     `n_rows` is the number of questions per block.
     """

@@ -1,6 +1,6 @@
 """Compare `transformers serve` with the local sampler, both with SmolLM2-135M-Instruct.
 
-The accuracies must agree, and options that the server does not support must raise an error.
+The accuracies must agree. Options that the server does not support must raise an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def accuracies(store: Store) -> dict[str, float]:
 
 
 def difference(a: dict[str, float], b: dict[str, float]) -> tuple[float, float]:
-    """Return the 95 % interval (Student's t) for the mean difference between two accuracies on the same questions."""
+    """Return the 95 % interval (Student's t) for the mean difference between paired accuracies."""
     of_question = np.array([a[id_] - b[id_] for id_ in b])
     half = student.ppf(0.975, len(of_question) - 1) * of_question.std(ddof=1) / np.sqrt(len(of_question))
     return float(of_question.mean() - half), float(of_question.mean() + half)

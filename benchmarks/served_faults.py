@@ -1,4 +1,4 @@
-"""Kill `sample` at random moments while it samples from a server through a proxy that breaks 30 % of the replies.
+"""Kill `sample` at random moments, while a proxy breaks 30 % of the server's replies.
 
 Each answer must be stored once, and no stored answer may be requested again.
 """

@@ -1,9 +1,9 @@
 """Benchmark the server of `python -m probes serve`: its confidences, latency and throughput.
 
-Its confidences for 1,000 questions (32 concurrent requests) are compared with those that `score` returns. The latency
-of `/v1/score` for one client is compared with that of a forward pass in this process. The throughput with 32 clients is
-compared with that for one client. The server processes the worked examples of the prompts only once, so its latency can
-be lower than that of the forward pass.
+Its confidences for 1,000 questions (32 concurrent requests) are compared with those of `score`. The latency of
+`/v1/score` for one client is compared with that of a forward pass in this process. The server can be faster, because it
+processes the worked examples of the prompts only once. The throughput with 32 clients is compared with that for one
+client.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Sample and grade answers to three well-known question sets, and compare 50 grades per set with manual labels.
+"""Sample and grade answers to three question sets, and compare 50 grades per set with manual labels.
 
-The question sets are read from ../shared/data, or from another folder with the same files (`--data`).
+`--data` is the folder of the question sets, by default ../shared/data.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def accuracy(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Select 50 distinct answers to label, in hash order: 25 graded as right and 25 as wrong, if there are enough."""
+    """Select 50 distinct answers to label: 25 graded as right and 25 as wrong, if there are enough."""
     distinct = {key(row): row for row in rows}
     ordered = [list(distinct.values())[i] for i in hash_order(list(distinct), seed=0)]
     right, wrong = ([row for row in ordered if row["right"] is graded] for graded in (True, False))
@@ -70,7 +70,7 @@ def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Make the stores, print the selected answers that have no manual label yet, and print the results."""
+    """Make the stores, print the selected answers without labels, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--stores", type=Path, default=Path("stores"))

@@ -1,7 +1,7 @@
-"""Make the pages and plots in docs/signals/, from all signals for the answers to two question sets.
+"""Make the pages and plots in docs/signals/ for two question sets.
 
 The sets are 200 questions from `facts` and, if ../shared/data/qa_wikidata.json exists, 100 from `qa_wikidata`. Each
-question has 4 answers.
+question has 4 answers, from which all signals are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEST_FRACTION = 0.4
 
 
 def make() -> dict[str, str]:
-    """Make a store for each question set, and return the folders of the stores, keyed by question set."""
+    """Make the stores, and return their folders, keyed by question set."""
     recipe = recipe_of("brief")
     make_store(FACTS, StoreRecipe(**{**vars(recipe), "n_questions": 200, "k": 4}), "short", ["hidden"])
     if not wikidata.DATA.is_file():
@@ -42,7 +42,7 @@ def make() -> dict[str, str]:
 
 
 def read_anew(store: str) -> float:
-    """Delete all signals of the answers, read them again, and return the reading time in seconds."""
+    """Delete all answer signals, read them again, and return the reading time in seconds."""
     for signal in SIGNALS:
         shutil.rmtree(Path(store) / "signals" / signal / "sample", ignore_errors=True)
     start = time.perf_counter()
@@ -51,7 +51,7 @@ def read_anew(store: str) -> float:
 
 
 def keep_picture(picture: Path, name: str) -> None:
-    """Save a plot in docs/signals/ with only 256 colours, which reduces the file to a third of its size."""
+    """Save a plot in docs/signals/ with 256 colours, which reduces the file size to a third."""
     with Image.open(picture) as image:
         few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(DOCS / "signals" / f"{name}-{picture.name}", optimize=True)

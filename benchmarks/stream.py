@@ -1,4 +1,7 @@
-"""Compare the speed, text and logits of streaming and plain generation, with random probes on SmolLM2-135M-Instruct."""
+"""Compare the speed, text and logits of streaming and plain generation.
+
+The model is SmolLM2-135M-Instruct, and the probes are random.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Compare streamed and in-memory fits, and measure the peak memory and time of a streamed fit to 20 GB of features.
+"""Compare streamed and in-memory fits, and measure the cost of a streamed fit to 20 GB of features.
 
-The peak memory is the maximum resident memory of `train.py`, including libraries and mapped pages of the store's files.
+The cost is the run time and the maximum resident memory of `train.py`. The memory includes libraries and mapped pages
+of the store's files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class States:
     """Synthetic hidden states [question, layer, d_model], generated on demand when indexed by question.
 
     Args:
-        accuracy: Accuracies, [question]. They shift the first coordinate of the states in the upper half of the layers.
+        accuracy: Accuracies, [question]. They shift the first coordinate in the upper half of the layers.
         layers: Number of layers.
         width: Width of a state.
     """
@@ -56,8 +57,8 @@ class States:
 def compared(folder: Path) -> tuple[dict[str, float], bool]:
     """Fit the probes to a small store, and save them to subfolders.
 
-    Returns each probe's largest difference between in-memory and streamed confidences, and whether the saved probes are
-    the same for 1, 2 and 7 workers.
+    Returns the largest difference between in-memory and streamed confidences for each probe. Also returns whether the
+    saved probes are the same for 1, 2 and 7 workers.
     """
     accuracy = np.random.default_rng(0).random(600)
     small = States(accuracy, 6, 48)[0 : len(accuracy)]

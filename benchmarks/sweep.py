@@ -1,7 +1,8 @@
-"""Time a joint fit of all layers against a separate fit of each layer, both with Lightning's trainer.
+"""Time a joint fit of all layers against a separate fit of each layer.
 
-The linear probe is fitted with five penalties and a batch size of 64. A layer whose hidden states are the same for all
-questions is included only in the joint fit. On a GPU, the joint fit is also compared with the fit of a single layer.
+Lightning's trainer fits the linear probe with five penalties and a batch size of 64. Layers whose hidden states are the
+same for all questions are only in the joint fit. On a GPU, the joint fit is also compared with the fit of a single
+layer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BAR, BAR_OVER_ONE = 0.25, 1.5
 
 
 def one_layer(data: FeatureDataModule, place: int) -> FeatureDataModule:
-    """Return a datamodule with the same rows and targets, but with the hidden states of only one layer."""
+    """Return a datamodule with the same rows and targets, but only one layer."""
     layer = int(data.feature_names[place].split("/")[0])
     single = FeatureDataModule(store=data.store_path, layers=[layer], batch_size=data.batch_size)
     single.setup()

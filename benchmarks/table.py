@@ -39,7 +39,7 @@ def build(folder: Path, n_questions: int, k: int, n_tokens: int) -> float:
 
 
 def resident() -> float:
-    """Return the resident memory in bytes, after unused memory has been returned to the system."""
+    """Release unused memory, and return the resident memory in bytes."""
     gc.collect()
     pa.default_memory_pool().release_unused()
     ctypes.CDLL(None).malloc_trim(0)

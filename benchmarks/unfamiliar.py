@@ -59,7 +59,7 @@ REWORDINGS: dict[str, Callable[[str, str, Sequence[str]], str]] = {
 
 
 def reworded(questions: Sequence[Any]) -> list[dict[str, Any]]:
-    """Apply every rewording to questions of the `facts` set, and return the records, grouped by rewording."""
+    """Apply every rewording to `facts` questions, and return the records, grouped by rewording."""
     records = []
     for name, reword in REWORDINGS.items():
         for question in questions:
@@ -72,7 +72,7 @@ def reworded(questions: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def unseen(n: int = 40) -> list[dict[str, Any]]:
-    """Return `n` question records for each kind of question that the `facts` set lacks, grouped by kind."""
+    """Return `n` question records for each kind that the `facts` set lacks, grouped by kind."""
     rng = random.Random(0)
     problems = json.loads((DATA / "svamp.json").read_text(encoding="utf-8"))
     clozes = json.loads((DATA / "qa_wikidata.json").read_text(encoding="utf-8"))["examples"]

@@ -1,6 +1,6 @@
 """Compare the accuracy and speed of vLLM and the local sampler, both on the CPU with SmolLM2-135M-Instruct.
 
-vLLM runs in the environment that `make vllm` creates, and is stopped before the local sampler starts.
+vLLM runs in the environment that `make vllm` creates. It is stopped before the local sampler starts.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ sys.exit(subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL).returncode)
 
 @contextmanager
 def vllm_serve(model: Path, dtype: str, seconds: float = 900.0) -> Iterator[str]:
-    """Run vLLM on the loopback interface until the context or this process ends, and yield its address.
+    """Run vLLM on the loopback interface, and yield its address.
 
-    The first run compiles the model, which takes minutes.
+    vLLM runs until the context or this process ends. The first run compiles the model, which takes minutes.
 
     Raises:
         RuntimeError: If the server does not start within `seconds`.

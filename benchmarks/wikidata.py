@@ -1,6 +1,6 @@
 """Facts from BIG-bench's `qa_wikidata` as cloze questions, with few-shot prompts.
 
-Needs ../shared/data/qa_wikidata.json, which contains a canary string and must not be copied into the project.
+Needs ../shared/data/qa_wikidata.json. This file contains a canary string and must not be copied into the project.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ TEMPLATE = "".join(f"{asked} {answer}.\n" for asked, answer in SHOWN.items()) + 
 
 
 def facts(relations: Sequence[str], n_facts: int | None, skipped: int = 0, data: Path = DATA) -> list[dict[str, Any]]:
-    """Return the question records of `n_facts` facts, spread as evenly as possible over the relations.
+    """Return question records of `n_facts` facts, spread as evenly as possible over the relations.
 
-    The facts of a relation are ordered by a hash of their text, and the first `skipped` facts are left out. None for
-    `n_facts` means all remaining facts.
+    The facts of a relation are ordered by a hash of their text. The first `skipped` facts of each relation are left
+    out. None for `n_facts` means all remaining facts.
     """
     by_relation = defaultdict(list)
     subjects = tuple(re.sub(r"^The .*? of (?:citizenship of )?", " of ", asked) for asked in SHOWN)
@@ -107,7 +107,7 @@ def facts(relations: Sequence[str], n_facts: int | None, skipped: int = 0, data:
 
 
 def make(store: str, k: int, n_questions: int) -> None:
-    """Create or complete a store with hidden states and `k` graded answers to each of `n_questions` questions.
+    """Create or complete a store with hidden states and `k` graded answers per question.
 
     The questions are taken from 600 facts about the relations in `FREQUENT`.
     """

@@ -27,8 +27,8 @@ class FeatureSpec:
     """Specification of the features: their signals, positions and layers.
 
     - A vector signal such as `hidden` yields one feature per layer and position.
-    - The values of all token signals form one vector, which is appended to each feature of the vector signal. If there
-      is no vector signal, that vector is the only feature.
+    - The values of all token signals form one vector. It is appended to each feature of the vector signal. If there is
+      no vector signal, this vector is the only feature.
     - `hidden_tokens` yields one feature per layer, with one vector per token.
 
     Args:
@@ -207,7 +207,7 @@ def choose_keys(
 ) -> list[str]:
     """Return the ``layer/position`` keys of a signal at the given positions and layers (None for all).
 
-    `option` is the name of the option to show in the error message if a position is missing.
+    `option` is named in the error message if a position is missing.
 
     Raises:
         InputError: If the store lacks the signal, a layer or a position.

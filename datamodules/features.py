@@ -57,16 +57,15 @@ class FeatureDataModule(L.LightningDataModule):
         broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on their
             questions and on the training and validation questions of `store`. If a question is unlike the questions of
             `store`, its confidence is shifted towards the mean accuracy of the training and validation questions. If
-            such a question resembles the second probe's training questions, its confidence is also shifted towards the
-            second probe's confidence.
+            such a question resembles the second probe's training questions, its confidence is also shifted towards that
+            probe's confidence.
         in_memory: Whether the features are held in memory. If false, they are read from the store in chunks. The
             features of `broader` stores are always held in memory.
         num_workers: Number of threads that read chunks if `in_memory` is false.
 
     Attributes:
         question_rows: Rows of the question table in each split.
-        split_rows: Rows in each split: rows of the answer table for the `response` target, and of the question table
-            for all other targets.
+        split_rows: Rows in each split: rows of the answer table for the `response` target, else of the question table.
         feature_names: Name of each feature: ``layer/position``, or the name of a token signal.
         pooled: Specification of the token features, or None.
         n_unusable: Number of unusable questions or answers, which are not in any split.

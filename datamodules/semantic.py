@@ -67,7 +67,7 @@ def entropy_threshold(entropies: NDArray[np.float64]) -> float:
     """Fit the threshold between low and high semantic entropies (Kossen et al., arXiv 2406.15927).
 
     The threshold g is one of 100 values from 1e-10 to the largest entropy. It divides the entropies H into two groups,
-    H < g and H ≥ g, and minimises the sum of squared deviations from the group means. Pass only entropies of training
+    H < g and H ≥ g. It minimises the sum of squared deviations from the group means. Pass only entropies of training
     questions.
 
     Args:

@@ -41,7 +41,7 @@ class FeatureFiles:
     numbers: Tensor
 
     def read(self, features: Sequence[int], start: int, stop: int) -> Tensor:
-        """Read the given features for the rows `start` to `stop` − 1, [row, feature, d_model] float32."""
+        """Read features of the rows `start` to `stop` − 1, [row, feature, d_model] float32."""
         values = torch.empty(stop - start, len(features), self.width + self.numbers.shape[1])
         values[:, :, self.width :] = self.numbers[start:stop, None]
         for i in range(bisect_right(self.starts, start) - 1, bisect_left(self.starts, stop)):
@@ -111,7 +111,7 @@ class StreamedFeatures:
         return finite
 
     def map(self, features: Sequence[int], function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Apply a function to features in chunks, and return the results [row, …] in the order of the rows.
+        """Apply a function to features in chunks, and return the results [row, …] in row order.
 
         See `chunks` for the arguments. Here, `function` must return a tensor [row, …].
         """
@@ -131,8 +131,8 @@ class StreamedFeatures:
 
         Args:
             features: Indices of the features.
-            function: Called for each chunk with the chunk's indices into `rows`, [row] int64, and the features of those
-                rows, [row, feature, d_model] float32. Runs in a thread and without gradients.
+            function: Called with a chunk's indices into `rows`, [row] int64, and its features, [row, feature, d_model]
+                float32. Runs in a thread and without gradients.
         """
         rows, order = self.rows.sort()
         n_rows = max(1, CHUNK_BYTES // (4 * self.shape[2] * len(features)))
@@ -153,7 +153,7 @@ class StreamedFeatures:
 
 
 def in_order(function: Callable[[Any], Any], items: Iterable[Any], n_workers: int) -> Iterator[Any]:
-    """Apply a function to each item in a pool of threads, and yield the results in the order of the items.
+    """Apply a function to all items in a thread pool, and yield the results in the order of the items.
 
     At most `n_workers` + 1 results are held in memory.
     """

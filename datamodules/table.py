@@ -35,15 +35,14 @@ class AnswerTable:
         sample: Sample index j of the answer.
         right: 1 if the answer is right, else 0.
         known: 1 if the answer's grade is known, else 0.
-        answer_class: Class of the normalised answer, comparable only among the answers to one question; 0 if the grader
-            found no answer or an empty answer.
+        answer_class: Class of the normalised answer, comparable only within a question; 0 if the grader found no answer
+            or an empty answer.
         n_tokens: Number of generated tokens, including the end-of-sequence token; NaN if unknown.
         truncated: Whether the answer was truncated at the token limit.
         mean_nll: Mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: Largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
         sequence_nll: Sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
-        rejected: Whether the answer is missing, either because a server rejected the question, or because an imported
-            log lacks the answer.
+        rejected: Whether the answer is missing: a server rejected the question, or an imported log lacks the answer.
         ranges: Ranges of samples that the table contains, in row order.
     """
 
@@ -78,14 +77,14 @@ class AnswerTable:
     def held_out(self) -> NDArray[np.bool_]:
         """Whether the sample index j of each answer is odd, [row].
 
-        Methods that read answers use only the answers with even j, and are evaluated on the answers with odd j.
+        Methods that read answers use only those with even j, and are evaluated on those with odd j.
         """
         return self.sample % 2 == 1
 
     def rows_by_question(self, n_questions: int, included: NDArray[np.bool_] | None = None) -> list[NDArray[np.int64]]:
         """Return the rows of each question's answers, excluding rejected answers.
 
-        If a mask `included` [row] is passed, the rows outside it are left out as well.
+        If a mask `included` [row] is passed, rows outside it are also left out.
         """
         rows = np.flatnonzero(~self.rejected if included is None else ~self.rejected & included)
         rows = rows[np.argsort(self.question[rows], kind="stable")]
@@ -99,7 +98,7 @@ class QuestionTable:
     Attributes:
         prompt_tokens: Prompt length in tokens; NaN if unknown.
         right: Number of right answers.
-        known, unknown: Number of answers with a known grade, and number of answers with an unknown grade.
+        known, unknown: Number of answers with a known grade, and number with an unknown grade.
         held_right, held_known, held_unknown: The same three counts for answers with odd sample indices j.
         consistency: Relative frequency of the most frequent answer among those with even j; NaN if there are none.
         asked: Dict from baseline name to table, for the model-based baselines at question scope. The columns are
@@ -141,7 +140,7 @@ class QuestionTable:
         return np.bincount(distinct[0], minlength=len(self.ids))
 
     def with_grades(self, kept: NDArray[np.bool_]) -> "QuestionTable":
-        """Return a copy of the table in which the grades outside the mask `kept` [answer] are unknown."""
+        """Return a copy in which the grades outside the mask `kept` [answer] are unknown."""
         answers = replace(self.answers, right=self.answers.right * kept, known=self.answers.known * kept)
         counts: Any = _count_grades(answers, len(self.ids))
         return replace(self, answers=answers, **counts)
@@ -198,7 +197,7 @@ def _ids(store: Store) -> pa.Array:
 def _count_grades(answers: AnswerTable, n_questions: int) -> dict[str, NDArray[np.int64]]:
     """Count the right answers, known grades and unknown grades of each question.
 
-    The counts are computed for all answers, and for the answers with odd sample index j.
+    The counts are computed for all answers, and for those with odd sample index j.
     """
     kinds = {"right": answers.right, "known": answers.known, "unknown": 1 - answers.known}
     return {

@@ -27,7 +27,7 @@ class TokenStates:
 
     @classmethod
     def of(cls, features: Sequence[Ragged]) -> Self:
-        """Combine the states of several layers, given as ragged tensors [token, d_model] with identical row lengths."""
+        """Combine the states of several layers: ragged tensors [token, d_model] with identical row lengths."""
         offsets = features[0].offsets
         return cls(torch.stack([one.values for one in features]), offsets[:-1], offsets.diff())
 
@@ -92,7 +92,7 @@ class TokenStates:
         return self.values[:, self._places()].float()
 
     def _places(self) -> Tensor:
-        """Return the indices into dimension 1 of `values` that select the tokens of all rows, [token] int64."""
+        """Return the tokens of all rows as indices into dimension 1 of `values`, [token] int64."""
         shift = self.first - (self.n_tokens.cumsum(0) - self.n_tokens)
         return torch.arange(int(self.n_tokens.sum()), device=self.device) + shift.repeat_interleave(self.n_tokens)
 

@@ -18,7 +18,7 @@ from extract.store.store import Store
 
 
 class UnionDataModule(FeatureDataModule):
-    """Datamodule for the questions of several stores, which must share the same model, features and target.
+    """Datamodule for the questions of several stores. They must have the same model, features and target.
 
     The questions of each store form one group.
 
@@ -50,12 +50,12 @@ class UnionDataModule(FeatureDataModule):
 def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
     """Return the rows of all stores in `data.broader`, with each row's group and question id (see `original_ids`).
 
-    Test questions of `data` and their rewordings are left out. If a store has no grades from the grader of `data`, the
-    grades of the store's only grader are used.
+    Test questions of `data` and their rewordings are left out. If a store has no grades from the grader of `data`, its
+    only grader is used.
 
     Raises:
-        InputError: If a store has a different model or different features than the store of `data`, has no rows left,
-            or has several graders, none of which is the grader of `data`.
+        InputError: If a store's model or features differ from those of `data`, if it has no rows left, or if it has
+            several graders but not the grader of `data`.
     """
     own = original_ids(data)
     held_out = {own[row] for row in data.question_rows["test"].tolist()}

@@ -60,8 +60,8 @@ def sample_family(
 ) -> list[Store]:
     """Sample k answers to each question and store them. Repeat the command to continue an interrupted run.
 
-    With `stop`, sampling for a question ends once further answers are unlikely to change its most frequent answer. A
-    later run without `stop` completes the store.
+    With `stop`, sampling ends for a question once its most frequent answer is unlikely to change. A later run without
+    `stop` completes the store.
 
     Args:
         store: Folder of the store. For a grid of temperatures, the folder contains one store per temperature.
@@ -104,8 +104,8 @@ def make_store(
 ) -> Store:
     """Complete a store: sample answers, grade them and read signals. The model is loaded only if needed.
 
-    By default, `grader` is the first grader with grades in the store. If the store has no grades, the default grader of
-    the `grade` command is used.
+    By default, `grader` is the first grader with grades in the store. If there is none, the default grader of the
+    `grade` command is used.
     """
     for signal in signals:
         load_signal(signal, scope)

@@ -1,4 +1,4 @@
-"""`Policy`, the settings that affect the answers in a store, and `Identity`, the settings that identify the store."""
+"""`Policy`, the settings that affect a store's answers, and `Identity`, the settings that identify a store."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -88,10 +88,10 @@ class KnownDecoding:
 
 
 def grid(text: str) -> tuple[float, ...]:
-    """Parse a temperature, or a grid START:STOP:STEP, which includes STOP if a step reaches it.
+    """Parse a temperature or a grid START:STOP:STEP. The grid includes STOP if a step reaches it.
 
     Raises:
-        InputError: If `text` is neither a number nor a grid, or if the grid has more than 1,000 temperatures.
+        InputError: If `text` is neither a number nor a grid with at most 1,000 temperatures.
 
     >>> grid("0:0.3:0.1"), grid("0.7")
     ((0.0, 0.1, 0.2, 0.3), (0.7,))

@@ -93,10 +93,10 @@ class PromptTemplate:
         return [{"role": role, "content": content} for role, content in (*turns, ("user", self._filled(prompt)))]
 
     def text(self, prompt: str | Sequence[dict[str, str]]) -> str:
-        r"""Return the plain text for a model to continue: the examples with their answers, and the question.
+        r"""Return the prompt as plain text: the examples with their answers, then the question.
 
-        The examples and the question are separated by blank lines, or by single line breaks if neither the template
-        nor any example contains a line break. Raises an `InputError` if the prompt is a chat.
+        They are separated by blank lines. If the template and the examples contain no line breaks, single line breaks
+        are used instead. Raises an `InputError` if the prompt is a chat.
 
         >>> PromptTemplate("cloze", chat=False, examples=(("1 + 1 =", "2"),)).text("1 + 2 =")
         '1 + 1 = 2\n1 + 2 ='
@@ -111,7 +111,7 @@ class PromptTemplate:
 
     @property
     def next_question(self) -> str:
-        r"""Text between an answer and the next question in a plain-text prompt, for use as a stop string.
+        r"""Text between an answer and the next question in a plain-text prompt. It can be used as a stop string.
 
         >>> PromptTemplate("qa", chat=False, examples=(("1 + 1?", "2"),)).next_question
         '\n\nQuestion:'
@@ -133,7 +133,7 @@ class PromptTemplate:
         return [int(token) for token in given]
 
     def rendered(self, tokenizer: Any, prompt: str | Sequence[dict[str, str]]) -> str:
-        """Return the whole prompt as text, including the chat template if the prompt is a chat."""
+        """Return the whole prompt as text. For a chat, the chat template is applied."""
         return self._rendered_chat(tokenizer, self.messages(prompt)) if self.is_chat(prompt) else self.text(prompt)
 
     def is_chat(self, prompt: str | Sequence[dict[str, str]]) -> bool:

@@ -34,7 +34,7 @@ class StoreRecipe:
 
     Attributes:
         questions: Name of a set of questions ({sets}), path of a .jsonl, .json, .csv or .parquet file, or Hugging Face
-            Hub id (ORG/NAME or ORG/NAME:CONFIG). NAME:CONFIG selects a different configuration of a named set, and
+            Hub id (ORG/NAME or ORG/NAME:CONFIG). NAME:CONFIG selects a different configuration of a named set.
             NAME=PATH reads a named set from a file. See docs/questions.md.
         n_questions: Size of a random subset of the questions. By default, all questions are used.
         question_seed: Seed for choosing the subset and the worked examples, and for shuffling questions and choices.
@@ -52,13 +52,13 @@ class StoreRecipe:
         dtype: auto (the dtype of the checkpoint), float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N. Not part of the store's identity.
         device_map: How to distribute a large model over several devices, as in transformers (auto, balanced, …).
-        k: Number of answers to each question: at least 2, or 0 for a store of questions without answers.
+        k: Number of answers to each question: at least 2, or 0 for a store without answers.
         policy: Decoding options.
         server: Settings of the server sampler.
         max_rows: Maximum number of answers per batch. It is halved when GPU memory runs out. Not part of the store's
             identity.
-        block_size: Number of questions per block. Each block is processed by a single worker. Use 32 on a laptop, and
-            256 to 1024 for a large set or if the answers differ widely in length.
+        block_size: Number of questions per block. Each block is processed by a single worker. Use 32 on a laptop. Use
+            256 to 1024 for a large set, or if the answers differ widely in length.
     """
 
     questions: str = "facts"

@@ -1,4 +1,4 @@
-"""Registries of named entries, which provide option values, help messages and tables in the docs."""
+"""Registries of named entries. They provide option values, help messages and tables in the docs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -45,7 +45,7 @@ def import_object(place: str) -> Any:
 
 
 def fill_names(**registries: Iterable[str]) -> Callable[[Function], Function]:
-    """Decorator that replaces each ``{keyword}`` in a docstring, and thus in the help, with the names in a registry.
+    """Decorator that replaces each ``{keyword}`` in a docstring with the names in a registry.
 
     >>> @fill_names(graders={"short": 1, "exact": 2})
     ... def grade(grader):

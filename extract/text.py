@@ -95,8 +95,8 @@ def contains_answer(
 ) -> bool:
     """Whether `text` contains a reference as whole words, with no rival before it.
 
-    All strings are normalised. `rivals` are wrong answers to the same question ("Asia" for "Africa"), and longer
-    phrases that contain a reference but mean something else ("South Africa").
+    All strings are normalised. `rivals` are wrong answers to the same question ("Asia" for "Africa"). They can also be
+    longer phrases that contain a reference but mean something else ("South Africa").
 
     >>> contains_answer("That would be Lima.", ["lima"])
     True

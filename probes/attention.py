@@ -7,8 +7,8 @@ from probes.saved.sequence_head import AttentionHead
 class Attention(MultiHeadProbe):
     """Attention probe with several heads and a position bias, as in EleutherAI's attention-probes.
 
-    Each head computes an attention logit and a value for each token, and averages the values with the softmax of the
-    logits as weights. The score is the sum of these averages over the heads.
+    Each head computes an attention logit and a value for each token. It averages the values, weighted by the softmax of
+    the logits. The score is the sum of these averages over the heads.
 
     Args:
         n_heads, lr, l2, calibrator: See `MultiHeadProbe`.

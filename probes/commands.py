@@ -78,18 +78,18 @@ def transfer(
 ) -> Path:
     """Train a probe on each question set and test it on every set.
 
-    In addition, each set is left out in turn: a probe is trained on all other sets and tested on that set, with and
-    without back-off. Back-off shifts the confidences of novel questions towards the mean accuracy of the training and
-    validation questions.
+    In addition, each set is left out in turn. A probe is trained on all other sets and tested on the left-out set, with
+    and without back-off. Back-off shifts the confidences of novel questions towards the base rate. The base rate is the
+    fraction of right answers to the training and validation questions.
 
     Args:
-        stores: Folders of the stores, one per question set, all with answers from the same model. If there is only one
-            store, each of its question groups is a question set.
-        out: New folder for the results. The default is runs/transfer-STORE, where STORE stands for the names of
-            all stores, joined with hyphens.
+        stores: Folders of the stores, one per question set. All answers must come from the same model. If there is only
+            one store, each of its question groups is a question set.
+        out: New folder for the results. The default is runs/transfer-STORE. STORE stands for the names of all stores,
+            joined with hyphens.
         probe: Name of the probe. Choose from {probes}.
         grader: Grader whose grades are used. Required if a store has several graders.
-        folds: Number of cross-validation folds for testing a probe on the set that it is trained on.
+        folds: Number of cross-validation folds for testing a probe on its own training set.
         seed: Seed for the folds, training and resampling.
         n_resamples: Number of bootstrap resamples for each interval.
 
@@ -129,8 +129,8 @@ def curve(
         store: Folder of the store. It must contain samples, grades and the `hidden` signal.
         out: New folder for the results. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
-        n: Numbers of training questions. The default is N, N/2, N/4 and so on, but no fewer than 40, where N is the
-            number of questions outside a test fold.
+        n: Numbers of training questions. The default is N, N/2, N/4 and so on, but no fewer than 40. N is the number of
+            questions outside a test fold.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.
@@ -192,11 +192,11 @@ def audit(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Report how well each property of the questions, such as their text or length, predicts the measured accuracy.
+    """Report how well each property of the questions, such as the length, predicts the measured accuracy.
 
-    Four properties should not predict the accuracy, and are leaks if they do: the answer options (without the
-    question), the letter and relative length of the right option, the length of the question, and its position in the
-    question set. The audit needs no hidden states.
+    Four properties are leaks if they predict the accuracy: the answer options (without the question), the letter and
+    relative length of the right option, the length of the question, and its position in the question set. The audit
+    needs no hidden states.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

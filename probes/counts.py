@@ -14,9 +14,9 @@ class Counts(Descent):
     """Multinomial logistic regression that predicts how many of k answers to a question are right.
 
     The classes are 0 to k, where k is the largest number of graded answers to a training question. If a question has
-    fewer graded answers, its label is split between the two classes nearest to k p̂, where p̂ is the measured accuracy.
-    The score is the log-odds of the expected accuracy Σ j p_j / k, where p_j is the probability of class j. The probe
-    follows the code of arXiv 2602.13540.
+    fewer graded answers, its label is split between two classes. These are the classes nearest to k p̂, where p̂ is the
+    measured accuracy. The score is the log-odds of the expected accuracy Σ j p_j / k, where p_j is the probability of
+    class j. The probe follows the code of arXiv 2602.13540.
 
     Args:
         lr, l2, calibrator: See `Descent`.
@@ -34,7 +34,7 @@ class Counts(Descent):
         self.bias = nn.Parameter(torch.zeros(len(self.penalties), n_features, n_classes))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Create parameters with the same shapes and the same number of classes as in the checkpoint."""
+        """Create parameters with the shapes and the number of classes of the checkpoint."""
         self._n_classes = checkpoint["state_dict"]["bias"].shape[2]
         super().on_load_checkpoint(checkpoint)
 

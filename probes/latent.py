@@ -1,4 +1,4 @@
-"""Latent probe, which reads the hidden state of a question and predicts how much its answers vary."""
+"""Latent probe, which predicts how much the answers to a question vary."""
 
 import math
 
@@ -34,11 +34,11 @@ class Latent(Descent):
 
     The score is the similarity of embeddings drawn from this distribution (see `sampled_score`). It equals 1 − ASEU,
     where ASEU is the amortised semantic embedding uncertainty. Training maximises the likelihood of the answer
-    embeddings (see `answer_loss`) and does not use grades.
+    embeddings (see `answer_loss`). It does not use grades.
 
-    Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from the epoch with the
-    highest rank correlation between its validation scores and the agreement of the answers. The agreement is the mean
-    cosine similarity between the embeddings of the answers (1 − SEU). After training, the candidate with the lowest
+    Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from its best epoch. In this
+    epoch, the validation scores have the highest rank correlation with the agreement of the answers. The agreement is
+    the mean cosine similarity between answer embeddings (1 − SEU). After training, the candidate with the lowest
     validation loss is chosen and calibrated.
 
     Args:

@@ -9,8 +9,8 @@ from probes.ridge import Ridge
 class LayerAverage(Ridge):
     """Average of ridge regressions on the upper half of the layers, one regression per layer.
 
-    The regressions predict the expected accuracy p̂ and have the same L2 penalty. If several positions are read, there
-    is one average per position, and the best one is chosen.
+    The regressions predict the expected accuracy p̂ and have the same L2 penalty. There is one average per position,
+    and the best one is chosen.
 
     Args:
         l2, calibrator: See `Ridge`.
@@ -21,8 +21,8 @@ class LayerAverage(Ridge):
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
         """Return the indices of the features in each input.
 
-        The first inputs contain a single feature each. They are scored but cannot be chosen. They are followed by one
-        input per position, with that position's features from the upper half of the layers.
+        The first inputs contain a single feature each. They are scored but cannot be chosen. There is one further input
+        per position. It contains the position's features from the upper half of the layers.
         """
         of_position: dict[str, list[int]] = {}
         for feature, name in enumerate(names):

@@ -11,7 +11,7 @@ from probes.saved.head import Head, MLPHead
 class MLP(Descent):
     """Network with one hidden ReLU layer, trained with cross-entropy to predict the expected accuracy p̂.
 
-    The probe is a smaller version of SAPLMA (Azaria and Mitchell, arXiv 2304.13734), which has three hidden layers and
+    The probe is a smaller version of SAPLMA (Azaria and Mitchell, arXiv 2304.13734). SAPLMA has three hidden layers and
     reads hidden states of statements.
 
     Args:

@@ -93,7 +93,7 @@ def chosen_option(chosen: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def method_name(class_name: str, target: str, signal: str) -> str | None:
-    """Return the name of the method with the given class, target and signal, or None if there is no such method.
+    """Return the name of the method with this class, target and signal, or None if there is none.
 
     >>> method_name("Logistic", "semantic_entropy", "hidden"), method_name("MLP", "response", "hidden")
     ('sep', None)

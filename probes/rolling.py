@@ -10,8 +10,8 @@ from probes.saved.sequence_head import RollingHead
 class Rolling(SequenceProbe):
     """Probe that computes the mean of w · x in every window of tokens (arXiv 2601.11516).
 
-    x is the standardised state of a token. The score is the negative of the largest mean, so a large mean is evidence
-    that the answer is wrong.
+    x is the standardised state of a token. The score is the negative of the largest mean. A large mean is evidence that
+    the answer is wrong.
 
     Args:
         window: Number of consecutive tokens in a window. An answer with fewer tokens forms a single window.

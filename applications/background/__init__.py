@@ -1,1 +1,1 @@
-"""Background temperature, which measures how much the outputs of a system vary at temperature 0."""
+"""Background temperature, a measure of how much a system's outputs vary at temperature 0."""

@@ -52,7 +52,7 @@ def check_policies(stores: Sequence[Store]) -> None:
 
 
 def check_random_numbers(tested: Store, references: Sequence[Store]) -> None:
-    """Check that no reference was sampled with the same model and the same seed as the tested store."""
+    """Check that no reference has the same model and seed as the tested store."""
     policy = tested.identity["policy"]
     seed, model = policy["decoding"]["seed"], policy["model"]["fingerprint"]
     for store in references:

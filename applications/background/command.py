@@ -28,18 +28,18 @@ def background_temperature(
 ) -> Path:
     """Estimate the background temperature of a system that samples at temperature 0.
 
-    The background temperature is the temperature at which the outputs of a reference model vary as much as those of
-    the system (Messina and Scotta, arXiv 2604.22411).
+    At the background temperature, the outputs of a reference model vary as much as those of the system (Messina and
+    Scotta, arXiv 2604.22411).
 
     Args:
         tested: Outputs of the tested system: a store, a JSON file that maps each prompt to a list of outputs (texts or
             lists of token ids), or a CSV file with the columns `prompt` and `output`.
         references: Folders of temperature grids, one for each reference model. A temperature grid has one store per
-            temperature, for example from `python -m extract sample --policy.temperature 0:1:0.05`. Use the same
-            prompts, prompt template and token limit as the tested system.
+            temperature. You can sample it with `python -m extract sample --policy.temperature 0:1:0.05`, for example.
+            Use the same prompts, prompt template and token limit as the tested system.
         unit: Unit in which outputs are compared: tokens, or words and punctuation marks. The default is tokens if all
             tokenizers are known to be equal, and words otherwise.
-        shared: Whether to use only the prompts that all systems have in common, if the prompts differ.
+        shared: Whether to use only the prompts that all systems have, if the prompts differ.
         out: Folder to create for the Markdown page, record, tables and plots. The default is
             runs/background-temperature-TESTED.
         seed: Seed for resampling.

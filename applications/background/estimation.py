@@ -28,8 +28,8 @@ LEVEL = 0.05
 class Cell:
     """Comparison of the tested system with one reference on one metric.
 
-    If the metric decreases with temperature, all values are computed from 1 − metric. On the `resample` axis, index 0
-    is the original set of prompts, and the other indices are bootstrap resamples.
+    If the metric decreases with temperature, all values are computed from 1 − metric. Index 0 on the `resample` axis is
+    the original set of prompts. The other indices are bootstrap resamples.
 
     Attributes:
         means: Means of the reference, [resample, temperature].
@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def fits(self) -> bool:
-        """Whether the Kolmogorov–Smirnov test has a p-value of at least `LEVEL` at one or more temperatures."""
+        """Whether the largest p-value of the Kolmogorov–Smirnov tests is at least `LEVEL`."""
         return bool(self.ks_p.max() >= LEVEL)
 
 
@@ -89,7 +89,7 @@ def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estim
     """Compare the tested system with all references, and estimate its background temperature.
 
     Raises:
-        InputError: If a reference system's outputs do not vary more at its highest temperature than at its lowest.
+        InputError: If a reference's outputs do not vary more at its highest temperature than at its lowest.
     """
     counts = resample_weights(len(systems.prompts), n_resamples, seed).double().numpy()
     weights = np.vstack([np.ones(len(systems.prompts)), counts]) / len(systems.prompts)
@@ -122,8 +122,8 @@ def match_reference(
 ) -> dict[str, Cell]:
     """Compare the tested system with one reference on each metric.
 
-    Each metric has one value per prompt. Each row of `weights` [resample, prompt] sums to 1, and the first row is
-    uniform.
+    Each metric has one value per prompt. `weights` has shape [resample, prompt]. Each row sums to 1, and the first row
+    is uniform.
     """
     temperatures, cells = np.array([*grid]), {}
     for name in METRICS:
@@ -161,7 +161,7 @@ def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights
 
 
 def rising(name: str, values: Sequence[Mapping[str, Array]]) -> Array:
-    """Return the values [temperature, prompt] of a metric, or 1 − values if the metric decreases with temperature."""
+    """Return the values [temperature, prompt] of a metric, or 1 − values if it decreases with temperature."""
     stacked = np.stack([one[name] for one in values])
     return stacked if METRICS[name].rises else 1 - stacked
 
@@ -173,7 +173,7 @@ def _limit(grid: Mapping[float, Mapping[str, Array]], rate: float, weights: Arra
 
 
 def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> None:
-    """Check that a reference system's outputs vary more at its highest temperature than at its lowest."""
+    """Check that a reference's outputs vary more at its highest temperature than at its lowest."""
     (low, first), *_, (high, last) = ((t, float(values["memf"].mean())) for t, values in grid.items())
     if last >= first:
         raise InputError(
@@ -184,11 +184,11 @@ def _check_variation(name: str, grid: Mapping[float, Mapping[str, Array]]) -> No
 
 
 def interval(values: Array, n_prompts: int) -> Interval:
-    """Return `values[0]` with a 95 % expanded percentile interval, computed from the other `values` [resample].
+    """Return `values[0]` with a 95 % expanded percentile interval.
 
-    The bounds are the quantiles at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t, where n is the number of prompts and t is
-    the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom (Hesterberg, The American Statistician
-    69, 2015).
+    The bounds are the quantiles of the other `values` [resample] at Φ(−x) and Φ(x) with x = √(n/(n − 1)) t. Here, n is
+    the number of prompts, and t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom
+    (Hesterberg, The American Statistician 69, 2015).
     """
     reach = (n_prompts / (n_prompts - 1)) ** 0.5 * stdtrit(n_prompts - 1, 0.975)
     low, high = np.quantile(values[1:], ndtr([-reach, reach]))

@@ -1,6 +1,6 @@
-"""Find the temperature at which the outputs of a reference vary as much as those of the tested system.
+"""Find the temperature at which a reference varies as much as the tested system.
 
-The resampling weights [resample, prompt] are the same for the reference and the tested system. Each row sums to 1.
+The reference and the tested system share the resampling weights [resample, prompt]. Each row sums to 1.
 """
 
 import numpy as np
@@ -56,9 +56,9 @@ def monotone_curves(reference: Array, weights: Array) -> Array:
 def invert(curves: Array, values: Array, temperatures: Array) -> Array:
     """Return the temperatures [resample, system] at which `curves` reach `values`.
 
-    Each flat part of a curve is treated as one point at its mean temperature, and the points are joined by straight
-    lines. This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). Values outside the
-    range of the curve get the temperature of the nearest point. The value 0 gets the lowest temperature.
+    Each flat part of a curve is treated as one point at its mean temperature. The points are joined by straight lines.
+    This is centred isotonic regression (Oron and Flournoy, Stat. Biopharm. Res. 9, 2017). Values outside the range of
+    the curve get the temperature of the nearest point. The value 0 gets the lowest temperature.
 
     Args:
         curves: Non-decreasing curves, [resample, temperature].
@@ -77,15 +77,15 @@ def highest_mismatch_rate(n_outputs: NDArray[np.int64]) -> float:
 
     The limit applies only if all sampled outputs for each prompt are identical.
 
-    The mismatch rate of a prompt is 1 minus its maximum exact match fraction (MEMF). The limit for the mean over M
-    prompts is 1 − 0.05^(1 / (M (N − 1))), where N is the smallest number of outputs in `n_outputs` [prompt]. The
-    limit also holds if the prompts have different mismatch rates.
+    The mismatch rate of a prompt is 1 minus its maximum exact match fraction (MEMF). For M prompts, the limit is
+    1 − 0.05^(1 / (M (N − 1))), where N is the minimum of `n_outputs` [prompt]. The limit also holds if the prompts have
+    different mismatch rates.
     """
     return float(1 - 0.05 ** (1 / (len(n_outputs) * (n_outputs.min() - 1))))
 
 
 def temperature_limit(curve: Array, rate: float, temperatures: Array) -> float | None:
-    """Return the highest temperature above 0 at which the mismatch rate of the reference is at most `rate`.
+    """Return the highest temperature above 0 with a mismatch rate of at most `rate`.
 
     Returns None if there is no such temperature. `curve` [temperature] contains the non-decreasing mismatch rates of
     the reference.

@@ -1,4 +1,4 @@
-"""Read a system's outputs for each prompt, from a store or from a JSON or CSV file."""
+"""Read a system's outputs from a store, a JSON file or a CSV file."""
 
 import csv
 import json
@@ -24,12 +24,12 @@ _FORMAT = (
 
 @dataclass(frozen=True)
 class Source:
-    """Outputs of a tested system, or of a reference at one temperature, in a store or a file.
+    """Outputs of a tested system, or of a reference at one temperature.
 
     Attributes:
         name: Name in messages and tables.
         units: Units in which the outputs can be read.
-        read: Function that takes a unit and returns the outputs for each prompt, without end-of-sequence tokens.
+        read: Function from a unit to the outputs for each prompt, without end-of-sequence tokens.
         store: The store; None if the source is a file.
     """
 
@@ -82,7 +82,7 @@ def prompts_of(store: Store) -> dict[str, str]:
 
 
 def of_lists(name: str, listed: Any) -> Source:
-    """Return a source for a dict that maps each prompt to a list of strings, or to a list of lists of token ids."""
+    """Return a source for a dict from prompt to a list of outputs (texts or lists of token ids)."""
     found = [*listed.values()] if isinstance(listed, dict) else []
     outputs = [one for of_prompt in found if isinstance(of_prompt, list) for one in of_prompt]
     texts = all(isinstance(one, str) for one in outputs)

@@ -26,8 +26,8 @@ def background_record(
 ) -> dict[str, Any]:
     """Compute the content of background-temperature.json.
 
-    If the tested system gives only one distinct output per prompt, the upper bound of the confidence interval for its
-    background temperature comes from `_upper_limit`.
+    If the tested system gives only one distinct output per prompt, the upper bound `high` of `temperature` comes from
+    `_upper_limit`.
     """
     n, limit = len(systems.prompts), _upper_limit(estimate, references)
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
@@ -115,12 +115,13 @@ def _recovery(temperatures: Sequence[float], found: Array, n: int) -> dict[str, 
 
 
 def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] | None:
-    """Return a record of the upper limit of the background temperature: the largest limit over all references.
+    """Return a record of the upper limit of the background temperature.
 
-    Returns None if the outputs of the tested system differ for at least one prompt.
+    Returns None if the tested system gave different outputs for the same prompt.
 
-    Each reference's limit is its `temperature_limit`. If `temperature_limit` is None, the limit is the reference's
-    lowest nonzero temperature. The background temperature is then strictly below the limit, and `inclusive` is false.
+    The upper limit is the largest limit over all references. Each reference's limit is its `temperature_limit`. If
+    `temperature_limit` is None, the limit is the reference's lowest nonzero temperature. The background temperature is
+    then strictly below the limit, and `inclusive` is false.
     """
     if estimate.mismatch_rate is None:
         return None
@@ -148,7 +149,7 @@ def prompt_table(systems: Systems, estimate: Estimate) -> pa.Table:
 
 
 def authors_csv(record: Mapping[str, Any]) -> str:
-    """Return the results as one CSV row, with the column and metric names of Messina and Scotta's notebook."""
+    """Return the results as one CSV row with the column names of Messina and Scotta's notebook."""
     cells = [cell for cell in record["cells"] if cell["metric"] in AUTHORS]
     row = {"Tested": record["tested"]["name"], "Tbg estimate": record["authors_temperature"]["value"]}
     for name in AUTHORS:

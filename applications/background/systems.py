@@ -30,7 +30,7 @@ class Systems:
         references: For each reference, a dict from temperature (ascending) to outputs [prompt].
         unit: Unit in which the outputs are compared, ``tokens`` or ``words``.
         limit: Maximum number of tokens per output.
-        n_unshared: Number of prompts that are left out because some systems have no outputs for them.
+        n_unshared: Number of prompts that are left out because some systems lack them.
     """
 
     prompts: list[str]
@@ -95,9 +95,10 @@ def _read_references(path: str) -> Iterator[tuple[str, dict[float, Source]]]:
 
 
 def read_systems(tested: Source, references: References, unit: Unit | None, shared: bool) -> Systems:
-    """Read all systems' outputs in one common unit (see `choose_unit`), and check that the systems can be compared.
+    """Read all systems' outputs, and check that the systems can be compared.
 
-    If the prompts differ and `shared` is True, only the prompts that all systems have are used.
+    The outputs are read in one unit (see `choose_unit`). If the prompts differ and `shared` is True, only the shared
+    prompts are used.
     """
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
     stores = [source.store for source in sources if source.store]
@@ -135,7 +136,7 @@ def read_systems(tested: Source, references: References, unit: Unit | None, shar
 
 
 def _common_prompts(read: Sequence[Mapping[str, object]], shared: bool) -> tuple[list[str], int]:
-    """Return the prompts that all systems have, and the number of prompts that only some systems have."""
+    """Return the prompts that all systems have, and the number of prompts that only some have."""
     common = [prompt for prompt in read[0] if all(prompt in outputs for outputs in read)]
     n_unshared = len({prompt for outputs in read for prompt in outputs}) - len(common)
     if n_unshared and not shared:

@@ -66,7 +66,7 @@ class Counted:
 def max_exact_match(outputs: Counted, n: int, seed: int = 0) -> float:
     """Compute the maximum exact match fraction (MEMF): the fraction of outputs that equal the most frequent output.
 
-    If there are more than `n` outputs, the result is the mean over `N_SUBSETS` random subsets of `n` outputs.
+    For more than `n` outputs, the result is the mean over `N_SUBSETS` random subsets of size `n`.
     """
     if n == outputs.n:
         return float(outputs.counts.max()) / n
@@ -87,7 +87,7 @@ def collision_rate(outputs: Counted) -> float:
 
 
 def mean_levenshtein(outputs: Counted, limit: int) -> float:
-    """Compute the mean edit distance over pairs of outputs (AvgLev), divided by the token limit `limit`."""
+    """Compute the mean edit distance between two outputs (AvgLev), divided by the token limit."""
     distances = cdist(outputs.texts, outputs.texts, scorer=Levenshtein.distance, dtype=np.int32)
     return outputs.mean_over_pairs(distances / limit)
 
@@ -132,8 +132,8 @@ METRICS = {
 def measure(outputs: Sequence[Counted], limit: int, n: int) -> dict[str, NDArray[np.float64]]:
     """Compute all metrics [prompt], rounded to 12 digits.
 
-    Each prompt must have at least two outputs. `n` is the number of outputs that `max_exact_match` uses, and must be
-    the same for all systems in a comparison.
+    Each prompt must have at least two outputs. `n` is the number of outputs that `max_exact_match` uses. It must be the
+    same for all compared systems.
     """
     return {
         name: np.array([metric.compute(one, limit, n) for one in outputs]).round(12) for name, metric in METRICS.items()

@@ -17,8 +17,8 @@ class Ranking(NamedTuple):
     Attributes:
         question: Question of each answer, [rank].
         answer: Number of earlier answers to the same question, [rank].
-        last: Rank of the last answer in each group of tied answers, [tie]. Answers are tied if they have the same gain
-            and the same value of `answer`.
+        last: Rank of the last answer in each group of tied answers, [tie]. Tied answers have the same gain and the same
+            value of `answer`.
     """
 
     question: NDArray[np.int64]
@@ -34,8 +34,8 @@ def uniform_gains(n_questions: int, most: int) -> Array:
 def plug_in_gains(confidence: Array, most: int) -> Array:
     """Return the gain of each answer, f (1 − f)^j for j = 0, …, `most` − 1. The shape is [question, answer].
 
-    f is the confidence [question], which is not clipped. The gain is the probability that the answer is right and all
-    earlier ones are wrong.
+    f is the confidence [question], which is not clipped. The gain is the probability that the answer is the first right
+    one.
     """
     f = confidence[:, None]
     return _decreasing(f, np.repeat(1 - f, most - 1, axis=1))
@@ -79,9 +79,9 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
 
 
 def allocate(gains: Array, caps: NDArray[np.int64], totals: Sequence[int]) -> NDArray[np.int64]:
-    """For each total number of answers, return the allocation with the largest sum of gains, [total, question].
+    """For each total, return the allocation with the largest sum of gains, [total, question].
 
-    See `rank` for `gains` and `caps`.
+    A total is a number of answers to all questions together. See `rank` for `gains` and `caps`.
 
     Raises:
         InputError: If a total is not between 0 and the sum of the caps.

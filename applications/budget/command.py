@@ -23,8 +23,8 @@ def budget(
 ) -> Path:
     """Compare allocations of a sampling budget by the proportion of questions with at least one right answer.
 
-    The uniform allocation is compared with allocations based on confidences and on the base rates of question groups,
-    and with an oracle that knows half of each question's grades.
+    The uniform allocation is compared with allocations based on confidences and on the base rates of question groups.
+    It is also compared with an oracle that knows half of each question's grades.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

@@ -1,4 +1,4 @@
-"""Expected proportion of questions with at least one right answer when answers are drawn without replacement."""
+"""Expected proportion of questions with a right answer when answers are drawn without replacement."""
 
 import numpy as np
 import torch
@@ -20,11 +20,11 @@ def success(
     fold: NDArray[np.int64],
     online: bool = False,
 ) -> Tensor:
-    """Compute the expected success at several budgets when answers are drawn in the order of their gains.
+    """Compute the expected success at several budgets when answers are drawn by decreasing gain.
 
     Success is the proportion of questions with at least one right answer. The budget is allocated anew in each
     resample. Tied answers share the remaining budget equally. The result is exact for the original questions. For
-    resamples, it is computed at selected ranks of the gains and interpolated in between.
+    resamples, it is interpolated between selected ranks of the gains.
 
     Args:
         gains: Gains, [question, answer], non-increasing along `answer`.
@@ -51,7 +51,7 @@ def success(
 
 
 def mean_cost(right: NDArray[np.int64], known: NDArray[np.int64]) -> float:
-    """Compute the mean number of answers per question when sampling stops at each question's first right answer."""
+    """Compute the mean number of answers per question when sampling stops at the first right answer."""
     most = int(known.max()) - 1
     return float((all_wrong(right, known, most).T * (np.arange(most + 1) < known[:, None])).sum(axis=1).mean())
 
@@ -59,7 +59,8 @@ def mean_cost(right: NDArray[np.int64], known: NDArray[np.int64]) -> float:
 def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
     """Return the budgets [row, level] at which each curve reaches the given levels; NaN for levels not reached.
 
-    `curve` [row, answers] is the success rate at budgets of 1, 2, 3, … answers per question, interpolated linearly.
+    `curve` [row, answers] is the success rate at budgets of 1, 2, 3, … answers per question. It is interpolated
+    linearly.
     """
     level, curve = level.round(decimals=12), torch.nn.functional.pad(curve, (1, 0)).round(decimals=12)
     upper, share = _place(curve, level)
@@ -69,7 +70,7 @@ def equal_budget(level: Tensor, curve: Tensor) -> Tensor:
 def _curves(
     gains: Array, right: NDArray[np.int64], known: NDArray[np.int64], budgets: NDArray[np.int64], online: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the cumulative cost and the cumulative success of each question, both [question, point] float64.
+    """Return the cumulative cost and success of each question, both [question, point] float64.
 
     Each point is a position in the ranking of answers by gain. Only some of the positions are included.
     """
@@ -90,8 +91,8 @@ def _curves(
 def _place(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """Find the two adjacent points of `x` [row, point] that enclose each value in `at` [row, value].
 
-    Returns the index of the point above each value, and the value's relative position between the point below (0) and
-    the point above (1).
+    For each value, returns the index of the upper point and the relative position of the value. The position is 0 at
+    the lower point and 1 at the upper point.
     """
     upper = torch.searchsorted(x, at).clamp(1, x.shape[1] - 1)
     low, high = x.gather(1, upper - 1), x.gather(1, upper)

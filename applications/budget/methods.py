@@ -25,7 +25,7 @@ Method = tuple[str, str]
 
 
 class Setting(NamedTuple):
-    """Answers that can be drawn for each question, and the gains that each method uses to allocate a budget.
+    """Answers that can be drawn for each question, and the gains of each method.
 
     Attributes:
         right: Number of right answers, [question].
@@ -72,9 +72,9 @@ def read_questions(table: QuestionTable, confidences: Mapping[str, Array], seed:
     Each array in `confidences` has one value per row of the question table. The value of a row without a confidence is
     NaN.
 
-    A question is used if it has a confidence in every array, and graded answers at both even and odd indices. Methods
-    that use the grades of the answers with even indices, such as the oracle, are included only in the `half` setting,
-    which is evaluated on the answers with odd indices.
+    A question is used if it has a confidence in every array, and graded answers at both even and odd indices. Some
+    methods, such as the oracle, use the grades of the answers with even indices. These methods are included only in the
+    `half` setting, which is evaluated on the answers with odd indices.
     """
     other_known = table.known - table.held_known
     rows = np.flatnonzero(

@@ -21,7 +21,7 @@ def budget_pictures(record: dict[str, Any]) -> dict[str, Figure]:
 
 @styled
 def success_by_budget(setting: dict[str, Any], confidences: list[str]) -> Figure:
-    """Plot the success rate of each method, and the difference from uniform allocation, against the budget.
+    """Plot each method's success rate, and its difference from uniform allocation, against the budget.
 
     Dashed lines show methods whose gains are computed by `plug_in_gains`.
     """

@@ -1,4 +1,4 @@
-"""P-values for the hypothesis that the mean loss exceeds a given risk, for many thresholds at once."""
+"""P-values for the hypothesis that the mean loss exceeds a risk, for many thresholds at once."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +9,10 @@ Mask = NDArray[np.bool_]
 
 
 def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
-    r"""Use Hoeffding's inequality to compute p-values [threshold] for the hypothesis that the mean loss exceeds `risk`.
+    r"""Compute p-values [threshold] from Hoeffding's inequality.
 
-    Answered questions contribute loss − risk, and unanswered questions contribute 0. If x̄ is the mean of these
-    contributions over all N questions, the p-value is
+    The hypothesis is that the mean loss exceeds `risk`. Answered questions contribute loss − risk, and unanswered
+    questions contribute 0. If x̄ is the mean of these contributions over all N questions, the p-value is
 
     .. math:: p = \exp(-2 N \max(0, -\bar x)^2)
 
@@ -25,28 +25,29 @@ def hoeffding_p_values(losses: Array, is_kept: Mask, risk: float) -> Array:
 
 
 def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | Array) -> Array:
-    r"""Use a betting martingale to compute p-values [threshold] for the hypothesis that the mean loss exceeds `risk`.
+    r"""Compute p-values [threshold] from a betting martingale.
 
-    A gambler starts with wealth K = 1 and bets a fraction of it on each answered question, in the given order:
+    The hypothesis is that the mean loss exceeds `risk`. A gambler starts with wealth K = 1. In the given order, the
+    gambler bets a fraction of K on each answered question:
 
     .. math:: K_t = K_{t-1} \, (1 + b_t (\mathrm{risk} - \ell_t)), \qquad 0 \le b_t \le \frac{1}{1 - \mathrm{risk}}
 
-    If the mean loss is at least `risk`, K is a nonnegative supermartingale, and p = 1 / max K is a p-value (Ville's
-    inequality; Waudby-Smith and Ramdas, arXiv 2010.09686). The bet here is
+    If the mean loss is at least `risk`, K is a nonnegative supermartingale. Therefore, p = 1 / max K is a p-value
+    (Ville's inequality; Waudby-Smith and Ramdas, arXiv 2010.09686). The bet here is
 
     .. math:: b = \frac{\varphi(\Phi^{-1}(u))}{u \, \sigma \sqrt n}
 
-    where δ = 1 − level, u = δ K, n is the number of questions left, and σ is the standard deviation estimated from
-    earlier losses. φ and Φ are the density and the distribution function of the standard normal distribution. Betting
-    stops at u = 1. For normally distributed losses, this bet maximises the probability that K reaches 1 / δ by the last
-    question (Browne, Reaching Goals by a Deadline, 1999).
+    where δ = 1 − level, u = δ K, n is the number of answered questions left, and σ is the standard deviation estimated
+    from earlier losses. φ and Φ are the density and the distribution function of the standard normal distribution.
+    Betting stops at u = 1. For normally distributed losses, this bet maximises the probability that K reaches 1 / δ by
+    the last question (Browne, Reaching Goals by a Deadline, 1999).
 
     Args:
         losses: Losses in [0, 1], [question, threshold] or [question, 1]. The order of the questions must not depend on
             their losses.
         is_kept: Whether the question is answered, [question, threshold] bool.
         risk: The tested hypothesis is that the mean loss exceeds this bound.
-        level: Confidence level 1 − δ, such as 0.9, or one confidence level for each threshold.
+        level: Confidence level 1 − δ, such as 0.9, or one level per threshold.
     """
     left = np.maximum(is_kept.sum(0).astype(float), 1)
     goal = np.broadcast_to(1 - np.asarray(level), left.shape).copy()  # wealth as a fraction of the target 1 / δ

@@ -35,29 +35,30 @@ def decide(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> Path:
-    """Find confidence thresholds for abstention, with a guaranteed bound on the risk of the remaining answers.
+    """Find confidence thresholds for abstention, with a guaranteed bound on the risk.
 
-    The risk of a threshold is the expected fraction of wrong answers among the questions whose confidence is at least
-    the threshold. The questions of the store are treated as a random sample. The risk of the threshold found in this
-    sample is at most the target risk, with a probability of at least `level`.
+    The risk of a threshold is the expected fraction of wrong answers to the questions with at least this confidence.
+    The questions of the store are treated as a random sample. The threshold found in this sample has at most the target
+    risk, with a probability of at least `level`.
 
     Args:
         store: Folder of the store. It must contain samples and grades.
-        confidences: Sources of confidences: folders of saved probes that were trained on other questions, or
-            FILE:COLUMN for columns of Parquet or CSV files, such as the out-of-fold predictions of `probes compare`.
+        confidences: Sources of confidences: folders of saved probes, or FILE:COLUMN for columns of Parquet or CSV
+            files, such as the out-of-fold predictions of `probes compare`. Saved probes must have been trained on other
+            questions.
         risk: Target risks between 0 and 1. Each has its own threshold and guarantee.
         level: Probability that each guarantee holds.
         probe: Folder of a saved probe. The certified thresholds are stored in its config.json for use by
             `probes.abstain` and `probes.route`. `confidences` must be out-of-fold predictions of the same kind of
-            probe. If the probe was trained on other questions, you can pass the probe itself as `confidences` instead.
+            probe. If the probe was trained on other questions, you can pass it as `confidences` instead.
         strong: Folder of a store with more accurate answers to the same questions. The Markdown page then includes the
-            accuracy and cost of routing: questions with a confidence below a threshold are answered from this store.
+            accuracy and cost of routing. In routing, questions with a confidence below a threshold are answered from
+            this store.
         strong_price: Price of a token from `strong`, relative to a token from `store`.
         shared: Whether to evaluate routing only on the questions that both stores have, if their questions differ.
         grader: Grader whose grades are used. Required if the store has several graders.
         out: Folder to create for the Markdown page, record, table and plots. The default is runs/decide-STORE.
-        seed: Seed for resampling, random splits of the questions into halves, and the order of questions in each
-            hypothesis test.
+        seed: Seed for resampling, random splits into halves, and the order of questions in each hypothesis test.
         n_resamples: Number of bootstrap resamples of the questions for each interval.
 
     Returns:

@@ -61,10 +61,9 @@ def n_needed(risk: float, level: float) -> int:
 
 
 def necessary_abstention(base_risk: float, risk: float) -> float:
-    """Return the smallest fraction of questions that a rule must leave unanswered to reach the given risk.
+    """Return the smallest fraction of questions that a rule must leave unanswered to reach `risk`.
 
-    The fraction is max(0, (μ − α) / (1 − α)), where μ is `base_risk`, the mean loss over all questions, and α is
-    `risk`.
+    The fraction is max(0, (μ − α) / (1 − α)), where α is `risk`. μ is `base_risk`, the mean loss over all questions.
     """
     return max(0.0, (base_risk - risk) / (1 - risk))
 
@@ -84,8 +83,8 @@ def certify(
 
     The guarantee fails with a probability of at most 1 − `level`. For each fraction in `STARTS`, a sequence of
     thresholds is tested in descending order. The sequence starts at the highest threshold that keeps at least this
-    fraction of all questions and at least 2 · `n_needed` questions. It stops at the first threshold for which the test
-    does not reject the hypothesis that the threshold's risk exceeds `risk`.
+    fraction of all questions and at least 2 · `n_needed` questions. It stops at the first threshold whose hypothesis is
+    not rejected. The hypothesis is that the threshold's risk exceeds `risk`.
 
     Args:
         confidence: Confidences f, [question]. A question whose confidence is NaN is never answered.

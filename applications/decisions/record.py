@@ -29,7 +29,7 @@ _N_POINTS = 40
 
 
 class Decided(NamedTuple):
-    """Questions in a store that have a known grade and a confidence from every source.
+    """Questions of a store with a known grade and a confidence from every source.
 
     `rows` contains their row indices in the question table `table`.
     """
@@ -78,9 +78,9 @@ def decide_record(
 ) -> dict[str, Any]:
     """Compute the content of decide.json.
 
-    The entry `confidences` maps each source of confidences to its risk–coverage `curve` and the results of
-    `threshold_record`. The entry `requests` contains, for each target risk, the results that do not depend on the
-    confidences. The entry `routing` is None until the command sets it.
+    The entry `confidences` maps each source to its risk–coverage `curve` and the results of `threshold_record`. For
+    each target risk, the entry `requests` contains the results that do not depend on the confidences. The entry
+    `routing` is None until the command sets it.
     """
     losses, options = decided.losses, {"n_resamples": n_resamples, "seed": seed}
     n, table = len(losses), decided.table

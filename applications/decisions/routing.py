@@ -1,8 +1,8 @@
-"""Certified thresholds for routing between a cheap and a strong model, from their stored answers to the same questions.
+"""Certified thresholds for routing between a cheap and a strong model.
 
 A question is routed to the strong model if the confidence in the cheap model's answer is below a threshold. The cost of
-an answer is its number of prompt and generated tokens, multiplied by `strong_price` for the strong model. The cost of a
-routed question includes the prompt tokens that the cheap model reads for the probe.
+an answer is its number of prompt and generated tokens. For the strong model, it is multiplied by `strong_price`. The
+cost of a routed question includes the prompt tokens that the cheap model reads for the probe.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,10 +51,10 @@ class Pair(NamedTuple):
 
 
 def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
-    """Read the accuracies and costs of the questions that are in both stores and have a confidence.
+    """Read the accuracies and costs of the shared questions that have a confidence.
 
-    For each question with a confidence, `rows` [question] contains its row in the cheap model's table. Returns the
-    shared questions' positions in `rows`, and their accuracies and costs.
+    `rows` [question] contains the rows of the cheap model's table that have a confidence. Returns the shared questions'
+    positions in `rows`, and their accuracies and costs.
     """
     shared, index, of_panel = np.intersect1d(rows, panel.rows[0], return_indices=True)
     of_stores = zip(panel.tables, (shared, panel.rows[1][of_panel]), strict=True)
@@ -76,7 +76,7 @@ def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tup
 
 
 def token_costs(table: QuestionTable) -> Array:
-    """Return the number of prompt tokens plus the mean number of generated tokens for each question."""
+    """Return the number of prompt tokens plus the mean number of generated tokens, [question]."""
     answers, n = table.answers, len(table.ids)
     counts = np.bincount(answers.question, minlength=n)
     return table.prompt_tokens + np.bincount(answers.question, answers.n_tokens, n) / np.maximum(counts, 1)
@@ -85,9 +85,9 @@ def token_costs(table: QuestionTable) -> Array:
 def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, seed: int) -> float | None:
     """Return the smallest routing threshold that is certified at `level`, or None.
 
-    Questions with a confidence below the threshold are answered by the strong model, and all others by the cheap model.
-    A threshold is certified if a test rejects the hypothesis that the expected loss of the resulting answers exceeds
-    `risk`. Thresholds are tested in descending order, starting at infinity (the strong model answers all questions).
+    Questions with a confidence below the threshold are answered by the strong model. A threshold is certified if a test
+    rejects the hypothesis that the expected loss exceeds `risk`. Thresholds are tested in descending order, starting at
+    infinity (the strong model answers all questions).
     """
     order = np.random.default_rng(seed).permutation(len(confidence))
     thresholds = np.append(np.inf, THRESHOLDS)
@@ -128,8 +128,8 @@ def routing_record(
     """Evaluate routing by confidence: the cost–accuracy curve, the gains over random routing, and certified thresholds.
 
     Returns:
-        A dict with the entries below. A point is a dict with `routed` (the fraction of routed questions) and the mean
-        `cost` and `accuracy` over all questions.
+        A dict with the entries below. A point is a dict with `routed`, `cost` and `accuracy`. `routed` is the fraction
+        of routed questions, and the others are means over all questions.
 
         - `curve`: Points at several fractions.
         - `oracle`: Points of an oracle, which routes the questions with the largest gain in accuracy first.

@@ -14,7 +14,7 @@ from probes.saved.artefact import load_probe
 
 
 def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
-    """Check that thresholds for the given sources of confidences can be stored in a probe's config.json."""
+    """Check that the thresholds for `sources` can be stored in a probe's config.json."""
     if not Path(folder).is_dir():
         raise InputError(
             f"Expected `probe` to be the folder of a saved probe, but there is no folder {folder!r}. Pass the `probe` "

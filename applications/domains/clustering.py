@@ -28,8 +28,8 @@ class Clustering(NamedTuple):
 
     Attributes:
         cluster: Index of each question's cluster, [question] int64.
-        distance: Euclidean distance from each question to the centre of its cluster, in principal-component space,
-            [question] float64.
+        distance: Euclidean distance of each question from its cluster centre, in principal-component space, [question]
+            float64.
         n_distinct: Number of distinct embeddings.
         stability: Result of the function `stability`. Empty if the number of clusters was given.
     """
@@ -72,15 +72,15 @@ def cluster_questions(embeddings: Vectors, n_clusters: int | None = None, seed: 
 
 
 def stability(points: Vectors, seed: int = 0) -> dict[int, NDArray[np.float64]]:
-    """Measure the agreement between clusterings of two disjoint random halves of the points [point, component].
+    """Measure the agreement between clusterings of two random halves of the points [point, component].
 
-    The points are split several times. Both halves of a split are clustered, and all points are assigned to the nearest
-    centre of each clustering. The agreement is the adjusted Rand index of the two assignments (Lange et al.,
+    The points are split several times. Both halves of a split are clustered. All points are then assigned to the
+    nearest centre of each clustering. The agreement is the adjusted Rand index of the two assignments (Lange et al.,
     Stability-based validation of clustering solutions, Neural Computation 16, 2004).
 
     Returns:
-        A dict from the number of clusters to the adjusted Rand index of each split, [split]. Its keys are the numbers
-        in `CANDIDATES` that leave at least 20 points per cluster on average.
+        A dict from the number of clusters to the adjusted Rand index of each split, [split]. Its keys are the
+        `CANDIDATES` with at least 20 points per cluster on average.
     """
     from sklearn.metrics import adjusted_rand_score
 
@@ -96,7 +96,7 @@ def stability(points: Vectors, seed: int = 0) -> dict[int, NDArray[np.float64]]:
 
 
 def choose_number(found: dict[int, NDArray[np.float64]]) -> int:
-    """Choose the largest number of clusters whose mean stability is at least 90 % of the highest mean stability.
+    """Choose the largest number of clusters whose mean stability is at least 90 % of the highest.
 
     >>> choose_number({2: np.array([0.9]), 4: np.array([0.85]), 8: np.array([0.5])})
     4

@@ -24,8 +24,8 @@ class Estimates(NamedTuple):
 def cluster_means(values: Values, cluster: NDArray[np.int64], n_clusters: int) -> Estimates:
     r"""Compute the mean of each cluster with simultaneous intervals.
 
-    The interval of a cluster c with n questions is the wider of two t intervals: one with the variance of the cluster
-    and n − 1 degrees of freedom, and one with the pooled variance within the K clusters:
+    The interval of a cluster c with n questions is the wider of two t intervals. The first uses the variance of the
+    cluster and n − 1 degrees of freedom. The second uses the pooled variance within the K clusters:
 
     .. math::
         s^2 = \frac{\sum_c \sum_{i \in c} (x_i - \bar x_c)^2}{N - K}, \quad

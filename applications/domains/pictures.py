@@ -16,8 +16,8 @@ _N_WORDS = 3
 def domains_picture(record: dict[str, Any]) -> Figure:
     """Draw a forest plot of the clusters.
 
-    Blue (positive) and red (negative) mark significant differences between a cluster and the other questions, and
-    significant gaps between a confidence and the accuracy.
+    Blue (positive) and red (negative) mark significant differences and gaps. A difference compares a cluster with the
+    other questions, and a gap compares a confidence with the accuracy.
     """
     clusters, names = record["clusters"], record["confidences"]
     order = sorted(range(len(clusters)), key=lambda one: -(clusters[one]["accuracy"]["value"] or 0))

@@ -65,8 +65,8 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
     Returns:
         A dict with these entries, among others:
 
-        - `all`: Metrics over all questions. They include the `accuracy` and, for each source of confidences, the
-          `mean` confidence and the `gap` (mean confidence minus accuracy).
+        - `all`: Metrics over all questions. They include the `accuracy`. For each source of confidences, they also
+          include the `mean` confidence and the `gap` (mean confidence minus accuracy).
         - `clusters`: One dict per cluster, with the same metrics and three other entries. `minus_rest` is the accuracy
           of the cluster minus the accuracy of all other questions. `words` lists its characteristic words, and
           `questions` lists the questions nearest to its centre.
@@ -121,7 +121,7 @@ def _figures(domains: Domains, cluster: NDArray[np.int64], n_clusters: int) -> l
 
 
 def _accuracy_for(confidence: str, table: QuestionTable) -> Values:
-    """Return the accuracy [question] on the answers that were not used to compute the confidence.
+    """Return the accuracy [question] on the answers that were not used for the confidence.
 
     It is NaN if none of these answers has a known grade.
     """
@@ -150,7 +150,7 @@ def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def _nearest_questions(domains: Domains, one: int) -> list[dict[str, Any]]:
-    """Return the distinct questions nearest to the centre of a cluster, in order of distance."""
+    """Return the distinct questions nearest to a cluster's centre, in order of distance."""
     _, table, clustering, confidences = domains
     rows = np.flatnonzero(clustering.cluster == one)
     rows = rows[np.argsort(clustering.distance[rows], kind="stable")]

@@ -21,16 +21,16 @@ def characteristic_words(
         z_w = \frac{\log\frac{y_w + a_w}{n + a - y_w - a_w} - \log\frac{y'_w + a_w}{n' + a - y'_w - a_w}}
             {\sqrt{1/(y_w + a_w) + 1/(y'_w + a_w)}}
 
-    where :math:`y_w` and :math:`y'_w` are the numbers of texts with the word w inside and outside the cluster, and n
-    and n' are the sums of these numbers over all words. The pseudo-counts :math:`a_w` of the prior are proportional to
-    the frequency of the word in all texts. Their sum :math:`a` is the number of distinct words.
+    where :math:`y_w` and :math:`y'_w` are the numbers of texts with the word w inside and outside the cluster. The sums
+    of these numbers over all words are n and n'. The pseudo-counts :math:`a_w` of the prior are proportional to the
+    word frequencies in all texts. Their sum :math:`a` is the number of distinct words.
 
     Args:
         cluster: Cluster index of each text, [text].
         n_words: Maximum number of words per cluster.
 
     Returns:
-        For each cluster, the words with a z score of at least 2.326, in decreasing order of z score.
+        For each cluster, the words with a z score of at least 2.326, in decreasing order.
     """
     from sklearn.feature_extraction.text import CountVectorizer
 

@@ -22,7 +22,7 @@ class Auroc(NamedTuple):
         value: The AUROC.
         parts: Contributions of each question to the sampling error of the AUROC, [2, question] float64. Row 0 is for
             right answers, and row 1 for wrong answers. Each row sums to 0.
-        n_questions: Number of questions with right answers, and number of questions with wrong answers, [2] int64.
+        n_questions: Numbers of questions with right answers and with wrong answers, [2] int64.
     """
 
     value: float
@@ -71,9 +71,9 @@ def covariance(a: Auroc, b: Auroc) -> float:
     .. math::
         \sum_{x,y} F_{xy} \sum_i a_{xi} b_{yi}, \quad F_{xx} = \frac{I_x}{I_x - 1}, \quad F_{xy} = \frac{I}{I - 1}
 
-    where a_xi and b_xi are the `parts` of the AUROCs, x and y each stand for "right" or "wrong", I_x is the number of
-    questions with answers of kind x, and I is the total number of questions. If I_x differs between `a` and `b`, F_xx
-    is the geometric mean of the factors for `a` and for `b`.
+    where a_xi and b_xi are the `parts` of the AUROCs, and x and y each stand for "right" or "wrong". I_x is the number
+    of questions with answers of kind x, and I is the total number of questions. If I_x differs between `a` and `b`,
+    F_xx is the geometric mean of the two factors.
     """
     n = a.parts.shape[1]
     n_a, n_b = a.n_questions.double(), b.n_questions.double()
@@ -83,7 +83,7 @@ def covariance(a: Auroc, b: Auroc) -> float:
 
 
 def auroc_estimate(auroc: Auroc | None) -> dict[str, Any] | None:
-    """Return a dict with the AUROC as `value`, and its 95 % interval as `low` and `high`.
+    """Return a dict with the AUROC (`value`) and its 95 % interval (`low` and `high`).
 
     The interval is symmetric on the log-odds scale. `low` and `high` are None if all confidences are equal, or if they
     separate right and wrong answers perfectly.

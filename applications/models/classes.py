@@ -89,7 +89,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
     """Compute the metrics of each class, and their macro averages. `shares` is the result of `answer_shares`.
 
     Precision is None for a class without answers. Recall and F1 are None for a class without questions. The macro
-    average of a metric is its mean over the classes that have questions, ignoring None.
+    average of a metric is its mean over the classes with questions, ignoring None.
 
     Returns:
         A dict with these entries:
@@ -125,7 +125,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return a function that takes resampling weights, computes a ratio for each class, and averages the ratios.
+    """Return a function that maps resampling weights to the mean of a ratio over the classes.
 
     The numerator and the denominator are the weighted sums of `above` and `below` [class, question] over questions.
     """

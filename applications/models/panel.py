@@ -56,7 +56,7 @@ class Panel:
 
     @property
     def questions(self) -> list[Question]:
-        """The questions with a known grade in all stores, as they appear in the first store."""
+        """The questions with a known grade in all stores, from the first store."""
         questions = list(self.stores[0].questions)
         return [questions[row] for row in self.rows[0]]
 
@@ -111,7 +111,7 @@ def read_panel(paths: Sequence[str], shared: bool, grader: str | None) -> Panel:
 
 
 def shared_rows(stores: Sequence[Store]) -> Labels:
-    """Return the rows [store, question] of the questions that all stores have, in the order of the first store."""
+    """Return the rows [store, question] of the shared questions, in the order of the first store."""
     if len({store.identity["questions"] for store in stores}) == 1:
         return np.tile(np.arange(len(stores[0].questions)), (len(stores), 1))
     rows_of = [{sha256_json(_content(question)): row for row, question in enumerate(s.questions)} for s in stores]
@@ -172,7 +172,7 @@ def _field(question: Question, column: str) -> str:
 
 
 def read_confidences(sources: Sequence[str], panel: Panel) -> Values:
-    """Read the confidences [store, question] from one source for all stores, or from one source per store.
+    """Read the confidences [store, question] from one source for all stores or one source per store.
 
     Missing confidences are NaN. If one file is used for all stores, its question ids are looked up in the first store.
     """

@@ -113,7 +113,7 @@ def _value_at(record: Mapping[str, Any], field: str) -> Any:
 
 
 def auroc_record(panel: Panel, confidences: Values) -> dict[str, Any]:
-    """Compute the AUROCs and test their differences, on the questions that have a confidence in every store."""
+    """Compute the AUROCs and test their differences, on the questions with a confidence in every store."""
     kept = np.isfinite(confidences).all(0)
     right, known = panel.right[:, kept], panel.known[:, kept]
     found = [auroc_of_counts(*columns) for columns in zip(confidences[:, kept], right, known, strict=True)]
@@ -147,7 +147,7 @@ def classes_record(panel: Panel, n_resamples: int, seed: int) -> dict[str, Any] 
 
 
 def main_interval(accuracy: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the clustered interval for an accuracy, or the t interval if there are no clusters."""
+    """Return the clustered interval for an accuracy, or the t interval without clusters."""
     return accuracy["clustered"] or accuracy["t"]
 
 

@@ -61,7 +61,7 @@ def moments(right: Counts, known: Counts, weights: Values) -> tuple[float, float
     """Estimate α and β by the method of moments, and clip them to a finite range.
 
     If c of n answers to a question are right, the sampling variance of c/n is estimated by c(n − c)/(n²(n − 1)). The
-    variance of the accuracy over questions is estimated by the variance of c/n minus the mean sampling variance.
+    variance of the accuracy over questions is estimated as var(c/n) minus the mean sampling variance.
     """
     mean = np.clip(np.average(right / known, weights=weights), 1e-3, 1 - 1e-3)
     several = known >= 2
@@ -82,7 +82,7 @@ def fit(
     fixed: Mapping[str, float] | None = None,
     starts: Sequence[BetaBinomial] = (),
 ) -> BetaBinomial:
-    """Fit ln α, ln β and π₀ by maximum likelihood, once from each initial model. Returns the best of these fits.
+    """Fit ln α, ln β and π₀ by maximum likelihood from each initial model. Returns the best fit.
 
     Args:
         right: Number of right answers, [question]. For speed, pass each distinct pair of `right` and
@@ -137,7 +137,7 @@ def _limits(most_zeros: float, fixed: Mapping[str, float]) -> Values:
 
 
 def _loss(at: Values, right: Counts, known: Counts, weights: Values) -> tuple[float, Values]:
-    """Return the weighted sum of the negative log-likelihoods at the given coordinates, and its gradient [3]."""
+    """Return the weighted negative log-likelihood and its gradient [3] at the coordinates `at`."""
     (alpha, beta), share, zeros = np.exp(at[:2]), at[2], right == 0
     value = BetaBinomial(alpha, beta, share).log_likelihood(right, known)
     graded = BetaBinomial(alpha, beta).log_likelihood(right, known)
@@ -154,8 +154,8 @@ def deviance(
 ) -> float:
     """Return the deviance 2 ln(L₁/L₀).
 
-    L₁ is the likelihood of the model `best`. L₀ is the maximum likelihood under the constraint that the parameters in
-    `fixed` have the given values.
+    L₁ is the likelihood of the model `best`. L₀ is the maximum likelihood with the parameters in `fixed` held at their
+    values.
     """
     starts = [best, BetaBinomial(*moments(right, known, weights), best.zero_share)]
     other = fit(right, known, weights, zero_inflated, fixed, starts)
@@ -173,7 +173,7 @@ def coordinate(name: str) -> Quantity:
 
 
 def pass_at(k: int) -> Quantity:
-    """Return the function that computes the mean Pass@K from the coordinates ln α, ln β and π₀. See `Quantity`."""
+    """Return the function that computes the mean Pass@K from ln α, ln β and π₀. See `Quantity`."""
 
     def quantity(at: Values) -> tuple[float, Values]:
         (alpha, beta), share = np.exp(at[:2]), at[2]
@@ -195,9 +195,9 @@ def profile_interval(
     zero_inflated: bool,
     level: float = 0.95,
 ) -> tuple[float, float]:
-    """Compute the profile-likelihood interval of a function of the coordinates ln α, ln β and π₀.
+    """Compute the profile-likelihood interval of a function of ln α, ln β and π₀.
 
-    The interval covers the values of the function at all points whose deviance is at most the `level`
+    The interval covers the function's values at all points whose deviance is at most a limit. This limit is the `level`
     quantile of the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative. See `fit` for
     the counts and weights.
     """

@@ -25,8 +25,8 @@ def passk(
 
     Args:
         store: Folder of a store, or of a temperature grid. It must contain samples and grades.
-        confidences: Sources of confidences that predict Pass@K: folders of saved probes, or FILE:COLUMN for columns of
-            Parquet or CSV files. A question's confidence must not depend on its grades.
+        confidences: Confidences that predict Pass@K: folders of saved probes, or FILE:COLUMN for columns of Parquet or
+            CSV files. A question's confidence must not depend on its grades.
         k: Values of K. Every question must have at least K graded answers. The default is 1, 4, 16 and 64,
             excluding values that are too large.
         grader: Grader whose grades are used. Required if the store has several graders.

@@ -1,4 +1,4 @@
-"""Unbiased estimates of Pass@K, and of the errors of Pass@K predictions, from counts of right answers.
+"""Unbiased estimates of Pass@K and of prediction errors, from counts of right answers.
 
 The functions share these arguments:
 
@@ -62,7 +62,7 @@ def distinct(*columns: Counts) -> tuple[tuple[Counts, ...], Counts]:
 
 
 def pass_of_split(right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Estimate the probability, [question], that at least one answer is right if k_t answers come from each source t.
+    r"""Estimate the probability [question] that at least one answer is right, with k_t answers from each source t.
 
     .. math:: 1 - \prod_t \binom{n_t-c_t}{k_t} \Big/ \binom{n_t}{k_t}
 
@@ -94,7 +94,7 @@ def predict_from_prior(a: Values, b: Values, k: Sequence[int]) -> Values:
 
 
 def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    r"""Compute unbiased estimates [k, question] of the squared errors (S − θ)² of Pass@K predictions S.
+    r"""Compute unbiased estimates of the squared errors (S − θ)² of Pass@K predictions S. Returns [k, question].
 
     θ is the true Pass@K. If a and b are estimates of θ from two disjoint halves of the answers, the expectation of
     (S − a)(S − b) is (S − θ)². If c of the n answers are right, the mean of this product over all splits into halves is
@@ -116,8 +116,8 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
 def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
     """Estimate the squared error [k, question] of `predict` with an oracle confidence.
 
-    The confidence is the accuracy on half of the answers. The prediction is scored on the other half, and the error is
-    averaged over all splits of the answers into halves. Each value of `known` must be at least 2 · max(k).
+    The confidence is the accuracy on half of the answers. The prediction is scored on the other half. The error is
+    averaged over all splits into halves. Each value of `known` must be at least 2 · max(k).
     """
     both = none_right(right, known, [2 * one for one in k])
     (right, known), place = distinct(right, known)
@@ -130,7 +130,7 @@ def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
 
 
 def predictive_band(confidence: Values, k: Sequence[int]) -> dict[str, Any]:
-    r"""Predict the fraction of questions that are solved with k answers per question, with a 95 % predictive band.
+    r"""Predict the fraction of questions solved with k answers each, with a 95 % predictive band.
 
     If f is the probability that an answer is right, a question is solved with probability S = 1 − (1 − f)^k. The
     fraction has mean :math:`\mu = \sum S / N` and standard deviation :math:`\sqrt{\sum S (1-S)} / N`. The band is

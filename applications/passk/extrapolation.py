@@ -30,7 +30,7 @@ _PROFILE = 25
 
 
 class Extrapolation(NamedTuple):
-    """Fitted models by name (see `MODELS`), and a record whose entries are documented in `extrapolate`."""
+    """Fitted models by name (see `MODELS`), and their record (see `extrapolate`)."""
 
     models: dict[str, BetaBinomial]
     record: dict[str, Any]
@@ -42,7 +42,7 @@ class Extrapolation(NamedTuple):
 
 
 def why_not(right: Counts, known: Counts) -> str | None:
-    """Return the reason why no model can be fitted to the counts [question], or None if one can be fitted."""
+    """Return why no model can be fitted to the counts [question], or None if one can."""
     if len(right) < LEAST_QUESTIONS:
         return f"at least {LEAST_QUESTIONS} questions are required, but there are {len(right)}"
     if known.max() < 2:
@@ -67,8 +67,8 @@ def extrapolate(right: Counts, known: Counts, k: Sequence[int], n_resamples: int
           interval.
         - `profile`: Values of π₀ (`zero_share`) and the `deviance` at each value. None if every question has a right
           answer.
-        - `beta_binomial`, `zero_inflated`: For each model, a dict with its parameters, `pass_at_k` [k], the sum of the
-          held-out log-likelihoods (`held_out`), and the names of the parameters at a bound (`at_bounds`).
+        - `beta_binomial`, `zero_inflated`: For each model, a dict with its parameters, `pass_at_k` [k], the total
+          held-out log-likelihood (`held_out`), and the names of parameters at a bound (`at_bounds`).
     """
     (c, n), place = distinct(right, known)
     weights = np.bincount(place).astype(np.float64)
@@ -103,7 +103,7 @@ def _estimate(value: float, low: float, high: float) -> dict[str, float]:
 
 
 def _held_out(c: Counts, n: Counts, place: Counts, fold: Counts, zero_inflated: bool) -> Values:
-    """Return the log-likelihood of each question under a model that was fitted to the other folds."""
+    """Return each question's log-likelihood under a model fitted to the other folds."""
     found = np.empty(len(place))
     for number in range(_FOLDS):
         test = fold == number

@@ -49,8 +49,8 @@ def error_records(
     Args:
         confidences: Confidences [question] by name.
         counts: Dict of pairs. A pair contains the numbers of right answers and of graded answers, each [question]. The
-            pair with the key `False` counts all answers. The pair with the key `True` counts only the answers with odd
-            indices, and is used to score confidences that were computed from the answers with even indices.
+            pair with the key `False` counts all answers. The pair with the key `True` counts only answers with odd
+            indices. It is used to score confidences computed from answers with even indices.
         k: Values of K in Pass@K, in ascending order.
 
     Returns:

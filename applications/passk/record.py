@@ -28,7 +28,7 @@ _POINTS = 48
 
 
 class Graded(NamedTuple):
-    """Stores and their answer counts, for the questions that have a known grade at every temperature.
+    """Stores and answer counts, for the questions with a known grade at every temperature.
 
     Attributes:
         stores: Stores by temperature, in ascending order.
@@ -46,7 +46,7 @@ class Graded(NamedTuple):
 
 
 def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
-    """Count the right answers in one store, or in the stores of a temperature grid."""
+    """Count the right answers in a store or a temperature grid."""
     tables = list(load_tables(stores, grader).values())
     right, known = (np.stack([getattr(table, name) for table in tables]) for name in ("right", "known"))
     rows = np.flatnonzero((known > 0).all(0))
@@ -59,7 +59,7 @@ def load_graded(stores: dict[float, Store], grader: str | None) -> Graded:
 
 
 def read_confidences(graded: Graded, sources: Sequence[str], k: Sequence[int]) -> list[dict[str, Values]]:
-    """For each store, return a dict from the name of each source to its confidences [question]."""
+    """For each store, return a dict from source name to confidences [question]."""
     found, reserved = [], [*COLUMNS, "pass", "posterior", *(f"pass_at_{one}" for one in k)]
     for store in graded.stores.values():
         named = named_confidences(sources, store, reserved)
@@ -81,8 +81,7 @@ def passk_record(
 
     Returns:
         The content of passk.json, and a table with one row per temperature and question. In passk.json, `stores`
-        contains one entry per store, and `temperatures` contains the comparison from `temperature_record` (None for a
-        single store).
+        contains one entry per store. `temperatures` is the result of `temperature_record`, or None for a single store.
     """
     temperatures, first = list(graded.stores), next(iter(graded.stores.values()))
     right, known = as_drawn(graded.right, graded.known, temperatures)
@@ -188,7 +187,7 @@ def _store_record(
 
 
 def _beyond(known: Counts) -> list[int]:
-    """Return the first three powers of 4 that exceed the smallest number of graded answers to any question."""
+    """Return the first three powers of 4 above the smallest value of `known`."""
     return [4**power for power in range(99) if 4**power > known.min()][:3]
 
 

@@ -1,4 +1,4 @@
-"""Pass rates (mean Pass@K) of a fixed number of answers, drawn at several temperatures or at a single one."""
+"""Pass rates (mean Pass@K) of a fixed number of answers, at several temperatures or a single one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +16,9 @@ from probes.metrics.intervals import WeightedMetric, minus
 def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tuple[Counts, Counts]:
     """Count the single answer at temperature 0 as if it had been drawn several times.
 
-    Every further draw would give the same answer. It is counted n times, where n is the largest number of answers to
-    any question at another temperature. The counts [temperature, question] are returned unchanged if the grid does not
-    include temperature 0, or if a question has several answers at temperature 0.
+    Every further draw would give the same answer. It is counted n times, where n is the largest value of `known` at the
+    other temperatures. The counts [temperature, question] do not change if temperature 0 is missing or the only
+    temperature, or if a question has several answers at temperature 0.
     """
     if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
         return right, known
@@ -75,10 +75,10 @@ def temperature_record(
         - `solved`: Fraction of questions with a right answer at each temperature, [temperature].
         - `n_answers`: Mean number of graded answers per question, summed over the temperatures.
         - `budgets`: List with one dict per budget. The list is empty if there are fewer than two questions. In each
-          dict, `k` is the budget, and `split` lists the number of answers at each temperature if the budget is split.
-          `of_split` is the pass rate of the split, `of_single` [temperature] contains the pass rate at each single
-          temperature, and `of_best` is the result of `best_single`. `split_minus_best` is the difference
-          `of_split` − `of_best`. `chosen` lists the best temperature on each half of the questions.
+          dict, `k` is the budget, and `split` lists the number of answers at each temperature. `of_split` is the pass
+          rate of the split. `of_single` [temperature] contains the pass rate at each single temperature. `of_best` is
+          the result of `best_single`. `split_minus_best` is the difference `of_split` − `of_best`. `chosen` lists the
+          best temperature on each half of the questions.
     """
     n = len(ids)
     options: Any = {"n_questions": n, "n_resamples": n_resamples, "seed": seed}

@@ -15,9 +15,9 @@ def phrasing(
 ) -> Path:
     """Test whether the accuracy depends on how questions about the same facts are phrased.
 
-    Questions need `meta.pair`, which is the same for all questions about the same fact, and `meta.form`, for example
-    exact or paraphrased. If the store contains the `likelihood` baseline, the forms are also compared by the
-    likelihoods of the right continuations.
+    Questions need `meta.pair` and `meta.form`. `meta.pair` is the same for all questions about the same fact.
+    `meta.form` is the kind of phrasing, for example exact or paraphrased. If the store contains the `likelihood`
+    baseline, the likelihoods of the right continuations are also compared.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

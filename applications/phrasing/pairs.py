@@ -1,4 +1,4 @@
-"""Average a store's results over questions that ask about the same fact in the same form."""
+"""Average a store's results over questions about the same fact in the same form."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class Cells(NamedTuple):
 def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
     """Average the accuracies and likelihoods of questions that have the same `meta.pair` and `meta.form`.
 
-    Questions are left out if one of these fields is neither a string nor a number.
+    Both fields must be strings or numbers. Questions with other values are left out.
     """
     labels = [(question.meta_label("pair"), question.meta_label("form")) for question in questions]
     rows = [row for row, (pair, form) in enumerate(labels) if pair and form and table.known[row]]
@@ -82,7 +82,7 @@ def read_cells(table: QuestionTable, questions: Sequence[Question]) -> Cells:
 
 
 def target_likelihoods(asked: pa.Table) -> Values:
-    """Return the mean log-probability per token of the correct continuation, in nats, with shape [question]."""
+    """Return the mean log-probability per token of the correct continuation, in nats, [question]."""
     columns = (asked[name].to_pylist() for name in ("logprobs", "n_tokens", "target"))
     return np.array(
         [

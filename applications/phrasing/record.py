@@ -28,8 +28,7 @@ def phrasing_record(store: Store, table: QuestionTable, cells: Cells, n_resample
         - `tests`: Results of `paired_record` for the accuracies and the likelihoods of each pair of forms, with Holm's
           correction over all tests.
         - `joint`: For each pair of forms `a` and `b`, the probabilities of the four outcomes of two independent
-          answers, one to each form. The outcomes are `both` (both answers are right), `only_a` and `only_b` (only the
-          answer to that form is right), and `neither` (both answers are wrong).
+          answers, one to each form. The names say which answers are right: `both`, `only_a`, `only_b` or `neither`.
     """
     values = {ACCURACY: cells.accuracy}
     if np.isfinite(cells.likelihood).any():
@@ -72,7 +71,7 @@ def _mean(figure: str, values: Values) -> dict[str, Any] | None:
 
 
 def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
-    """Compute the mean probability of each joint outcome of two independent answers, with its interval.
+    """Compute the mean probability of each outcome of two independent answers, with its interval.
 
     `a` and `b` [pair] are the accuracies on the two forms of a question.
     """

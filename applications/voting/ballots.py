@@ -1,4 +1,4 @@
-"""Read the answers of a store, or of the stores of a temperature grid, as votes."""
+"""Read the answers of a store or a temperature grid as votes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Poll:
 def read_poll(path: str, grader: str | None = None) -> Poll:
     """Read the answers and grades of a store, or of a temperature grid.
 
-    If a grid contains temperature 0, only one answer per question is used at this temperature.
+    In a grid, only one answer per question is used at temperature 0.
     """
     stores = open_stores(path)
     tables = load_tables(stores, grader)
@@ -90,7 +90,7 @@ def read_poll(path: str, grader: str | None = None) -> Poll:
 def _ballots(
     tables: Mapping[float, QuestionTable], rows: Mapping[float, NDArray[np.int64]], equal: Equal | None
 ) -> Ballots | None:
-    """Combine a question's answers at all temperatures, or return None if the question must be left out."""
+    """Combine a question's answers at all temperatures. Returns None if the question must be left out."""
     drawn = {t: of[:1] if t == 0 and len(tables) > 1 else of for t, of in rows.items()}
     turns = sorted((turn, t, row) for t, of in drawn.items() for turn, row in enumerate(of.tolist()))
     if not all(map(len, drawn.values())) or len(turns) < 2:

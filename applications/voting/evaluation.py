@@ -27,8 +27,7 @@ Choose = Callable[[Outcome, NDArray[np.bool_]], int]
 class Evaluated:
     """Evaluation of a vote or a stopping rule.
 
-    Each half of the questions is evaluated with the setting (threshold or temperature) that is chosen on the other
-    half.
+    The setting (threshold or temperature) for each half of the questions is chosen on the other half.
 
     Attributes:
         outcome: Outcome with the chosen settings, [question].
@@ -45,7 +44,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of all votes and rules, and the accuracy of the majority vote for different numbers of answers.
+    """Results of all votes and rules, and the majority vote's accuracy for different numbers of answers.
 
     Attributes:
         methods: The evaluated votes and rules, by name.
@@ -64,7 +63,7 @@ class Evaluation:
 
 
 def prior_name(confidence: str) -> str:
-    """Return the name of the method that uses the `prior` rule with the given confidence."""
+    """Return the method name of the `prior` rule with the given confidence."""
     return f"{PRIOR}_{confidence}"
 
 
@@ -129,8 +128,8 @@ def evaluate_rules(
 def choose_threshold(outcome: Outcome, questions: NDArray[np.bool_], accuracy: NDArray[np.float64]) -> int:
     """Return the index of the threshold that uses the fewest answers while losing at most `MAX_LOSS` in accuracy.
 
-    If every threshold loses more, the most accurate threshold is chosen. `outcome` has shape [threshold, question],
-    `questions` [question] is a mask, and `accuracy` [question] is the accuracy of the vote over all answers.
+    If every threshold loses more, the most accurate threshold is chosen. `outcome` has shape [threshold, question].
+    `questions` [question] is a mask. `accuracy` [question] is the accuracy of the vote over all answers.
     """
     reached = outcome.accuracy[:, questions].mean(1)
     enough = reached >= min(accuracy[questions].mean() - MAX_LOSS, reached.max())
@@ -191,7 +190,7 @@ def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
 
 
 def _best_temperature(ballots: list[Ballots], half: NDArray[np.int64], orders: int, seed: int) -> Evaluated:
-    """Evaluate the majority vote on each half of the questions, at the temperature that is best on the other half."""
+    """Evaluate the majority vote on each half of the questions, at the best temperature on the other half."""
     temperatures = np.unique(ballots[0].temperatures)
     outcomes = [
         Outcome.stack(

@@ -78,7 +78,7 @@ def as_tokens(logprobs: list[float]) -> list[dict[str, float]]:
 
 
 def mean_cosines(embeddings: list[list[list[float]]]) -> list[float]:
-    """Return, for each question, the mean of (1 + cos) / 2 over all pairs i ≠ j of its answers."""
+    """For each question, return the mean of (1 + cos) / 2 over all pairs i ≠ j of its answers."""
     ends = np.cumsum([0, *map(len, embeddings)])
     names = [[str(row) for row in range(*between)] for between in itertools.pairwise(ends)]
     others = [[other for other in of if other != name] for of in names for name in of]

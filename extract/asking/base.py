@@ -1,4 +1,4 @@
-"""Base classes for model-based baselines, and the loop that computes the missing values of a store."""
+"""Base classes for model-based baselines, and the loop that computes missing values."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +73,7 @@ class AskedBaseline(ABC):
 
     @property
     def always_compared(self) -> bool:
-        """Whether to check the settings against the recorded settings even if no values are missing."""
+        """Whether to check the settings against the recorded ones even if no values are missing."""
         return True
 
     @abstractmethod
@@ -172,13 +172,13 @@ def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
     """Build the prompt template for querying the store's model.
 
-    The tokenizer's chat template is applied if there is one, even if the policy's prompt is plain text. In this case,
-    the policy's system message is kept.
+    If the tokenizer has a chat template, it is applied, even if the policy's prompt is plain text. The policy's system
+    message is then kept.
     """
     chat = policy["model"]["chat_template"] != sha256_text("")
     return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)
 
 
 def answer_line(text: str) -> str:
-    """Remove the reasoning from an answer, and return the first non-blank line of the rest ("" if there is none)."""
+    """Return the first non-blank line of an answer without its reasoning ("" if there is none)."""
     return first_line(without_reasoning(text))

@@ -113,7 +113,7 @@ class Entailment(AskedTable):
     """Baseline that clusters answers with an entailment classifier, and stores the cluster id of each answer.
 
     The classifier reads the question and the first line of each answer. New samples are added to the clusters of
-    earlier samples, so the clusters are the same whether the samples are stored as one range or as several.
+    earlier samples. The clusters therefore do not depend on how the samples are divided into ranges.
     """
 
     def __init__(self, name: str, store: Store, context: AskContext) -> None:

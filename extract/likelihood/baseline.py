@@ -21,8 +21,8 @@ class Likelihood(AskedTable):
     """Scores the options of each question as continuations of its prompt.
 
     A question without options has a single continuation, its reference answer. Each continuation is scored twice: after
-    the policy's prompt and without a prompt. The `value` column contains the probability of the question's most likely
-    continuation, divided by the total probability of all its continuations.
+    the policy's prompt and without a prompt. The `value` column contains the probability of the most likely
+    continuation, divided by the total probability of all continuations.
     """
 
     _batch_tokens = BATCH_TOKENS

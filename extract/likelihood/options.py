@@ -47,7 +47,7 @@ NORMALISATIONS = {
 
 
 def continuations_of(question: Question, form: Continuations) -> tuple[list[str], int | None]:
-    """Return the continuations of a question, and the index of the right continuation (None if unknown).
+    """Return a question's continuations, and the index of the right one (None if unknown).
 
     The continuations are the question's `choices`. A question without `choices` has a single continuation, its first
     reference. For kind `choice`, `form` selects the letters or the texts of the choices. Raises an `InputError` if the
@@ -72,7 +72,7 @@ def continuations_of(question: Question, form: Continuations) -> tuple[list[str]
 
 
 def probability(logprobs: Sequence[float]) -> float | None:
-    """Return the probability of the most likely continuation, divided by the total probability of all continuations.
+    """Return the most likely continuation's share of the total probability of all continuations.
 
     The result is None for a single continuation.
 
@@ -83,10 +83,10 @@ def probability(logprobs: Sequence[float]) -> float | None:
 
 
 def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
-    """For each question, return 1 if the continuation with the largest score is right, and 0 if it is wrong.
+    """For each question, return 1 if the highest-scoring continuation is right, and 0 if it is wrong.
 
-    The shape of the result is [question], and its dtype is float64. A value is NaN if the right continuation is
-    unknown, or if there is only one continuation.
+    The shape of the result is [question], and its dtype is float64. A value is NaN if the right continuation is unknown
+    or the only continuation.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

@@ -59,10 +59,10 @@ def read_texts(path: str) -> list[str]:
 
 
 def windows(n_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the start and end of each window, and the index of the first token to score in the window.
+    """For each window, yield its start, its end and the index of its first scored token.
 
-    Every token except the first is scored once, given at least ``window - stride`` earlier tokens, or all of them if
-    there are fewer.
+    Every token except the first is scored once. Its context is at least ``window - stride`` tokens, or all earlier
+    tokens if there are fewer.
 
     >>> list(windows(10, window=6, stride=3))
     [(0, 6, 1), (3, 9, 6), (6, 10, 9)]
@@ -138,8 +138,9 @@ def measure_texts(
 def perplexity(nll: NDArray[np.float64], lengths: NDArray[np.int64]) -> Estimate:
     """Compute exp(Σ nll / Σ length) over texts, with a 95 % interval. Values too large for float64 become infinite.
 
-    The interval is exp(r ± t s / Σ length), where r is the ratio of the sums and s² = n/(n − 1) Σ (nll − r length)²
-    (delta method for a ratio). t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of freedom.
+    The interval is exp(r ± t s / Σ length), by the delta method for a ratio. r is the ratio of the sums, and
+    s² = n/(n − 1) Σ (nll − r length)². t is the 97.5 % quantile of Student's t distribution with n − 1 degrees of
+    freedom.
 
     `nll` [text] is in nats. `lengths` [text] are in tokens, bytes or words.
     """

@@ -1,7 +1,7 @@
 """Log-probabilities of continuations, from one teacher-forced pass over a prompt and all its continuations.
 
-The continuations follow the prompt in one sequence. A tree-shaped attention mask hides them from each other, and each
-continuation has the position ids that it would have directly after the prompt.
+The continuations follow the prompt in one sequence. A tree-shaped attention mask hides them from each other. The
+position ids of each continuation begin directly after those of the prompt.
 """
 
 import math
@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
     @property
     def branches(self) -> bool:
-        """Whether a tree mask is needed: true if two or more continuations have several tokens."""
+        """Whether two or more continuations have several tokens. If so, a tree mask is needed."""
         return sum(len(continuation) > 1 for continuation in self.continuations) > 1
 
 
@@ -43,8 +43,8 @@ def encode_item(
     """Tokenize a question's prompt and continuations as lm-evaluation-harness does.
 
     The prompt is tokenized together with each continuation. If the prompt alone has n tokens, all tokens after the
-    first n belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. If the prompt
-    has no such whitespace, a space is inserted before the continuation, except in a chat.
+    first n belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. If there is
+    none, a space is inserted before the continuation, except in a chat.
 
     Returns the item, and a second item for the unconditional log-probabilities. The prompt of the second item is the
     output of `first_token`.
@@ -154,8 +154,8 @@ def token_logprobs(head: ModelHead, states: Tensor, targets: Tensor) -> Tensor:
 def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
     """Return an additive attention mask [row, 1, token, n_before + token] for prompts with several continuations.
 
-    A token attends to the `n_before` cached tokens, to itself, and to earlier tokens of branch 0 and of its own branch.
-    In `branch` [row, token] int64, 0 stands for the prompt or padding, and the continuations are numbered from 1.
+    A token attends to itself, the `n_before` cached tokens, and earlier tokens of its own branch and of branch 0.
+    `branch` [row, token] int64 is 0 in the prompt and in padding. The continuations are numbered from 1.
     """
     token = torch.arange(branch.shape[1], device=branch.device)
     visible = (branch[:, None] == 0) | (branch[:, None] == branch[:, :, None])
@@ -166,7 +166,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
 
 @torch.inference_mode()
 def supports_trees(model: Any) -> bool:
-    """Test whether a model respects tree masks and position ids, using a short prompt with two branches."""
+    """Test with a short prompt whether a model respects tree masks and position ids."""
     if not can_share(model):
         return False
     branch = torch.tensor([[0, 0, 1, 1, 1, 2, 2]], device=model.device)
@@ -194,7 +194,7 @@ def _branches_and_positions(item: Item) -> tuple[list[int], list[int]]:
 
 
 def _sources(item: Item) -> Iterator[int]:
-    """For each token of each continuation, yield the preceding token's index in the result of `_inputs`."""
+    """For each token of a continuation, yield the index of the previous token in `_inputs(item)`."""
     start = len(item.prompt)
     for one in item.continuations:
         yield len(item.prompt) - 1

@@ -35,8 +35,8 @@ def load_model(
         model: smollm2-135m-instruct (installed by `make install`), a Hub id, or a folder.
         revision: Commit, branch or tag of a Hub model.
         dtype: "auto" (the dtype of the checkpoint), "float32", "bfloat16" or "float16".
-        device: A torch device such as "cuda:1", or "auto". "auto" selects the CUDA device with the index LOCAL_RANK, or
-            the CPU if CUDA is not available. Ignored if `device_map` is set.
+        device: A torch device such as "cuda:1", or "auto". "auto" selects CUDA device LOCAL_RANK, or the CPU if CUDA is
+            not available. Ignored if `device_map` is set.
         device_map: How to distribute a large model over several devices, as in transformers ("auto", "balanced", …).
 
     Raises:
@@ -63,7 +63,7 @@ def load_model(
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the torch device for a `device` option, or raise an InputError if the device is not available."""
+    """Return the torch device for a `device` option, or raise an InputError if it is not available."""
     if device == "auto":
         # one device per worker
         index = int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
@@ -110,7 +110,7 @@ def weight_fingerprint(model: Any) -> str:
     """Return a checksum of a model's weights and of the config entries that affect the computation.
 
     For each saved parameter and buffer, the checksum covers the name, the shape, the dtype, a sample of the values, and
-    the sum of all values (with the bits of each value read as an integer).
+    the sum of all values. For the sum, the bits of each value are read as an integer.
 
     Raises:
         InputError: If weights are offloaded to disk.
@@ -143,7 +143,7 @@ _NOT_COMPUTING = re.compile(
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """SHA-256 of a tokenizer's state, without its padding and truncation settings, which vary between calls."""
+    """SHA-256 of a tokenizer's state. Padding and truncation settings are left out, because they vary between calls."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return sha256_text(json.dumps([sorted(tokenizer.get_vocab().items()), str(tokenizer.special_tokens_map)]))

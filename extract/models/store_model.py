@@ -27,7 +27,7 @@ def prompt_of(store: Store) -> PromptTemplate:
 
 
 def load_store_model(store: Store, model: str | None, device: str, device_map: str | None) -> tuple[Any, Any]:
-    """Load a store's model, or a local copy of a served model, and its tokenizer.
+    """Load the model and tokenizer of a store. For a served model, load a local copy.
 
     The first local copy of a served model must reproduce the recorded prompt lengths. Its identity is written to
     reader.json, and later copies must have the same identity.
@@ -79,7 +79,7 @@ def encode_prompts(
 ) -> dict[str, list[int]]:
     """Return the prompt token ids of each question in a shard's block, by question id.
 
-    Raises an `InputError` if the length of a prompt differs from the length recorded in `samples`.
+    Raises an `InputError` if the length of a prompt differs from the one recorded in `samples`.
     """
     encoded = encode_questions(tokenizer, prompt_of(store), store.questions.block(shard))
     prompts = dict(zip(store.questions.ids(shard), encoded, strict=True))

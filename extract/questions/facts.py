@@ -67,7 +67,7 @@ def _continent_forms(continents: list[str], adjectives: dict[str, str]) -> list[
 
 
 def _continent_rivals(continents: list[str], adjectives: dict[str, str]) -> list[str]:
-    """List wrong answers: continents other than the correct `continents`, and non-continents such as "South Africa"."""
+    """List wrong answers: continents that are not in `continents`, and non-continents such as "South Africa"."""
     # "Central America" does not contradict "North America"
     related = {*continents, "Central America"} if "North America" in continents else {*continents}
     others = _continent_forms([name for name in adjectives if name not in related], adjectives)

@@ -30,7 +30,7 @@ class Row:
     where: str
 
     def value(self, column: str) -> Any:
-        """Return the value of a column or of a dotted path such as ``answer.aliases``, or raise an InputError."""
+        """Return the value of a column or a path such as ``answer.aliases``, or raise an InputError."""
         value: Any = self.values
         try:
             for name in [column] if column in value else column.split("."):
@@ -200,8 +200,8 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
     """Return the letter and the text of the correct option.
 
     Args:
-        answer: 0-based index of the option, or a string, which is compared with the letters, the texts and the indices
-            of the options, in that order.
+        answer: 0-based index of the option, or a string. A string is compared with the letters, the texts and the
+            indices of the options, in this order.
 
     Raises:
         InputError: If the answer does not identify exactly one option, or if there are more than 26 options.

@@ -64,7 +64,7 @@ def _from_json(path: Path, columns: Sequence[str]) -> Sequence[Record]:
 
 
 def _from_csv(path: Path, columns: Sequence[str]) -> Sequence[Record]:
-    """Read a CSV file with every field as text, so that 145.0, NA and 007 stay as they are."""
+    """Read the fields of a CSV file as text, so that 145.0, NA and 007 stay unchanged."""
     csv.field_size_limit(2**31 - 1)  # a question can contain a whole document
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)

@@ -105,7 +105,7 @@ def found_numbers(text: str) -> list[Fraction | None]:
 def has_terms(text: str) -> bool:
     """Whether `text` contains a number that is only part of an expression, as in 4x, 2√3 or x + 4.
 
-    Numbers joined to another number (see `_is_joined`), as in "2x + 3" or "2x or 3", are ignored.
+    Joined numbers (see `_is_joined`), as in "2x + 3" or "2x or 3", are ignored.
     """
     text = _spelled(text)
     matches = list(_NUMBER.finditer(text))
@@ -115,7 +115,7 @@ def has_terms(text: str) -> bool:
 
 
 def _is_joined(text: str, last: re.Match[str], match: re.Match[str]) -> bool:
-    """Whether two successive numbers are joined by an operator, by "or", or by "between … and"."""
+    """Whether two successive numbers are joined by an operator, "or" or "between … and"."""
     operator = 0 if _is_negative(text, match) else len(match["sign"] or "")
     between = text[last.end() : match.start() + operator]
     if len(between) - operator > 40:
@@ -165,13 +165,13 @@ def _spelled(text: str) -> str:
 
 
 def _is_step(match: re.Match[str]) -> bool:
-    """Whether a match is a division with a whole-number result, such as "21/3", or a division by zero."""
+    """Whether a match is a division by zero or with a whole-number result, such as "21/3"."""
     over, under = match["over"], match["under"]
     return bool(under) and (int(under) == 0 or int(over) % int(under) == 0)
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """Return the absolute value of a matched number, or None if the match is too long or can't be an answer."""
+    """Return the absolute value of a match, or None if it is too long or can't be an answer."""
     of = match.groupdict()
     is_plain = not (of["unread"] or of["term"] or _is_step(match) or (of["of"] and not int(of["of"])))
     if len(match[0]) > _MOST_CHARACTERS or not is_plain:

@@ -23,7 +23,7 @@ class Question:
         messages: Chat of ``{"role", "content"}`` messages, used without the prompt template.
         references: All accepted answers. For the `choice` kind, the letter and the text of the correct option.
         kind: Type of the expected answer, which determines the default grader.
-        choices: Options of a `choice` question, in display order; empty if `messages` contain the options.
+        choices: Options of a `choice` question, in display order. Empty if `messages` contain the options.
         group: Group of the question, such as "capital", for stratified splits and base rates.
         meta: Other data. The `short` grader reads ``case_sensitive`` (bool) and ``rivals`` (wrong answers). An answer
             that states a rival before any reference is graded as wrong. ``worked`` is a solution that ends with the

@@ -54,7 +54,7 @@ REWORDINGS: dict[str, Callable[[str], str]] = {
 def reworded(questions: Iterable[Question], n: int = 6, seed: int = 0) -> list[Question]:
     """Return `n` different rewordings of each question, chosen at random from `REWORDINGS`.
 
-    Each new question has the name of its rewording as its group, and the id of the original question in
+    The group of a new question is the name of its rewording. The id of the original question is in
     ``meta["reworded"]``.
 
     Args:

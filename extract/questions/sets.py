@@ -78,7 +78,7 @@ def mmlu(row: Row, seed: int) -> Draft:
 
 
 def gpqa(row: Row, seed: int) -> Draft:
-    """Read a GPQA row, shuffle its options, and mark the question as private, as requested by the authors of GPQA."""
+    """Read a GPQA row and shuffle its options. The question is private, because the authors of GPQA request this."""
     record = row.text("Record ID")
     answers = [row.text(name) for name in ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))]
     order = hash_order([f"{record}/{i}" for i in range(len(answers))], seed)

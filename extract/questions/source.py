@@ -28,7 +28,7 @@ class Source:
     Attributes:
         dataset: Name of the dataset, recorded in each question.
         set: Location and row format of the questions, with the command's options applied.
-        path: Path of a file, or of a folder with the layout of a Hub dataset; None to read from the Hub.
+        path: Path of a file, or of a folder with the layout of a Hub dataset. None to read from the Hub.
     """
 
     dataset: str
@@ -38,8 +38,8 @@ class Source:
     def questions(self, seed: int) -> list[Question]:
         """Read and check all questions in row order. `seed` determines how options are shuffled.
 
-        Rows that repeat a question are merged. Rows without a gradable answer are skipped, and their number is printed
-        to standard error.
+        Rows that repeat a question are merged. Rows without a gradable answer are skipped. Their number is printed to
+        standard error. In a .jsonl file in the package's own format, rows are neither merged nor skipped.
 
         Raises:
             InputError: If the rows can't be read, or a question is invalid.
@@ -54,7 +54,7 @@ class Source:
         return check_questions(questions, repr(self.dataset))
 
     def examples(self, seed: int) -> Iterator[Question] | None:
-        """Return an iterator over the train split in a seeded random order, or None if the set has no train split."""
+        """Return the train split in a seeded random order, or None if there is no train split."""
         if self.set.train is None or (self.path is not None and not self.path.is_dir()):
             return None
         rows = self.rows(self.set.train)
@@ -182,7 +182,7 @@ def _with_options(
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
     """Build questions from rows. `drafts` contains the fields and the location of each row.
 
-    `short` and `cloze` questions with the same prompt are merged into one, which accepts the answers of all its rows.
+    `short` and `cloze` questions with the same prompt are merged into one. It accepts the answers of all its rows.
     """
     questions: dict[str, Question] = {}
     left_out: list[str] = []

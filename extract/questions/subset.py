@@ -54,8 +54,8 @@ def subset(
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
     """Read the questions of a source, and select worked examples for few-shot prompts.
 
-    The examples come from the train split, excluding rows that repeat one of the questions. If there is no train split,
-    they come from the questions themselves. Questions whose text matches that of an example are left out.
+    The examples come from the train split, without rows that repeat a question. If there is no train split, they come
+    from the questions themselves. Questions whose text matches that of an example are left out.
 
     Args:
         prompt: Template with the number of examples (`shots`) or the examples themselves.
@@ -64,7 +64,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
         The remaining questions, and the prompt template with the examples.
 
     Raises:
-        InputError: If there are too few questions, or if any question is private or consists of chat messages.
+        InputError: If there are too few questions, or if a question is private or a chat.
     """
     questions = source.questions(seed)
     if prompt.shots > len(prompt.examples):

@@ -29,7 +29,7 @@ _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_SafeLoader):
-    """YAML loader that reads all numbers as decimal, whereas YAML 1.1 reads 0:1:0.5 in base 60 and 010 in base 8."""
+    """YAML loader that recognises only decimal numbers. YAML 1.1 reads 0:1:0.5 in base 60 and 010 in base 8."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """Return the YAML tag of a value."""

@@ -28,7 +28,7 @@ def exit_status(command: Callable[[], object]) -> int:
     """Run a command, print its errors on one line, and return its exit status.
 
     Returns:
-        0 on success, 2 after an `InputError` or an operating system error, 130 after Ctrl-C, and, inside `end_process`,
+        0 on success, 2 after an `InputError` or an operating system error, and 130 after Ctrl-C. Inside `end_process`,
         143 after SIGTERM.
     """
     try:
@@ -95,7 +95,7 @@ def _print_error(line: str, status: int) -> int:
 def run_async(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to completion. If an event loop is already running, run the coroutine in a new thread.
 
-    In the main thread, Ctrl-C or SIGTERM cancels the coroutine, and later signals are ignored. Once the coroutine has
+    In the main thread, Ctrl-C or SIGTERM cancels the coroutine. Later signals are ignored. Once the coroutine has
     ended, the first signal takes its usual effect.
     """
     try:

@@ -1,7 +1,7 @@
 """The Ray engine: actors on one or several machines process the blocks of a store.
 
-The RAY_ADDRESS environment variable selects an existing cluster. If it is not set, a cluster is started on this machine
-and stops when the process that started it ends.
+The RAY_ADDRESS environment variable selects an existing cluster. If it is not set, a cluster is started on this
+machine. It stops when the process that started it ends.
 """
 
 import os
@@ -29,10 +29,10 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 
 
 def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[str, object] = _NONE) -> Worker:
-    """Create a `Worker`, which processes blocks in this process, or a `RayWorker`, which assigns them to Ray actors.
+    """Create a `Worker` for this process, or a `RayWorker`, which assigns blocks to Ray actors.
 
-    `per_process` maps option names to values. These options must be None with the Ray engine, because Ray actors do not
-    see each other's answers.
+    `per_process` maps option names to values. With the Ray engine, the values must be None, because actors do not see
+    each other's answers.
     """
     worker = Worker.from_environment()
     if engine == "ray":
@@ -101,7 +101,7 @@ class RayWorker(Worker):
             self._delete_unfinished(store)
 
     def once(self, function: Callable[[], Result]) -> Result:
-        """Call a function in a Ray task, which has the same resources as an actor."""
+        """Call a function in a Ray task with the same resources as an actor."""
         task = self._ray.remote(max_retries=RETRIES, **self._resources[1])(_call).remote(function, os.getcwd())
         self._wait([task])
         return self._result(task)

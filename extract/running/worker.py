@@ -71,9 +71,10 @@ class Worker:
         n_rows: Callable[[Item], int],
         bar: Callable[[], Progress],
     ) -> Iterator[Result]:
-        """Pass all items to the function that `start` yields, in a single call in this process. Yield the result.
+        """Pass all items to the function that `start` yields, and yield the result.
 
-        The Ray engine instead processes each block in an actor and yields one result per block.
+        The function is called once, in this process. The Ray engine instead processes each block in an actor and yields
+        one result per block.
 
         `n_rows` returns the number of rows in an item. `bar` returns the progress bar and is called after `start`.
         """
@@ -141,7 +142,7 @@ def alone(store: Path) -> Iterator[None]:
 class Lazy(Generic[Result]):
     """Value, such as a loaded model, that each process builds on first use.
 
-    When Ray sends the object to another process, it sends only `build`, not the value.
+    Ray sends only `build` to other processes, not the value.
     """
 
     def __init__(self, build: Callable[[], Result]) -> None:

@@ -85,7 +85,7 @@ class Sampler(Protocol):
     def draw(
         self, ranges: Mapping[float, StoreRange], question_ids: Sequence[str], samples: range, progress: Progress
     ) -> dict[float, list[Row]]:
-        """Draw samples for some questions of a block, and append them to the answer logs of the given ranges.
+        """Draw samples for some questions of a block, and append them to the answer logs of `ranges`.
 
         Args:
             ranges: Dict from temperature to a pair: a store, and one of its sample ranges. The range must include all
@@ -154,7 +154,7 @@ def sample_stores(
 def check_identity(
     store: Store, name: str, options: SamplingOptions, questions_sha256: str, decoding: Decoding
 ) -> None:
-    """Raise an `InputError` if the identity of an existing store does not match this run.
+    """Raise an `InputError` if the identity of a store does not match this run.
 
     `decoding` must have a single temperature, and its prompt must include the worked examples.
     """

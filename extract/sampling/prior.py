@@ -1,22 +1,21 @@
 r"""Bayesian model of the answers to a question. Its prior is based on the confidence of a probe.
 
-Let p be the proportion of right answers to a question, and let f be the calibrated confidence for this question. The
-prior of p is
+Let p be the proportion of right answers to a question, and f the question's calibrated confidence. The prior of p is
 
 .. math:: p \sim \mathrm{Beta}(a, b), \quad a = \kappa f, \quad b = \kappa (1 - f)
 
-Right answers are equal to each other. Wrong answers follow a Chinese restaurant process: after j wrong answers, the
+Right answers are equal to each other. Wrong answers follow a Chinese restaurant process. After j wrong answers, the
 next wrong answer is new with probability θ/(θ + j). Otherwise, it repeats a random earlier wrong answer.
 
-A class is a set of equal answers. After n answers, the posterior probability that a class of m answers is right is
+A class is a set of equal answers. After n answers, a class of m answers is right with posterior probability
 proportional to w(m). The posterior probability that the right answer has not occurred yet is proportional to w(0):
 
 .. math::
     w(m) = \frac{\Gamma(a + m)\, \Gamma(b + n - m)}{\Gamma(m)\, \Gamma(\theta + n - m)}, \quad
     w(0) = \theta\, \frac{\Gamma(a)\, \Gamma(b + n)}{\Gamma(\theta + n)}
 
-Up to a common factor, each weight is the product of a Beta integral over p and the Ewens probability of the partition
-of the wrong answers.
+Up to a common factor, each weight is a Beta integral over p times the Ewens probability of the partition of wrong
+answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -130,8 +129,8 @@ def fit_prior(
 
     Do not pass questions on which the stopping rule is evaluated.
 
-    The arguments have shape [question]. `right`, `n_answers` and `wrong_classes` count each question's right answers,
-    all its answers, and its distinct wrong answers. Both results are between 0.01 and 1000.
+    The arguments have shape [question]. `right`, `n_answers` and `wrong_classes` count the right answers, all answers,
+    and the distinct wrong answers. Both results are between 0.01 and 1000.
     """
     wrong = n_answers - right
 
@@ -167,10 +166,10 @@ def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -
 
 
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
-    """For i = 1, …, n, yield the unnormalised posterior weights after i answers, scaled to a maximum of 1.
+    """For i = 1, …, n, yield the posterior weights after i answers, scaled to a maximum of 1.
 
-    The shape is [i + 1]. Element m is the weight w(m) of the hypothesis that a particular class is right, given that m
-    answers are in this class. Element 0 is the weight of the hypothesis that the right answer has not occurred yet.
+    The shape is [i + 1]. Element m is the weight w(m) of the hypothesis that a particular class of m answers is right.
+    Element 0 is the weight of the hypothesis that the right answer has not occurred yet.
     """
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))
@@ -184,10 +183,10 @@ def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
 def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """For n = budget, …, 0, yield n and the probabilities that the right class beats a rival, [n + 1, n + 1].
 
-    Suppose that, of the n answers so far, x are in the right class and y ≤ n − x are in one wrong class (the rival).
-    Element [x, y] is the probability that the right class has more answers than the rival after all `budget` answers. A
-    tie counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival
-    class with probability y/(θ + n − x).
+    Of the n answers so far, let x be in the right class and y ≤ n − x in one wrong class (the rival). Element [x, y] is
+    the probability that the right class has more answers than the rival after all `budget` answers. A tie counts as ½.
+    The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class with
+    probability y/(θ + n − x).
     """
     a, b = prior.beta
     side = np.arange(budget + 1.0)

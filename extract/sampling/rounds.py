@@ -1,7 +1,7 @@
-"""Sample answers in rounds, and stop sampling for a question as soon as a stopping rule is met.
+"""Sample answers in rounds, and stop for each question once a stopping rule is met.
 
-The answers are logged after each round. Once sampling has stopped for all questions of a block, the block's tables are
-written. They record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
+The answers are logged after each round. A block's tables are written once sampling has stopped for all its questions.
+The tables record why sampling stopped. Answers that were not drawn have the finish reason `skipped`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,7 +72,7 @@ def reopen_ranges(stores: Mapping[float, Store], k: int, stopping: Stopping | No
 
 
 def sample_in_rounds(draw: Draw, stores: Mapping[float, Store], k: int, stopping: Stopping, worker: Worker) -> None:
-    """Draw up to k answers to each question at each temperature, until the stopping rule is met."""
+    """Draw up to k answers per question and temperature, until the stopping rule is met."""
     open_ranges = dict[float, list[SampleRange]]()
     for temperature, store in stores.items():
         damaged = missing_shards(store, store.samples.ranges(), worker, store.samples.file)
@@ -178,7 +178,7 @@ class _Rounds:
                     self._add(t, rows)
 
     def _decide(self, grade_all: GradeAll, progress: Progress) -> None:
-        """Parse new answers, and apply the stopping rule to the questions that are still being sampled."""
+        """Parse new answers, and apply the stopping rule to undecided questions."""
         undecided = [id_ for id_ in self._questions if id_ not in self._outcomes]
         new = []
         for id_ in undecided:

@@ -1,8 +1,7 @@
 """Rules that stop sampling answers to a question early. To add a rule, register it here.
 
 Equal answers form a class. An answer that cannot be parsed forms a class of its own. After each answer, a rule computes
-evidence from the classes of the answers so far and compares it with a threshold. The decision is the leading (most
-frequent) answer.
+evidence from the classes so far and compares it with a threshold. The decision is the leading (most frequent) answer.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ CROSS, LEAST_ANSWERS = 1.0, 3
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one question in the order in which they were drawn, or in several random orders.
+    """Answers to one question, in the order drawn or in several random orders.
 
     Random orders are used when stored answers are replayed.
 
@@ -68,8 +67,8 @@ class StoppingRule:
     Attributes:
         label: Name in tables.
         description: Condition for stopping, with the placeholder {threshold}.
-        evidence: Function that takes a question's answers, in one or more orders, and the question's prior. It returns
-            the evidence after each answer, [order, answer]. Most rules ignore the prior.
+        evidence: Function of a question's answers (in one or more orders) and the question's prior. It returns the
+            evidence after each answer, [order, answer]. Most rules ignore the prior.
         thresholds: Thresholds that ``python -m applications vote`` compares.
         threshold: Default threshold.
         bounds: Smallest and largest valid threshold.
@@ -125,7 +124,7 @@ def two_stage(
     """Compute the evidence for stopping in two-stage voting over temperatures (arXiv 2510.02611).
 
     For each temperature, τ_intra is the relative frequency of the most frequent answer. The evidence is the smallest
-    τ_intra, except in three cases, in which it is −∞:
+    τ_intra, or −∞ in three cases:
 
     - The fraction of temperatures that agree on the most frequent answer is below `cross` (τ_cross).
     - A temperature other than 0 has fewer than `least` answers. (The paper has no such minimum.)
@@ -158,7 +157,7 @@ def adaptive_consistency(answers: Answers, prior: Prior | None = None) -> NDArra
 
     .. math:: P(q > \tfrac12), \quad q \sim \mathrm{Beta}(v_1 + 1, v_2 + 1)
 
-    where v₁ and v₂ are the counts of the most frequent and the second most frequent answer.
+    where v₁ ≥ v₂ are the counts of the two most frequent answers.
     """
     largest = np.sort(answers.counts, axis=-1)[..., -2:]
     first, second = largest[..., -1], largest[..., 0] if largest.shape[-1] > 1 else 0
@@ -167,7 +166,7 @@ def adaptive_consistency(answers: Answers, prior: Prior | None = None) -> NDArra
 
 @lru_cache(maxsize=8)
 def _beta_above_half(n: int) -> NDArray[np.float64]:
-    """Return a table [v₁, v₂] of the probability that a Beta(v₁ + 1, v₂ + 1) variable is above ½."""
+    """Return a table [v₁, v₂] of P(q > ½) for q ~ Beta(v₁ + 1, v₂ + 1)."""
     side = np.arange(n + 1.0)
     return betainc(side + 1, side[:, None] + 1, 0.5)
 
@@ -175,7 +174,7 @@ def _beta_above_half(n: int) -> NDArray[np.float64]:
 def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float64]:
     """Compute the evidence for stopping in early-stopping self-consistency.
 
-    The evidence after each answer is the number of consecutive equal answers up to and including that answer.
+    The evidence is the number of consecutive equal answers, up to and including the current one.
     """
     classes = answers.classes
     place = np.arange(classes.shape[1])

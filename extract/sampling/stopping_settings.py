@@ -1,4 +1,4 @@
-"""Settings for early stopping, and the order in which a stopping rule considers the answers."""
+"""Settings for early stopping, and the order of answers for stopping rules."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ def load_stopping(
 
 
 def turns(temperatures: Collection[float], k: int) -> list[tuple[int, float]]:
-    """List the sample index and temperature of each answer to a question, in the order used by stopping rules.
+    """List each answer's sample index and temperature, in the order used by stopping rules.
 
     If there are several temperatures, only one answer is used at temperature 0.
 

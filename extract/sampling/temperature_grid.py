@@ -1,4 +1,7 @@
-"""Name the stores of a temperature grid (a folder with one store per temperature), and run commands on each store."""
+"""Name the stores of a temperature grid, and run commands on each store.
+
+A grid is a folder with one store per temperature.
+"""
 
 import sys
 from collections.abc import Callable
@@ -39,10 +42,10 @@ def grid_folders(folder: Path, decoding: Decoding) -> dict[float, Path]:
 
 
 def each_store(command: Callable[..., Any]) -> Callable[..., None]:
-    """Decorate a command so that it runs on each store of a grid in turn.
+    """Decorate a command so that it runs on each store of a grid.
 
-    If the command fails on a store, it still runs on the other stores, and an error is raised at the end. If the
-    command has an `out` option for an output file, the store's name is appended to the file name.
+    If the command fails on a store, it still runs on the others. An error is raised at the end. If the command has an
+    `out` option, the store's name is appended to the file name.
     """
 
     @wraps(command)

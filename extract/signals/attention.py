@@ -44,12 +44,12 @@ def macs(batch: Pass) -> dict[str, Tensor]:
     """Compute the attention that each token receives from later tokens (Hu et al. 2025, "MACS", arXiv 2509.17178).
 
     For each query and layer, let a be the largest attention that any head pays to the token. Each a is replaced with (1
-    − ε) a + ε, so that no value is below the floor ε. For each query, the geometric mean of the new values over the L
-    layers is taken. These means are then aggregated over queries (AGG). The result is a dict from
-    ``L/floor_EPS_AGG_ALIGN`` to tensors [row, token] float32, where EPS is ε in hundredths.
+    − ε) a + ε, so that no value is below the floor ε. The geometric mean over the L layers gives one value per query.
+    These values are then aggregated over queries (AGG). The result is a dict from ``L/floor_EPS_AGG_ALIGN`` to tensors
+    [row, token] float32, where EPS is ε in hundredths.
 
-    - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself to the last query.
-      `last` uses only the last query.
+    - AGG: `rf_mean` and `max` are the mean and the maximum over all queries from the token itself onwards. `last` uses
+      only the last query.
     - ALIGN: position that represents a token. `token` is its own position, and `emit` is the position that predicts it.
     """
     found: dict[str, Tensor] = {}
@@ -122,8 +122,8 @@ def attention_shares(products: Dots) -> dict[str, Tensor]:
     """Compute the share of the attention output in the residual stream.
 
     A layer adds the attention output o to the residual stream h. The sum is s = h + o, and a is the share of o in s.
-    The result maps each of `MIXES` to a tensor [row, query] in [0, 1]. In ``share_50``, ``share_70`` and ``share_90``,
-    the share of h (that is, 1 − a) is fixed at 50, 70 and 90 %. The other mixes are:
+    The result maps each of `MIXES` to a tensor [row, query] in [0, 1]. ``share_50``, ``share_70`` and ``share_90`` fix
+    the share of h, 1 − a, at 50, 70 and 90 %. The other mixes are:
 
     - ``norm``: a = ‖o‖ / (‖o‖ + ‖h‖).
     - ``cosine``: a = cos(o, s) / (cos(o, s) + cos(h, s)).
@@ -147,14 +147,14 @@ def rows_summed(
     """Compute the sum of the rows of the rollout matrix R, and the last row of R.
 
     Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of
-    the tokens. Ã is the attention, averaged over heads, optionally weighted by `column_field` or `element_field`, and
-    scaled so that each row sums to 1. The weight a is the share of attention in the residual stream. R = Â_L … Â_1 is
-    the product over L layers. All matrices are lower triangular, so the columns of R from the last prompt token onwards
-    do not depend on the attention of earlier queries.
+    the tokens. Ã is the attention averaged over heads, and optionally weighted by `column_field` or `element_field`.
+    Each row of Ã is scaled to sum to 1. The weight a is the share of attention in the residual stream. R = Â_L … Â_1 is
+    the product over L layers. All matrices are lower triangular. Therefore, the columns of R from the last prompt token
+    onwards do not depend on earlier queries.
 
     Args:
         blocks: For each layer, the attention averaged over heads, [row, query, key]. Queries and keys run from the last
-            token of the prompt to the last token of the answer. Padding queries have attention 0.
+            prompt token to the last answer token. Padding queries have attention 0.
         norms: For each layer, the output of `normalisers`, [row, query, normaliser].
         shares: For each layer, the attention shares a, [row, mix, query].
         query: Positions of the queries (see `Places`), [row, query] int64.
@@ -188,7 +188,7 @@ def rows_summed(
 def rows_largest(
     blocks: list[Tensor], norms: list[Tensor], shares: list[Tensor], query: Tensor, n_tokens: Tensor, valid: Tensor
 ) -> Tensor:
-    """Compute the largest entry of each column of the rollout matrix R, [row, field, mix, alignment, key] float32.
+    """Compute the column maxima of the rollout matrix R, [row, field, mix, alignment, key] float32.
 
     See `rows_summed` for R and the arguments. With `emit` alignment, the last row of R is ignored.
     """
@@ -224,7 +224,7 @@ def rows_largest(
 
 
 def _columns_of_product(layers: Iterable[Tensor], shares: list[Tensor], size: int) -> Tensor:
-    """Compute the first `size` columns [row, query, mix, column] of the product of the factors w A + (1 − w) I.
+    """Compute the first `size` columns of the product of factors w A + (1 − w) I, [row, query, mix, column].
 
     `layers` yields the lower triangular matrices A [row, query, query], starting with the rightmost factor. `shares`
     contains the weights w [row, mix, query].

@@ -1,7 +1,7 @@
 """Hooks that read attention weights and the contribution of attention to the residual stream.
 
-transformers looks up its attention function by name. The function registered here first computes the attention weights
-of the requested queries and then calls the model's own function, so the output stays bit-identical.
+transformers looks up its attention function by name. The function registered here computes the attention weights of the
+requested queries. It then calls the model's own function, so the output stays bit-identical.
 """
 
 import sys

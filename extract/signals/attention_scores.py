@@ -81,7 +81,7 @@ def _over_heads(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Compute attention statistics over all heads. `chunks` yields the scores of groups of heads.
 
-    Returns a dict of entropies [row, query], and a dict with the entries `mean` and `largest` [row, query, key].
+    Returns a dict of entropies [row, query], and a dict of `mean` and `largest` [row, query, key].
     """
     n_heads, entropies = 0, []
     whole: dict[str, Tensor] = {}
@@ -157,8 +157,8 @@ def _score_chunks(
 def _visibility(mask: Tensor | None, places: Places, part: slice, n_keys: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the number of keys that each query in `part` sees, a mask of hidden keys, and a bias or None.
 
-    The returned mask and bias have shape [row, query, key]. If the returned mask has fewer than `n_keys` keys, it
-    covers only the last keys, and all earlier keys are visible.
+    The returned mask and bias have shape [row, query, key]. A mask with fewer than `n_keys` keys covers only the last
+    keys. All earlier keys are visible.
     """
     index = places.index[:, part]
     if mask is None:
@@ -177,7 +177,7 @@ def head_entropies(scores: Tensor, n_visible: Tensor) -> tuple[Tensor, Tensor]:
     """Compute normalised attention entropies with and without the first token, which many heads use as a sink.
 
     Each entropy is divided by the logarithm of the number of visible keys. With only one visible key, the result is 0.
-    The entropy over all keys is H = h(p) + (1 − p) H', where p is the weight of the first token, h is the binary
+    The entropy over all keys is H = h(p) + (1 − p) H'. Here, p is the weight of the first token, h is the binary
     entropy, and H' is the entropy without the first token.
 
     Args:
@@ -223,7 +223,7 @@ def column_field(key: Tensor, n_tokens: Tensor) -> Tensor:
 def element_field(query: Tensor, key: Tensor) -> Tensor:
     """Compute the element field [row, query, key] float32: weights that depend on the distance between query and key.
 
-    The weight is 1 / (i − j + 1) for a query at position i and a key at position j ≤ i, and 1 if j > i.
+    For a query at position i and a key at position j, the weight is 1 / (i − j + 1) if j ≤ i, and 1 otherwise.
     """
     return (query.float()[..., None] - key.float()[:, None] + 1).clamp_min_(1).reciprocal_()
 

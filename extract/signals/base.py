@@ -56,10 +56,10 @@ class TokenSpans:
         return pad_sequence(list(values.cpu().split(self.n_tokens)), batch_first=True, padding_value=torch.nan)
 
     def query_index(self, last: bool) -> Tensor:
-        """Return the indices of the distributions from which the answers' tokens were drawn, [row, query] int64.
+        """Return the index of each answer token's distribution, [row, query] int64.
 
-        If `last` is True, the index of the last token is appended. All rows have the same length: for shorter answers,
-        the indices continue past the end of the answer.
+        If `last` is True, the index of the last token is appended. For shorter answers, the indices continue past the
+        end of the answer.
         """
         return torch.tensor(self.first)[:, None] + torch.arange(self.widest + last)
 
@@ -87,7 +87,7 @@ class Places:
     def of(cls, spans: TokenSpans, n_queries: int, last: bool, device: torch.device) -> Self:
         """Return the queries at the positions that predict the answer tokens.
 
-        If `last` is True, the query at the last answer token's own position is appended.
+        If `last` is True, the query of the last answer token itself is appended.
         """
         first, n_answer, index = torch.tensor(spans.first), torch.tensor(spans.n_tokens), spans.query_index(last)
         return cls(
@@ -103,8 +103,8 @@ class Lens(dict[str, Tensor]):
     """Statistics of token distributions, float32 on the CPU, padded with NaN. Entropies and divergences are in nats.
 
     The first four keys describe the distribution from which a token was drawn. The others describe the residual stream
-    of layer l, or the distribution p_l that the final norm and the head compute from it. L is the last layer. The first
-    four keys and `early_late` have shape [row, token], all others [row, token, layer].
+    of layer l, or a distribution p_l. The final norm and the head compute p_l from the residual stream. L is the last
+    layer. The first four keys and `early_late` have shape [row, token], all others [row, token, layer].
 
     Keys:
         log_p: Log-probability of the drawn token; NaN if none was drawn.
@@ -146,8 +146,8 @@ class Attention:
 
     Attributes:
         layers: Result of `read_layer` for each layer, with the entry `largest` removed.
-        floors: Dict from each floor ε (as an integer, 100 ε) to a tensor [row, query, key]. The tensor is the sum over
-            layers of log((1 − ε) a + ε), where a is the largest attention of any head in the layer.
+        floors: Dict from each floor ε (as an integer, 100 ε) to a tensor [row, query, key]. It contains the sum over
+            layers of log((1 − ε) a + ε), where a is the largest attention of any head.
         dots: `Dots` of each layer.
     """
 

@@ -62,7 +62,7 @@ class TokenFeatures:
 
     @property
     def names(self) -> list[str]:
-        """Names of the features, each composed of a key and the name of a pooling method."""
+        """Names of the features, each composed of a key and a pooling method."""
         if not self.pooling:
             return list(self.keys)
         return [f"{key} {name}" for key in self.keys for pooling in self.pooling for name in self._numbers(pooling)]
@@ -77,8 +77,8 @@ class TokenFeatures:
         """Compute the features, [row, feature] float32. A row without tokens or with a missing value is NaN.
 
         Args:
-            read: Function that takes the name of a signal and a key ``layer/name``, and returns the values: a tensor
-                [row] for questions, or a `Ragged` for answers.
+            read: Function of a signal's name and a key ``layer/name``. It returns a tensor [row] for questions, or a
+                `Ragged` for answers.
         """
         if not self.pooling:
             return torch.stack([read(*key.split("/", 1)).float() for key in self.keys], 1)
@@ -112,13 +112,13 @@ def token_signals(scope: Scope) -> list[str]:
 
 
 def is_key(value: Any, scope: Scope) -> bool:
-    """Whether a JSON value is the key of a token signal, in the form ``signal/layer/name``."""
+    """Whether a JSON value is a key ``signal/layer/name`` of a token signal."""
     match = _KEY.fullmatch(value) if isinstance(value, str) else None
     return match is not None and match[1] in token_signals(scope)
 
 
 def is_weights(value: Any) -> bool:
-    """Whether a JSON value is the key of a token signal that can serve as token weights."""
+    """Whether a JSON value is the key of token weights."""
     if not is_key(value, "sample"):
         return False
     signal, _, name = value.split("/")

@@ -28,7 +28,7 @@ ANSWER_TOKENS = "answer_tokens"
 
 
 def position_ranges(scope: Scope, n_prompt: Sequence[int], n_answer: Sequence[int]) -> list[list[range]]:
-    """Return the token indices of each position in `POSITIONS[scope]` for each row, as ranges [position][row].
+    """Return the token ranges of the positions in `POSITIONS[scope]`, [position][row].
 
     Raises:
         InputError: If a range is outside the prompt at question scope, or outside the answer at sample scope.
@@ -90,8 +90,8 @@ class HiddenCapture(Hooks):
     residual stream after block l. For the last block, the states are taken after the final norm.
 
     Attributes:
-        states: Dict from layer to the hidden states of the most recent pass: [row, position, d_model] after `start`, or
-            [total number of tokens, d_model] after `start_tokens`.
+        states: Hidden states of the most recent pass, by layer. The shape is [row, position, d_model] after `start`,
+            and [total number of tokens, d_model] after `start_tokens`.
         select: Function that reduces the hidden states [row, token, d_model] of a pass, or None.
 
     Raises:

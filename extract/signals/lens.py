@@ -201,7 +201,7 @@ def logit_entropy(logits: Tensor) -> Tensor:
 
 
 def fusible_entropy(logits: Tensor) -> Tensor:
-    """Compute the same entropies as `logit_entropy` using only out-of-place operations, which a compiler can fuse."""
+    """Compute `logit_entropy` with out-of-place operations only, which a compiler can fuse."""
     shifted = (logits.float() - logits.amax(-1, keepdim=True).float()).clamp(min=_IMPOSSIBLE)
     weight = shifted.exp()
     total = weight.sum(-1)

@@ -73,9 +73,9 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
     """Return the layer at which the model could have stopped, as a fraction of its L layers.
 
     The result is a dict from ``L/name`` to tensors [row, token] float32 in (0, 1]. Names contain the threshold λ in
-    thousandths. h_l is the residual stream of layer l before the final norm, and p₁ and p₂ are the two largest
-    probabilities in the distribution of layer l. Each value is l/L for the first layer l that meets a condition, or 1
-    if no layer before L does:
+    thousandths. h_l is the residual stream of layer l before the final norm. p₁ and p₂ are the two largest
+    probabilities in the layer's distribution. Each value is l/L for the first layer l that meets a condition, or 1 if
+    no layer before L does:
 
     - ``softmax_response_λ``: first layer l ≥ 1 with p₁ − p₂ ≥ λ (CALM, arXiv 2207.07061).
     - ``state_saturation_λ``: first layer l ≥ 2 with cos(h_{l−1}, h_l) ≥ λ (CALM).

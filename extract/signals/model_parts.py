@@ -24,7 +24,7 @@ def decoder_of(model: Any) -> nn.Module:
 
 
 def decoder_blocks(model: Any) -> nn.ModuleList:
-    """Return the decoder's list of blocks, or raise an InputError if the decoder has no such list."""
+    """Return the decoder's list of blocks. Raises an InputError if there is none."""
     for module in decoder_of(model).children():
         if isinstance(module, nn.ModuleList) and len(module) == n_layers(model):
             return module
@@ -57,7 +57,7 @@ class Hooks(ExitStack):
 class ModelHead:
     """Language-model head as a function from hidden states to logits.
 
-    It calls the model's own `forward` with a decoder that returns the given states, so logits are scaled and
+    It calls the model's own `forward` with a decoder that returns the given states. Logits are therefore scaled and
     soft-capped as usual.
     """
 

@@ -49,7 +49,7 @@ class Padded:
 
     @cached_property
     def weights_ascending(self) -> Tensor:
-        """Cumulative sum of the weights, [..., row, token], with the tokens sorted by value in ascending order."""
+        """Cumulative weights of the tokens sorted by ascending value, [..., row, token]."""
         return self.w.expand(self._shape).gather(-1, self.ascending[1].expand(self._shape)).cumsum(-1)
 
     @cached_property
@@ -78,7 +78,7 @@ def over_rows(
     compute: Callable[[Padded], dict[str, Tensor]],
     weights: Ragged | None = None,
 ) -> dict[str, Tensor]:
-    """Group rows of similar length into padded batches, and apply a function to each batch.
+    """Apply a function to padded batches of rows with similar lengths.
 
     Args:
         values: Values of the tokens, [sum of lengths, …].

@@ -121,7 +121,7 @@ def pool_each(values: Ragged, hows: Sequence[str], weights: Ragged | None = None
 
 
 def windows(values: Ragged, n_windows: int) -> Tensor:
-    """Split each row into `n_windows` windows of tokens, as in `numpy.array_split`, and average each window.
+    """Split each row into `n_windows` windows, as in `numpy.array_split`, and average each window.
 
     If a row has fewer tokens than windows, some windows share a token.
 
@@ -160,7 +160,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
 
     A peak is a token whose entropy exceeds `threshold`. A critical token is a peak whose weight exceeds the mean weight
     of the row. Counts are returned as log(1 + count). Means and maxima over peaks or critical tokens are 0 if there are
-    no such tokens.
+    none.
 
     Args:
         entropy: Entropies of the tokens, [sum of lengths] in nats.
@@ -201,11 +201,11 @@ WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax"
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Return the signal that contains the token weights, and the part of the weights' key after ``layer/``.
+    """Return the signal of the token weights, and the part of their key after ``layer/``.
 
     Args:
-        name: One of `WEIGHTS`, or SIGNAL/REST, where SIGNAL is an influence signal and REST is the part of the key
-            after ``layer/``. An example is ``rollout/norm_element_mean_token``.
+        name: One of `WEIGHTS`, or SIGNAL/REST. SIGNAL is an influence signal, and REST is the part of the key after
+            ``layer/``. An example is ``rollout/norm_element_mean_token``.
 
     Raises:
         InputError: If the name is unknown.

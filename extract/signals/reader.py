@@ -1,4 +1,4 @@
-"""Forward passes over batches of questions or answers, with hooks that collect data for signals."""
+"""Forward passes over questions or answers, with hooks that collect data for signals."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,8 +29,7 @@ class Reader(ExitStack):
         layers: Layers to keep for each of the `hidden` and `hidden_tokens` signals.
 
     Raises:
-        InputError: If a layer does not exist in the model, or if the model cannot provide some of the data in
-            `needs`.
+        InputError: If a layer does not exist, or if the model cannot provide some of the `needs`.
     """
 
     def __init__(self, model: Any, needs: Collection[str], layers: Mapping[str, Sequence[int]] | None = None) -> None:
@@ -97,7 +96,7 @@ def by_length(lengths: Sequence[int], batch_tokens: int, n_before: int = 0) -> I
 
     A batch has at most `batch_tokens` tokens, including padding. A sequence longer than that forms its own batch. Each
     sequence begins with `n_before` cached tokens. Four cached tokens count as one token, because they need as much
-    memory as one token that is not cached.
+    memory as one uncached token.
 
     >>> list(by_length([3, 1, 2, 9], batch_tokens=6))
     [[1, 2], [0], [3]]

@@ -39,7 +39,7 @@ def read_questions(
         layers: Layers whose hidden states are kept, or a dict from signal to layers.
         batch_tokens: Maximum number of tokens in a batch, including padding. A longer prompt forms its own batch.
         progress: Callback that receives the numbers of questions and tokens in each finished batch.
-        shared: Cache of a common prefix of the prompts, if such a prefix has already been read.
+        shared: Cache of a common prefix of the prompts, if one has already been read.
 
     Returns:
         Nested dict ``{signal: {key: tensor}}`` of CPU tensors, with rows in the order of `prompts`. Token signals have
@@ -75,8 +75,8 @@ def _read(
 ) -> dict[str, dict[str, Tensor | Ragged]]:
     """Compute signals, and return their values as ``{signal: {key: values}}``.
 
-    For each batch, `passes` yields the sequence indices and a `Pass`. For each row of the result, `order` contains the
-    index of its sequence, or None if the row has no values.
+    For each batch, `passes` yields the sequence indices and a `Pass`. `order` contains the sequence index of each
+    result row, or None if the row has no values.
     """
     functions = {name: load_signal(name, scope) for name in signals}
     found: dict[str, dict[str, dict[int, Tensor]]] = {name: defaultdict(dict) for name in signals}
@@ -113,8 +113,8 @@ def read_answers(
     """Read signals of answers.
 
     All signals are read in the same forward passes. Identical answers to the same prompt are processed once. If the
-    model's key/value cache can be shared, each prompt is processed once for all its answers, and the common prefix of
-    all prompts is processed only once.
+    model's key/value cache can be shared, each prompt is processed once for all its answers. The common prefix of all
+    prompts is then also processed only once.
 
     Args:
         model, signals, layers, batch_tokens, progress, shared: See `read_questions`.
@@ -157,10 +157,10 @@ def _batches(
 ) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
     """Yield pairs of a cache and a batch of answer indices.
 
-    The cache contains a prefix that all prompts in the batch share. If `beginning` (a cache of a common prefix of all
-    prompts) is given, it is reused, and extended where possible. If a prompt has several answers, they are not batched
-    with answers to other prompts. If the model's cache can't be shared, the yielded cache is None, and a batch can
-    contain any of the answers.
+    The cache contains a prefix that all prompts in the batch share. `beginning` is a cache of a common prefix of all
+    prompts. It is reused, and extended where possible. Several answers to a prompt are not batched with answers to
+    other prompts. If the model's cache can't be shared, the yielded cache is None. Batches can then contain any of the
+    answers.
     """
 
     def batches(indices: Sequence[int], shared: SharedPrompt | None) -> Iterator[tuple[SharedPrompt | None, list[int]]]:
@@ -198,7 +198,7 @@ def content_tokens(tokenizer: Any, end: Sequence[int], token_ids: Sequence[int],
 
 
 def drawn_tokens(tokenizer: Any, sample: Mapping[str, Any]) -> list[int]:
-    """Return the token ids of a stored sample, including the end-of-sequence token if one was drawn.
+    """Return the token ids of a stored sample, including any end-of-sequence token.
 
     If the sample has no token ids, the result depends on whether it has reasoning. With reasoning, the list is empty.
     Without reasoning, the text is tokenized, which may not reproduce the sampled tokens.

@@ -1,6 +1,6 @@
 """Registry of signals: functions that take a `Pass` and return a dict from ``layer/name`` to tensors.
 
-The modules that define these functions import model code, so each module is imported only on first use.
+The modules of these functions import model code, so each is imported only on first use.
 """
 
 from collections.abc import Callable
@@ -39,8 +39,8 @@ class Signal(NamedTuple):
         by_layer: Whether the layers to read can be chosen.
         depths: Layers that are read by default, as fractions of the number of blocks. If empty, all layers are read.
         weights: Whether the values measure a token's influence and can be used as token weights.
-        rising: Names of the values that tend to be larger for right answers than for wrong answers. All other values
-            tend to be smaller for right answers.
+        rising: Names of the values that tend to be larger for right answers than for wrong ones. All other values tend
+            to be smaller.
         version: Version of the definition, recorded in stores. Increase it if values or names change.
     """
 
@@ -150,7 +150,7 @@ def signals_of(scope: Scope, **properties: bool) -> list[str]:
 
 
 def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str, Any]]:
-    """Load the function of a signal, or raise an InputError if the signal does not support the scope."""
+    """Load a signal's function. Raises an InputError if the signal does not support the scope."""
     if scope not in SIGNALS[name].scopes:
         raise InputError(
             f"Expected `signals` to be one of {', '.join(signals_of(scope))} for `scope` {scope}, but got {name!r}. "
@@ -162,7 +162,7 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
     """Return ``name (description)`` for each signal that supports `scope`.
 
-    If a second scope is passed as `besides`, signals that support both scopes are left out.
+    Signals that also support the scope `besides` are left out.
     """
     names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
     return [f"{name} ({SIGNALS[name].description})" for name in names]

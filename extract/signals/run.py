@@ -44,7 +44,7 @@ def fill_signals(
     """Compute the missing signals of the worker's blocks, and write them to the store.
 
     Args:
-        load: Function that returns the model and the tokenizer, called only if a signal is missing.
+        load: Function that returns the model and the tokenizer. It is called only if a signal is missing.
         layers: Layers to keep. By default, the layers already stored, or `Signal.default_layers` if none are stored.
         dtype: Dtype in which `hidden_tokens` is stored.
 
@@ -105,7 +105,7 @@ def _reading(
     layers: dict[str, list[int] | None],
     settings: dict[str, dict[str, Any]],
 ) -> Iterator[Callable[[Shard, Progress], Counter[str]]]:
-    """Load the model, and yield a function that computes and writes the missing signals of a shard."""
+    """Load the model, and yield a function that writes the missing signals of a shard."""
     reader = _ShardReader(store, *load(), layers, settings)
 
     def read(shard: Shard, progress: Progress) -> Counter[str]:

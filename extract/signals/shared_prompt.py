@@ -68,8 +68,8 @@ def read_prefix(
         previous: Result of an earlier call, which is returned if the prefix is the same.
 
     Returns:
-        Cache of the prefix. If sharing the prefix saves fewer than `LEAST_SAVED` tokens, or the model's cache can't be
-        shared, `start` is returned.
+        Cache of the prefix. `start` is returned if sharing saves fewer than `LEAST_SAVED` tokens, or if the model's
+        cache can't be shared.
     """
     prefix = common_prefix(prompts)
     rest = prefix[0 if start is None else len(start.tokens) :]

@@ -1,7 +1,7 @@
 """`AnswerLog`, a log that saves answers as they arrive, so that they survive a crash.
 
-Each unfinished range of samples has a JSON Lines file. The first line identifies the store and the range, and each
-later line contains the rows of one reply.
+Each unfinished range of samples has a JSON Lines file. The first line identifies the store and the range. Each later
+line contains the rows of one reply.
 """
 
 import errno
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 class AnswerLog:
     """Log of the answers in a range of samples, opened for appending.
 
-    Every line survives a crash of the process and, after `sync`, even a power failure. Opening a log removes an
+    Every line survives a crash of the process. After `sync`, it even survives a power failure. Opening a log removes an
     incomplete last line.
 
     Attributes:
@@ -111,14 +111,14 @@ def read_log(store: Store, samples: SampleRange) -> list[Row]:
 
 
 def logged_ranges(store: Store) -> list[SampleRange]:
-    """Return the sorted ranges that have an answer log, or raise `Damaged` if a file name is not a valid range."""
+    """Return the sorted ranges that have an answer log. Raises `Damaged` if a file name is not a valid range."""
     return sorted(range_of(path, store.questions.n_blocks) for path in (store.path / "samples").glob("*.jsonl"))
 
 
 def unfinished_ranges(store: Store, k: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
-    """Return the sorted ranges that a worker must complete so that every question has k samples.
+    """Return the sorted ranges that a worker must complete to reach k samples per question.
 
-    Ranges in `damaged` and ranges that an earlier run started are returned in full, even if they extend beyond `k`.
+    Ranges in `damaged` and ranges started by an earlier run are returned in full, even beyond `k`.
 
     Raises:
         InputError: If an answer log shares samples with a finished range or another log.
@@ -145,7 +145,7 @@ def finish_range(
 ) -> bool:
     """Convert the log of a range to a table and delete the log. Return whether this was possible.
 
-    Nothing changes if a sample is missing and its question is not in `absent`, or if the table can't be written.
+    Nothing changes if the table can't be written, or if a sample of a question outside `absent` is missing.
 
     Args:
         absent: Dict from question id to the finish reason (`REJECTED` or `SKIPPED`) of the question's missing samples.
@@ -172,7 +172,7 @@ def finish_range(
 
 
 def reopen_range(store: Store, samples: SampleRange) -> None:
-    """Move the answers of a finished range back to an answer log, so that its skipped samples can be drawn."""
+    """Move a finished range back to an answer log, so that its skipped samples can be drawn."""
     rows = store.samples.read(samples).to_pylist()
     with closing(AnswerLog(store, samples)) as log:
         log.append([row for row in rows if row["finish_reason"] != SKIPPED])
@@ -193,7 +193,7 @@ def _header(store: Store, samples: SampleRange) -> str:
 
 
 def _rows(line: bytes) -> list[Row]:
-    """Return the rows that a line of a log contains, or an empty list if the line is incomplete or invalid."""
+    """Return the rows of a log line, or an empty list if the line is incomplete or invalid."""
     with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         if line.endswith(b"\n"):
             rows = pa.Table.from_pylist(json.loads(line), SAMPLES_SCHEMA).to_pylist()

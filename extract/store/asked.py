@@ -1,4 +1,4 @@
-"""Results of the baselines that `python -m extract ask` adds to a store, in one Parquet file per baseline and shard."""
+"""Results of `python -m extract ask`, in one Parquet file per baseline and shard."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ class Asked(ShardFiles):
     def read_shard(self, baseline: str, shard: Shard) -> pa.Table:
         """Read a baseline's table for a shard.
 
-        Raises `Damaged` if the file is damaged, or if its settings differ from those of the baseline's other files.
+        Raises `Damaged` if the file is damaged, or if its settings differ from another file's.
         """
         table, settings = self._read(baseline, shard)
         if different := "; ".join(differences(settings, self._settings.setdefault((baseline, shard.scope), settings))):

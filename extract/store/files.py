@@ -16,7 +16,7 @@ _LARGEST_SIDECAR = 2**12  # bytes
 
 
 class Sidecar(NamedTuple):
-    """Size in bytes and SHA-256 (hex) of a data file, stored in a JSON file next to it."""
+    """Size in bytes and SHA-256 (hex) of a data file, stored as JSON next to it."""
 
     size: int
     sha256: str

@@ -53,7 +53,7 @@ def fill(
         unit: What the rows are called in the progress bar, for example ``"answers"``.
         n_rows: Function that returns the number of rows in an item.
         start: Function that returns a context manager. The context manager prepares a process, for example by loading a
-            model, and yields a function that writes an item's file and reports progress. That function should skip
+            model. It yields a function that writes an item's file and reports progress. That function should skip
             existing files, because the Ray engine can process an item twice.
     """
     bar = partial(Progress, f"{label}{worker.label}", sum(map(n_rows, items)), unit)

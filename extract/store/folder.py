@@ -157,7 +157,7 @@ class ShardFiles:
         raise NotImplementedError
 
     def _provenance(self, name: str, shard: Shard) -> dict[str, Any]:
-        """Return a dict that identifies the store, block and samples to which a file belongs."""
+        """Return a dict that identifies the store, block and samples of a file."""
         record = {"identity": self._folder.sha256, self._noun: name, "block": shard.block}
         if isinstance(shard, Block):
             return record

@@ -24,8 +24,7 @@ class Grades(ShardFiles):
         """Return `grader`, or the name of the store's only grader if `grader` is None.
 
         Raises:
-            InputError: If `grader` has no grades, or if `grader` is None and the store does not have exactly one
-                grader.
+            InputError: If `grader` has no grades, or if it is None and the store does not have exactly one grader.
         """
         names, path = self.names(), self._folder.path
         if not names:
@@ -53,7 +52,7 @@ class Grades(ShardFiles):
         return super().missing(grader, scope)
 
     def write(self, grader: str, samples: SampleRange, rows: list[dict[str, Any]], rule: str) -> None:
-        """Write a grader's grades for a range of samples, one row per sample, together with the grading rule."""
+        """Write a grader's grades for a range of samples, and the grading rule. `rows` has one row per sample."""
         metadata = {"grader": grader, "rule": rule, "samples": self._folder.samples_sha256(samples)}
         write_table(self.file(grader, samples), pa.Table.from_pylist(rows, GRADES_SCHEMA.with_metadata(metadata)))
 

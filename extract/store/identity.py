@@ -30,9 +30,9 @@ _LARGEST = 2**20  # bytes
 
 
 def member_stores(folder: Path) -> list[Path]:
-    """Return the stores of a temperature grid, sorted by name, or an empty list if the folder is not a grid.
+    """Return the stores of a temperature grid, sorted by name.
 
-    Hidden folders are left out, because they contain unfinished imports.
+    The list is empty if the folder is not a grid. Hidden folders are left out, because they contain unfinished imports.
     """
     if os.path.isfile(folder / _IDENTITY) or not os.path.isdir(folder):  # Path.is_file raises for overlong names
         return []
@@ -40,7 +40,7 @@ def member_stores(folder: Path) -> list[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise an InputError if a path is a file, or a folder that contains files but is not a store."""
+    """Raise an InputError if a path is a file, or a non-empty folder that is not a store."""
     if (folder / _IDENTITY).is_file() or not folder.exists():
         return
     expected = f"Expected `store` to be a new folder or a store, but {str(folder)!r}"
@@ -104,7 +104,7 @@ def write_reader(folder: Path, identity: str, model: dict[str, Any]) -> None:
 
 
 def read_reader(folder: Path, identity: str) -> dict[str, Any] | None:
-    """Return the identity of the local copy of a served model, or None if there is no reader.json.
+    """Return the model identity in reader.json, or None if the file does not exist.
 
     Raises:
         InputError: If the file is damaged or belongs to another store.

@@ -102,7 +102,7 @@ def _copy(name: str, source: Path, to: Path) -> None:
 
 
 def _files_to_copy(into: Store, other: Store, worker: Worker) -> tuple[list[str], int]:
-    """Return the names of the files to copy (samples first), and the number of files that both stores contain."""
+    """Return the names of the files to copy (samples first), and the number of files that already exist."""
     missing, different, n_there = [], [], 0
     for file in sorted(data_files(other.path), key=lambda file: (file.parent.name != "samples", file)):
         name = str(file.relative_to(other.path))

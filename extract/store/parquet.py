@@ -12,7 +12,7 @@ from extract.text import one_line
 
 
 def _schema(columns: str) -> pa.Schema:
-    """Build a schema from a string such as ``"sample:int32 token_ids:int32s"`` (``int32s`` is a list of int32)."""
+    """Build a schema from a string such as ``"sample:int32 token_ids:int32s"``. ``int32s`` is a list of int32."""
     pairs = (column.split(":") for column in columns.split())
     return pa.schema(
         [(name, pa.list_(pa.type_for_alias(kind[:-1])) if kind.endswith("s") else kind) for name, kind in pairs]
@@ -55,7 +55,7 @@ def asked_schema(baseline: str, scope: Scope) -> pa.Schema:
 
 
 def write_table(path: Path, table: pa.Table, row_group_size: int | None = None) -> None:
-    """Write a table as a Parquet file, with a sidecar file that contains its size and checksum."""
+    """Write a Parquet file, and a sidecar file with its size and checksum."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", row_group_size=row_group_size)
     write_file(path, sink.getvalue().to_pybytes())

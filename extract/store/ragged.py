@@ -46,7 +46,7 @@ class Ragged(NamedTuple):
         return list(self.values.split(self.lengths.tolist()))
 
     def padded(self, fill: float = torch.nan) -> Tensor:
-        """Return a tensor [row, token, …], padded on the right with `fill` to a width of at least one token."""
+        """Return a tensor [row, token, …], padded on the right with `fill`. The width is at least one token."""
         lengths = self.lengths
         width = max(1, int(lengths.max())) if len(lengths) else 1
         out = self.values.new_full((self.n_rows, width, *self.values.shape[1:]), fill)

@@ -37,7 +37,7 @@ class Samples:
         return self._folder.ranges()
 
     def missing(self, k: int) -> list[SampleRange]:
-        """Return the ranges that must still be sampled so that every question has k samples."""
+        """Return the ranges to sample so that every question has k samples."""
         return missing_ranges(self.ranges(), self._folder.questions.n_blocks, k)
 
     def file(self, samples: SampleRange) -> Path:
@@ -59,7 +59,7 @@ class Samples:
 
         Args:
             rows: One row per sample.
-            max_rows: Maximum number of answers per batch, recorded because it affects the last bits of the
+            max_rows: Maximum number of answers per batch. It is recorded because it affects the last bits of the
                 log-probabilities.
             stopping: Early-stopping record (see the `stopping` method).
         """
@@ -107,11 +107,11 @@ class Samples:
         return [part for part in self.ranges() if (self.stopping(part) or {}).get("skipped")]
 
     def read(self, samples: SampleRange | None = None) -> pa.Table:
-        """Read the samples of one range, or of all ranges by default, sorted by block, range and question.
+        """Read the samples of one range, or of all ranges by default.
 
-        The columns are `question_id`, `sample`, `text`, `token_ids`, `logprobs` (nats), `n_tokens`, `finish_reason` and
-        `prompt_tokens`. Columns that the sampler declares nullable contain null for unknown values. If there are such
-        columns, the table also has a `reasoning` column.
+        Rows are sorted by block, range and question. The columns are `question_id`, `sample`, `text`, `token_ids`,
+        `logprobs` (nats), `n_tokens`, `finish_reason` and `prompt_tokens`. Columns that the sampler declares nullable
+        contain null for unknown values. If there are such columns, the table also has a `reasoning` column.
 
         Raises:
             Damaged: If a file is damaged.

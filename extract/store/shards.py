@@ -54,7 +54,7 @@ Shard = Block | SampleRange
 
 
 def shard_of(path: Path, n_blocks: int) -> Shard:
-    """Parse the shard from a file name, or raise `Damaged` if the name is invalid in a store with `n_blocks` blocks."""
+    """Parse the shard from a file name. Raises `Damaged` if the name is invalid in a store with `n_blocks` blocks."""
     shard: Shard | None = None
     if match := _STEM.fullmatch(path.stem):
         block, start, stop = match.groups()
@@ -76,7 +76,7 @@ def range_of(path: Path, n_blocks: int) -> SampleRange:
 
 
 def overlap(ranges: Iterable[SampleRange]) -> tuple[SampleRange, SampleRange] | None:
-    """Return the first pair of different ranges that overlap, or None if no ranges overlap."""
+    """Return the first pair of different ranges that overlap, or None."""
     pairs = pairwise(sorted(set(ranges)))
     return next(((a, b) for a, b in pairs if a.block == b.block and b.start < a.stop), None)
 
@@ -93,7 +93,7 @@ def missing_ranges(ranges: Iterable[SampleRange], n_blocks: int, k: int) -> list
 
 
 def check_name(name: str, noun: str) -> str:
-    """Return the name of a grader, signal, baseline or run, or raise an InputError if it is not a valid folder name."""
+    """Return the name of a grader, signal, baseline or run. Raises an InputError if it is not a valid folder name."""
     if not _NAME.fullmatch(name):
         expected = "a name with only letters, digits, `_`, `-` and `.`"
         raise InputError(f"Expected `{noun}` to be {expected}, but got {shown(name)}. Use a different name.")

@@ -78,8 +78,9 @@ class Signals(ShardFiles):
         Args:
             shard: Block of questions, or range of samples.
             tensors: Dict from ``layer/position`` keys to tensors [row, …] or ragged tensors.
-            batch_tokens: Maximum number of tokens per batch, recorded because it affects the last bits of the values.
-            settings: Version of the signal's definition and other settings that affect the values, as plain JSON types.
+            batch_tokens: Maximum number of tokens per batch. It is recorded because it affects the last bits of the
+                values.
+            settings: Version of the signal and other settings that affect its values, as plain JSON types.
 
         Raises:
             InputError: If existing files of the signal have different settings.
@@ -198,8 +199,8 @@ class Signals(ShardFiles):
         """Return all shards of a signal, after checking its files and the tensor `key`.
 
         Raises:
-            InputError: If a file is missing or damaged, if the key is unknown, or if the tensor is ragged but `ragged`
-                is False (or the other way round).
+            InputError: If a file is missing or damaged, if the key is unknown, or if `ragged` does not match the
+                tensor.
         """
         keys, shards = self.keys(signal, scope), self._folder.shards(scope)
         of_signal = f"of the {signal!r} signal in {str(self._folder.path)!r}"

@@ -99,7 +99,7 @@ class Store:
 
     @property
     def reader(self) -> dict[str, Any] | None:
-        """Identity of the local copy of a served model, or None if there is no such copy yet.
+        """Identity of the served model's local copy, or None if there is none yet.
 
         Raises:
             InputError: If reader.json is damaged.

@@ -39,7 +39,7 @@ def find_problems(store: Store) -> Iterator[str]:
 
 
 def _check(store: Store, path: Path) -> None:
-    """Check a data file by reading it, or check that the files of a folder are consistent with each other."""
+    """Check a data file by reading it, or check that the files of a folder are consistent."""
     match path.relative_to(store.path).parts:
         case ("questions.parquet",):
             _ = store.questions
@@ -99,7 +99,7 @@ def write_manifest(store: Store) -> dict[str, Any]:
 
 
 def verify(store: str) -> None:
-    """Check every file of a store against its recorded size and checksum, and rebuild the manifest.
+    """Check the size and checksum of every file of a store, and rebuild the manifest.
 
     Args:
         store: Folder of the store.

@@ -61,7 +61,7 @@ class ShownAnswer:
 
     @property
     def n_tokens(self) -> int:
-        """Number of content tokens (all tokens except the end-of-sequence token and tokens within a stop string)."""
+        """Number of content tokens. The end-of-sequence token and tokens within a stop string are not counted."""
         return len(self.entropy)
 
 
@@ -198,9 +198,9 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
 def pieces(tokenizer: Any, token_ids: Sequence[int], text: str) -> list[Piece]:
     """Divide an answer's text at token boundaries.
 
-    Tokens that add no text, such as the first bytes of a character, are merged into the next piece. At the end of the
-    answer, they are merged into the last piece. If generation ended at a stop string, `text` ends before that string,
-    possibly inside the last token.
+    Some tokens add no text, such as the first bytes of a character. They are merged into the next piece. At the end of
+    the answer, they are merged into the last piece. If generation ended at a stop string, `text` ends before that
+    string, possibly inside the last token.
     """
     found: list[Piece] = []
     before, start, n = "", 0, len(token_ids)

@@ -1,4 +1,4 @@
-"""Text report on a store, printed by `python -m extract inspect`, and a table of a grid's stores."""
+"""Text report on a store for `python -m extract inspect`, and a table of a grid's stores."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,7 +117,7 @@ def compared(stores: Sequence[Store], grader: str | None = None) -> str:
 
 
 def _usual_grader(store: Store) -> str | None:
-    """Return the default grader for the questions, or the first grader with grades if the default grader has none."""
+    """Return the questions' default grader. If it has no grades, return the first grader with grades."""
     names = store.grades.names()
     usual = (GRADER_OF_KIND[question.kind] for question in store.questions)
     return next((name for name in usual if name in names), next(iter(names), None))
@@ -135,7 +135,7 @@ def _computed(store: Store) -> Iterator[tuple[str, str, str]]:
 
 
 def _share(count: int, n: int) -> str:
-    """Format a count and its percentage, which is never rounded to 0 % or 100 %."""
+    """Format a count and its percentage. Percentages are never rounded to 0 % or 100 %."""
     percent = 100 * count / n
     rounded = f"{percent:.2g}" if 0 < percent < 1 else ">99" if 99 < percent < 100 else f"{percent:.0f}"
     return f"{count:,} ({rounded} %)"
@@ -213,8 +213,8 @@ def inspect(store: str, grader: str | None = None, answers: int = 10) -> None:
 
     Args:
         store: Folder of a store or a temperature grid.
-        grader: Grader for the detailed tables. If omitted, the default grader for the kind of question is used. If the
-            store has no grades by that grader, the first grader with grades is used.
+        grader: Grader for the detailed tables. If omitted, the default grader for the kind of question is used. If that
+            grader has no grades, the first grader with grades is used.
         answers: Number of example answers, divided among right, wrong and unknown grades.
     """
     each_store(lambda store: print(describe(Store.open(store), grader, answers)))(store=store)

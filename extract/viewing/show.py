@@ -26,7 +26,7 @@ def show(
     influence: str | None = None,
     model: str | None = None,
 ) -> Path:
-    """Show answers token by token, on a page with shaded tokens or as a plot of one answer's token entropies.
+    """Show answers on a page with shaded tokens, or plot the token entropies of one answer.
 
     Args:
         store: Folder of the store. The `tokens` signal must have been read for its answers.

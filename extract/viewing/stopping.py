@@ -14,9 +14,9 @@ from extract.viewing.summary import interval
 def describe_stopping(stores: Sequence[Store], grader: str | None) -> list[str]:
     """Describe the early-stopping decisions in a store, or in all stores of a temperature grid.
 
-    The accuracy of the decisions is the proportion of questions whose leading (most frequent) answer is right.
-    Questions that the server rejected are left out. A leading answer that could not be parsed counts as wrong. The
-    result is empty if no stopping rule was used.
+    The leading answer to a question is the most frequent one. The accuracy of the decisions is the proportion of
+    questions whose leading answer is right. Questions that the server rejected are left out. A leading answer that
+    could not be parsed counts as wrong. The result is empty if no stopping rule was used.
     """
     outcomes, settings = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     right = dict[tuple[str, str | None], bool | None]()

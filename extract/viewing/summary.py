@@ -166,7 +166,7 @@ def _logged(store: Store) -> tuple[int, int]:
 
 
 def _draw(drawn: dict[bool | None, list[tuple[float, Shown]]], n: int, part: SampleRange, grades: pa.Table) -> None:
-    """Add random answers from a range to `drawn`, which keeps at most `n` of each grade."""
+    """Add random answers from a range to `drawn`. At most `n` answers of each grade are kept."""
     numbers = np.random.default_rng((part.block, part.start, part.stop)).random(grades.num_rows)
     ordered = grades.append_column("number", pa.array(numbers)).sort_by("number")
     for mark, of_mark in drawn.items():
@@ -191,8 +191,8 @@ def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
 def interval(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
     """Return the mean of `values` [question] and its 95 % interval (Student's t). NaN values are left out.
 
-    The interval is clipped to [0, 1]. If all n values are equal, the half-width is 1 − 0.025^(1/n), the exact binomial
-    bound for values of 0 or 1. The result is None if n < 2.
+    The interval is clipped to [0, 1]. If all n values are equal, the half-width is 1 − 0.025^(1/n). For values of 0 or
+    1, this is the exact binomial bound. The result is None if n < 2.
     """
     known = values[~np.isnan(values)]
     n = len(known)

@@ -110,10 +110,10 @@ def _too_few(accuracy: NDArray[np.float64], n_folds: int) -> str:
 def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) -> dict[str, Any]:
     r"""Predict accuracies from features, and compute the out-of-fold AUROC, its 95 % interval and a one-sided p-value.
 
-    Let A be the observed AUROC. The p-value is the fraction of permutations of the accuracies whose AUROC is at least
-    A. The observed order counts as one of the permutations.
+    Let A be the observed AUROC. The p-value comes from permutations of the accuracies. It is the fraction of
+    permutations with an AUROC of at least A. The observed order counts as one of the permutations.
 
-    The interval comes from a bootstrap that treats the predictions as fixed, although they depend on the accuracies in
+    The interval comes from a bootstrap that treats the predictions as fixed. In fact, they depend on the accuracies in
     other folds. Such a bootstrap underestimates the variance, by a factor of two if the features are uninformative. To
     correct the interval, the distance of each bound from A is multiplied by
 

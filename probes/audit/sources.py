@@ -92,7 +92,7 @@ def _option_features(questions: Sequence[Question]) -> dict[str, Features]:
 
 
 def ngrams(texts: Sequence[str]) -> Features:
-    """Return the first 128 singular components of the TF-IDF weights of words and word pairs.
+    """Return the first 128 singular components of TF-IDF weights for words and word pairs.
 
     Numbers and punctuation marks are treated as words. The result has shape [text, feature]. If all texts are equal, it
     is a single column of zeros.
@@ -109,8 +109,8 @@ def ngrams(texts: Sequence[str]) -> Features:
 def cosines(values: NDArray[np.float64]) -> Features:
     r"""Return :math:`\cos(\pi j u) / j` for j = 1 … 8, where u are the relative ranks in each column of `values`.
 
-    The relative rank of a value is (midrank − ½) / n, where n is the number of questions. High-frequency features are
-    small, so a ridge regression favours smooth functions of the values.
+    The relative rank of a value among n questions is (midrank − ½) / n. High-frequency features are small, so a ridge
+    regression favours smooth functions of the values.
 
     `values` has shape [question, column], and the result has shape [question, 8 × column].
     """
@@ -120,7 +120,7 @@ def cosines(values: NDArray[np.float64]) -> Features:
 
 
 def _indicators(values: Sequence[object]) -> Features:
-    """Return indicators [question, value] of the values that occur more than once (at most the 128 most frequent)."""
+    """Return indicators [question, value] of repeated values (at most the 128 most frequent)."""
     _, index, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
     frequent = np.sort(np.argsort(-counts, kind="stable")[:_MOST_FEATURES])
     return (index[:, None] == frequent[counts[frequent] > 1]).astype(np.float64)

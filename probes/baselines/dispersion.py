@@ -1,7 +1,7 @@
 """Dispersion of the answers to a question. Higher values mean less agreement.
 
-Most functions take a symmetric matrix S [sample, sample] of similarities in [0, 1] between n ≥ 2 answers, with ones on
-the diagonal.
+Most functions take a symmetric matrix S [sample, sample] of similarities between n ≥ 2 answers. The similarities are in
+[0, 1], and the diagonal is 1.
 """
 
 import numpy as np
@@ -37,10 +37,11 @@ def eigenvalue_sum(similarity: NDArray[np.float64]) -> float:
 
 
 def eccentricity(similarity: NDArray[np.float64], threshold: float = 0.9) -> float:
-    """Compute the distance of the answers from their centre in a spectral embedding of the similarities (Lin et al.).
+    """Compute the distance of the answers from their centre in a spectral embedding (Lin et al.).
 
-    The eigenvectors of the Laplacian (see `eigenvalue_sum`) with eigenvalues below `threshold` are the columns of a
-    matrix. Its jth row v_j represents answer j. The result is √(Σ_j ‖v_j − v̄‖²), where v̄ is the mean of all v_j.
+    The embedding is a matrix. Its columns are the eigenvectors of the Laplacian (see `eigenvalue_sum`) with eigenvalues
+    below `threshold`. Its jth row v_j represents answer j. The result is √(Σ_j ‖v_j − v̄‖²), where v̄ is the mean of
+    all v_j.
     """
     values, vectors = np.linalg.eigh(_normalised(similarity))
     coordinates = vectors[:, 1 - values < threshold]
@@ -65,8 +66,8 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
 def eigenscore(states: NDArray[np.floating], alpha: float = 1e-3) -> float:
     """Compute the EigenScore from INSIDE (Chen et al., arXiv 2402.03744): log det(Z J Zᵀ + αI) / n.
 
-    The rows of Z are the hidden states of the n non-empty answers, and J centres each row by subtracting its
-    mean. The result is NaN if n is less than 2.
+    The rows of Z are the hidden states of the n non-empty answers. J subtracts the mean of each row. The result is NaN
+    if n is less than 2.
 
     Args:
         states: Hidden states, [sample, d_model]; NaN for empty answers.

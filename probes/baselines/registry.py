@@ -28,7 +28,7 @@ class Baseline(NamedTuple):
     """A baseline that scores questions, answers or both.
 
     Attributes:
-        scores: Dict from each scope to a `Score` function, which must not use the grades of the test split.
+        scores: Dict from each scope to a `Score` function. The function must not use the grades of the test split.
         supervised: Whether the scores depend on the rows and grades outside the test split.
         calibrator: Name of the calibrator that is fitted on the training and validation splits; None if the scores are
             probabilities.
@@ -115,7 +115,7 @@ def baselines_of(scope: Scope) -> list[str]:
 
 
 def is_half(name: str) -> bool:
-    """Return whether a method is a baseline that is computed from half of each question's answers."""
+    """Return whether a method is a baseline that uses half of each question's answers."""
     return name in BASELINES and BASELINES[name].half
 
 
@@ -147,9 +147,9 @@ def needed_commands(name: str) -> str:
 def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return how many prompt tokens and generated tokens a baseline needs, both [question].
 
-    A baseline computed from half of a question's answers needs the prompt and those answers. A first-token baseline
-    needs only the prompt. A model-based baseline needs its own prompts and replies. Tokens read by text encoders and
-    entailment classifiers are not counted. Counts that a server did not report are NaN.
+    A baseline that uses half of the answers needs the prompt and these answers. A first-token baseline needs only the
+    prompt. A model-based baseline needs its own prompts and replies. Tokens read by text encoders and entailment
+    classifiers are not counted. Counts that a server did not report are NaN.
     """
     table, baseline = data.table, BASELINES[name]
     if baseline.half:
@@ -169,9 +169,9 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
 def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") -> Callable[[Rows], Tensor]:
     """Return a function that computes the calibrated confidences of a baseline.
 
-    The function takes a dict that maps each split to its rows in the question table, or in the answer table if `scope`
-    is "sample". It returns the confidences of all rows; NaN if missing. The calibrator is fitted on the training and
-    validation splits. If there are no scores to fit it to, the function raises an InputError.
+    The function takes a dict from each split to its rows. These are rows of the question table, or of the answer table
+    if `scope` is "sample". The function returns the confidences of all rows; NaN if missing. The calibrator is fitted
+    on the training and validation splits. If there are no scores to fit it to, the function raises an InputError.
     """
     score = partial(BASELINES[name].scores[scope], data)
     if BASELINES[name].supervised:

@@ -54,7 +54,7 @@ def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
 def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
     """Score each question by the mean accuracy of its group in the training and validation splits.
 
-    If a group has no questions in those splits, the score is the mean accuracy of all questions in the splits.
+    If a group has no questions in those splits, the score is the mean accuracy of the splits.
     """
     table, rows_of, known = data.table, defaultdict(list), outside_test(rows)
     for row in known.tolist():
@@ -84,7 +84,7 @@ def length(data: FeatureDataModule, rows: Rows) -> Tensor:
 def of_each(uncertainty: AnswerUncertainty) -> Mapping[Scope, Score]:
     """Return a mapping from the scopes `question` and `sample` to score functions.
 
-    An answer is scored by its negated uncertainty, and a question by the negated mean uncertainty of half of its
+    An answer is scored by its negated uncertainty. A question is scored by the negated mean uncertainty of half of its
     answers.
     """
 
@@ -146,13 +146,13 @@ def semantic_entropy_likelihood(data: FeatureDataModule) -> JointUncertainty:
 
 
 def semantic_entropy_nli(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes discrete semantic entropy, with clusters of answers that entail each other."""
+    """Return a function that computes discrete semantic entropy. Answers that entail each other form a cluster."""
     cluster = asked_of_answers(data.store, data.table, "entailment")
     return lambda rows: discrete_entropy(cluster[rows].tolist())
 
 
 def embedding_spread(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes SEU, the mean cosine distance between the embeddings of the answers."""
+    """Return a function that computes SEU, the mean cosine distance between answer embeddings."""
     embeddings = _embeddings(data)
     return lambda rows: seu(embeddings[rows])
 
@@ -202,9 +202,10 @@ def dispersed(
 
 
 def hidden_eigenscore(data: FeatureDataModule) -> JointUncertainty:
-    """Return a function that computes the EigenScore of the hidden states at the answers' last content tokens.
+    """Return a function that computes the EigenScore from the hidden states of the answers.
 
-    The states come from the stored layer closest to L / 2, where L is the last stored layer.
+    The states are those at the last content token of each answer. They come from the stored layer closest to L / 2,
+    where L is the last stored layer.
     """
     keys = choose_keys(data.store, "hidden", "sample", ["last_answer"], layers=None)
     layer_of = {key: int(key.partition("/")[0]) for key in keys}

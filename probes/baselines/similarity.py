@@ -35,8 +35,8 @@ def jaccard(texts: Sequence[str]) -> NDArray[np.float64]:
 def rouge_l(texts: Sequence[str]) -> NDArray[np.float64]:
     """Compute the ROUGE-L scores of all pairs of answers (Lin, 2004).
 
-    The score of two answers with the word sequences a and b is 2 · LCS(a, b) / (|a| + |b|), where LCS is the length of
-    the longest common subsequence. Words consist of letters, digits and underscores. Case is ignored.
+    The score of two answers with the word sequences a and b is 2 · LCS(a, b) / (|a| + |b|). LCS is the length of the
+    longest common subsequence. Words consist of letters, digits and underscores. Case is ignored.
 
     >>> float(rouge_l(["It is Lima.", "It must be Lima"])[0, 1])  # "it" and "lima": 2 · 2 / (3 + 4)
     0.5714285714285714

@@ -53,7 +53,7 @@ def folds(
 
 
 def fold_of_questions(tests: Iterable[Tensor], n_questions: int) -> Tensor:
-    """Return the test fold [question] of each row of the question table; −1 for rows that are in no test fold."""
+    """Return the test fold [question] of each row of the question table; −1 if there is none."""
     fold = torch.full((n_questions,), -1)
     for number, test in enumerate(tests):
         fold[test] = number

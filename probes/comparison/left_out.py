@@ -1,4 +1,4 @@
-"""Tests of probes, with and without back-off, on question sets that were left out of training."""
+"""Tests of probes on question sets that were left out of training, with and without back-off."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
@@ -18,7 +18,7 @@ _METRICS = ("auroc", "brier", "ece_width")
 
 
 class LeftOut(NamedTuple):
-    """Confidences for the questions of a left-out set, from a probe that was trained on all other sets.
+    """Confidences for the questions of a left-out set, from a probe trained on all other sets.
 
     Attributes:
         raw: Confidences without back-off, [question] float64.
@@ -45,7 +45,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the mean novelty of left-out questions, and metrics of the confidences with and without back-off.
+    """Compute the mean novelty of left-out questions, and metrics with and without back-off.
 
     The AUROC includes only pairs of questions from the same set.
     """
@@ -77,7 +77,7 @@ def left_out_record(name: str, scores: LeftOut, n_resamples: int, seed: int) -> 
 
 @styled
 def left_out_picture(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Plot the Brier scores of each left-out set with and without back-off, and the change due to back-off."""
+    """Plot the Brier scores of each left-out set with and without back-off, and their difference."""
     figure, (left, right) = new_figure(8.4, 1.4 + 0.42 * len(rows), ncols=2, sharey=True)
     for row, one in enumerate(rows):
         for how, colour, shift in (("raw", BLUE, -0.13), ("backed_off", RED, 0.13)):

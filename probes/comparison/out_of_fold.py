@@ -30,9 +30,8 @@ class OutOfFold:
         data: Datamodule with all questions of the store.
         questions: Rows of the question table that are tested, [question] int64.
         fold: Test fold of each row of the question table, [question] int64; −1 if the row is not tested.
-        confidence: Dict from each method to its confidences for the rows of the question table, [question]; NaN if
-            missing.
-        of_answers: Dict from each method to its confidences for the rows of the answer table, [answer]; NaN if missing.
+        confidence: Dict from each method to its confidences [question] for the question table; NaN if missing.
+        of_answers: Dict from each method to its confidences [answer] for the answer table; NaN if missing.
         chosen: The probe chosen in each fold, with its options and validation loss.
         masked: Dict from each missing method to the reason why it is missing.
         notes: Warnings from fitting, with the method and the fold.
@@ -204,7 +203,7 @@ class Comparison:
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is at most one standard error above the lowest loss.
 
-        For each probe, the standard error is computed from paired differences: the probe's loss on each question minus
+        For each probe, the standard error is computed from one difference per question. This is the probe's loss minus
         the loss of the probe with the lowest mean loss.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))

@@ -29,7 +29,7 @@ def comparison_record(out: OutOfFold, n_folds: int, n_resamples: int, seed: int)
 
     Returns:
         The content of comparison.json. `methods` contains the metrics of each method. Methods that use answers with
-        even indices are scored on answers with odd indices, and all other methods on all answers. `on_half`
+        even indices are scored on answers with odd indices. All other methods are scored on all answers. `on_half`
         contains the metrics of the best probe on answers with odd indices. `answers` contains metrics on individual
         answers. `tests` is the result of `paired_tests`. `chosen`, `masked` and `notes` come from `OutOfFold`.
     """
@@ -111,8 +111,8 @@ def scored(out: OutOfFold, name: str, half: bool) -> Scored:
 def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) -> dict[str, Any]:
     """Compute the question-level metrics of a method with `evaluate`, and add `response_brier` and `gap`.
 
-    `response_brier` is the Brier score on individual answers. `gap`, which is `response_brier` minus the debiased Brier
-    score, estimates the mean of p(1−p), where p is the true accuracy.
+    `response_brier` is the Brier score on individual answers. `gap` is `response_brier` minus the debiased Brier score.
+    It estimates the mean of p(1−p), where p is the true accuracy.
     """
     method, reference = scored(out, name, half), scored(out, "constant", half).confidence
     unknown = out.data.table.held_unknown if half else out.data.table.unknown
@@ -146,8 +146,8 @@ def paired_tests(
             sign flips; see `difference`.
 
     Returns:
-        One dict for each pair and metric whose difference is defined. `value` is the difference a − b, `p_holm` is the
-        corrected p-value, and `half` is true if only answers with odd indices are included.
+        One dict for each pair and metric whose difference is defined. `value` is the difference a − b, and `p_holm` is
+        the corrected p-value. `half` is true if only answers with odd indices are included.
     """
     tests: list[dict[str, Any]] = []
     for a, b in pairs:

@@ -45,13 +45,14 @@ def transfer_record(
     """Train a probe on each question set and test it on every set.
 
     Each store is a set. If there is only one store, each of its question groups is a set. On its own training set, a
-    probe is tested out of fold. In addition, each set is left out in turn: a probe is trained on all other sets and
-    tested on that set, with and without back-off towards the base rate for novel questions.
+    probe is tested out of fold. In addition, each set is left out in turn. A probe is trained on all other sets and
+    tested on the left-out set, with and without back-off. Back-off shifts the confidences of novel questions towards
+    the base rate.
 
     Returns:
-        The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set, with
-        `n_questions`, `auroc` and `brier_skill` (relative to the mean accuracy on the test questions). `left_out`
-        contains the result of `left_out_record` for each set and for all sets together.
+        The content of transfer.json. `cells` contains a dict for each pair of a training set and a test set. Each dict
+        contains `n_questions`, `auroc` and `brier_skill` (relative to the mean accuracy on the test questions).
+        `left_out` contains the result of `left_out_record` for each set and for all sets together.
     """
     every = _question_sets(stores, grader, PROBES[probe])
     sets = [group for group in every if len(group.questions) >= LEAST_QUESTIONS]
@@ -193,7 +194,7 @@ def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Train a probe with back-off on all sets in `others`, and score the questions in the left-out set `own`.
+    """Train a probe with back-off on all sets in `others`, and score the left-out set `own`.
 
     `number` is the index of `own` among the left-out sets.
     """
@@ -221,7 +222,7 @@ def _out_of_fold(own: QuestionSet, probe: str, n_folds: int, seed: int) -> Score
 
 
 def sets_of(record: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the names of the training sets (with `OTHERS` last) and of the test sets in a record."""
+    """Return the names of a record's training sets (with `OTHERS` last) and test sets."""
     trains, tests = (list(dict.fromkeys(cell[end] for cell in record["cells"])) for end in ("train", "test"))
     trains.sort(key=lambda name: name == OTHERS)
     return trains, sorted(tests, key=lambda name: trains.index(name) if name in trains else len(trains))

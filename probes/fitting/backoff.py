@@ -1,7 +1,8 @@
 """Fit the novelty measure and the back-off of a probe. See `probes.saved.novelty`.
 
-Back-off shifts the confidences of novel questions towards the base rate, which is the mean accuracy of the training and
-validation rows. The back-off is fitted to the predictions of ridge regressions for held-out groups of questions.
+Back-off shifts the confidences of novel questions towards the base rate. The base rate is the fraction of right answers
+in the training and validation rows. The back-off is fitted to the predictions of ridge regressions for held-out groups
+of questions.
 """
 
 from collections.abc import Sequence
@@ -31,9 +32,9 @@ MOST_BYTES = 96 * 2**20
 
 
 def fit_novelty(module: ProbeModule) -> Novelty:
-    """Fit a probe's novelty measure and back-off on the rows of the training and validation splits.
+    """Fit a probe's novelty measure and back-off on the training and validation splits.
 
-    If the features of these rows take up more than `MOST_BYTES` bytes, only evenly spaced rows are used.
+    If the features of their rows take up more than `MOST_BYTES` bytes, only evenly spaced rows are used.
     """
     assert module.choice is not None
     data, rows, chosen = module.data, module.data.batch("train", "val", prefixes=True), module.choice.features
@@ -64,7 +65,7 @@ def fit_novelty(module: ProbeModule) -> Novelty:
 
 @torch.no_grad()
 def backed_off(module: ProbeModule, novelty: Novelty, features: Any) -> Confidences:
-    """Apply a probe and its back-off to features [row, feature, d_model], and return the `Confidences` of the rows."""
+    """Apply a probe and its back-off to features [row, feature, d_model]."""
     assert module.choice is not None
     head, calibrator = module.head().to(features.device), module.choice.calibrator.to(features.device)
 
@@ -127,7 +128,7 @@ def fit_backoff(
 
 
 def base_rate_weight(confidence: Tensor, base_rate: Tensor, accuracy: Tensor, share: Tensor) -> Tensor:
-    r"""Compute the weight w of the base rate that minimises the penalised squared error on held-out rows.
+    r"""Compute the weight w of the base rate by minimising the penalised squared error on held-out rows.
 
     .. math:: \min_{0 \le w \le 1} \sum_i s_i [(1 - w) f_i + w r_i - \hat p_i]^2 + \rho (w - w_0)^2
 

@@ -1,4 +1,4 @@
-"""Fit a broader probe to the training questions of an existing probe and to the questions of other stores.
+"""Fit a broader probe to an existing probe's training questions and to the questions of other stores.
 
 The broader probe is a ridge regression with Platt scaling.
 """
@@ -34,8 +34,8 @@ def fit_broader(
 
     The broader probe and the `Distance` are fitted to all questions. The weight is fitted by cross-validation over the
     question groups that the existing probe was not trained on. Rewordings of the held-out questions are excluded from
-    training if this leaves at least `LEAST_ROWS` of the existing probe's training questions. During cross-validation,
-    the existing probe is replaced by a ridge regression on its remaining training questions.
+    training. They are kept if fewer than `LEAST_ROWS` of the existing probe's training questions would remain. During
+    cross-validation, the existing probe is replaced by a ridge regression on its remaining training questions.
 
     Args:
         features: Features of all questions, [row, layer, width] float32.

@@ -26,7 +26,7 @@ def fit_platt(scores: Tensor, right: Tensor, known: Tensor, ridge: float = RIDGE
         \min_{a,b} \sum_i -c_i \log f_i - (n_i - c_i) \log (1 - f_i) + \frac{\rho}{2} N a^2, \qquad
         f_i = \sigma\Big(a \frac{s_i - \bar s}{\mathrm{sd}(s)} + b\Big), \quad N = \sum_i n_i
 
-    where row i has the score s_i and c_i right answers out of n_i, σ is the logistic function, and s̄ and sd(s) are the
+    where row i has the score s_i and c_i right answers out of n_i. σ is the logistic function, and s̄ and sd(s) are the
     mean and standard deviation of the scores. The calibrator maps s_i to the confidence f_i.
 
     Args:
@@ -86,7 +86,7 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
     r"""Fit a temperature T (Guo et al. 2017) to counts of right answers by penalised maximum likelihood.
 
     The scores are log-odds. The confidence for the score s is σ(s/T), where σ is the logistic function. T / r is
-    restricted to [1e-5, 1e3], where r is the root mean square of the scores, weighted by `known`. T is positive, so it
+    restricted to [1e-5, 1e3]. Here, r is the root mean square of the scores, weighted by `known`. T is positive, so it
     cannot reverse the ranking. If higher scores indicate wrong answers, T becomes very large and all confidences are
     close to ½. See `fit_platt` for the arguments.
 
@@ -114,7 +114,7 @@ def fit_temperature(scores: Tensor, right: Tensor, known: Tensor) -> Temperature
 def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
     """Fit an isotonic regression of accuracy on score. Each row is weighted by its number of answers.
 
-    To keep the log-loss finite, confidences are clipped to [m, 1 − m], where m is ½ divided by the total number of
+    To keep the log-loss finite, confidences are clipped to [m, 1 − m]. Here, m is ½ divided by the total number of
     answers. See `fit_platt` for the arguments.
 
     Raises:
@@ -152,8 +152,8 @@ def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> C
 def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
     """Return a calibrator that always returns the base rate, the fraction of right answers.
 
-    The confidence is clipped to [m, 1 − m], where m = ½ / n and n is the number of answers. If there are no
-    answers, the confidence is ½.
+    The confidence is clipped to [m, 1 − m], where m = ½ / n for n answers. If there are no answers, the confidence is
+    ½.
     """
     n = known.double().sum().clamp_min(1)
     rate = (right.double().sum() / n).clamp(0.5 / n, 1 - 0.5 / n)
@@ -161,7 +161,7 @@ def base_rate_calibrator(right: Tensor, known: Tensor) -> Platt:
 
 
 def cross_fitted_losses(kind: str | None, scores: Tensor, right: Tensor, known: Tensor, question: Tensor) -> Tensor:
-    """Compute the cross-entropy [row] between each row's cross-fitted confidence and its accuracy, in nats (float64).
+    """Compute the cross-entropies [row] between cross-fitted confidences and accuracies, in nats (float64).
 
     The calibrator of each fold of questions is fitted on the other four folds. If `kind` is None or the calibrator
     cannot be fitted, the confidence is the base rate of the other folds. `question` [row] is the question of each row.

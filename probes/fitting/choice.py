@@ -1,4 +1,4 @@
-"""The penalty and features that were chosen for a probe, and the calibrators of its scores."""
+"""The penalty and features chosen for a probe, and the calibrators of its scores."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,7 @@ class Choice:
         features, names: Indices and names of the features that the candidate reads.
         candidate, value: Index and value of the chosen penalty or number of neighbours.
         calibrator: Calibrator for the scores of the candidate.
-        prefixes: Calibrators for the scores of prefixes, in the order of `PREFIXES`; empty if the probe was not trained
-            on prefixes.
+        prefixes: Calibrators for prefixes, in the order of `PREFIXES`; empty if the probe was not trained on prefixes.
     """
 
     features: tuple[int, ...]

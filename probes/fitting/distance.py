@@ -1,4 +1,4 @@
-"""Fit a `Distance`, which measures how far a question or answer is from a set of questions or answers."""
+"""Fit a `Distance`, which measures how far questions or answers are from a given set."""
 
 import torch
 from torch import Tensor
@@ -22,9 +22,8 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
         hidden: Hidden states of the set, [row, d_model] float32.
         fold: Fold of each row, [row] int64. `Distance.quantiles` summarises each row's distance to the rows in the
             other folds.
-        groups: Fold of each row in a second split, in which question groups stay together, [row] int64. `Distance.full`
-            is computed from each row's distance to the rows in the other folds of this split. If None, `full` is the
-            highest quantile.
+        groups: Fold of each row in a second split that keeps question groups together, [row] int64. `Distance.full` is
+            computed from each row's distance to the other folds of this split. If None, `full` is the highest quantile.
         rows: Mask of the rows used for the quantiles, [row] bool. If None, all rows are used.
     """
     largest_fold = max(int((one - one.min()).bincount().max()) for one in (fold, groups) if one is not None)
@@ -38,7 +37,7 @@ def fit_distance(hidden: Tensor, fold: Tensor, groups: Tensor | None = None, row
 
 
 def principal(hidden: Tensor, rank: int) -> Distance:
-    """Create a `Distance` with the moments and at most `rank` principal directions of hidden states [row, d_model]."""
+    """Create a `Distance` from hidden states [row, d_model], with at most `rank` principal directions."""
     mean, scale = (one[0] for one in standardiser(hidden[:, None]))
     rows = hidden[:: -(-len(hidden) // MOST_ROWS)]  # evenly spaced, because rows are ordered by question
     _, singular, directions = torch.linalg.svd((rows - mean) / scale, full_matrices=False)

@@ -26,7 +26,7 @@ def whole_groups(groups: Sequence[Any]) -> Tensor:
 
 
 def each_fold(fold: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each fold, yield a mask [row] of the fold's rows and a mask [row] of all other rows."""
+    """Yield two masks [row] for each fold: its rows, and all other rows."""
     for number in fold.unique():
         yield fold == number, fold != number
 
@@ -48,7 +48,7 @@ def fit_ridge(features: Tensor, target: Tensor, l2: float = RIDGE) -> tuple[Tens
 
 
 def held_out_scores(features: Tensor, target: Tensor, fold: Tensor, l2: float = RIDGE) -> Tensor:
-    """Return held-out scores [row]: each fold is scored by ridge regressions fitted to the other folds."""
+    """Return held-out scores [row]. Each fold is scored by ridge regressions fitted to the other folds."""
     scores = torch.zeros(len(features), dtype=torch.float64)
     for held, others in each_fold(fold):
         weight, bias = fit_ridge(features[others], target[others], l2)

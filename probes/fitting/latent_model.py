@@ -6,7 +6,7 @@ differences. The embedding e_m of answer m has norm 1 and is modelled as
 .. math:: e_m = \mu(h) + u + \varepsilon_m, \qquad u \sim N(0, \mathrm{diag}\,\tau^2), \quad
     \varepsilon_m \sim N(0, \mathrm{diag}\,\sigma^2(h)),
 
-where an encoder computes μ(h) and σ(h) from the hidden state h, and all answers to a question share the offset u. The
+where an encoder computes μ(h) and σ(h) from the hidden state h. All answers to a question share the offset u. The
 variances τ² are trained and are the same for all questions.
 """
 
@@ -71,7 +71,7 @@ def summarise(embeddings: Tensor, axes: Tensor) -> Answers:
 
 
 def encode(hidden: Tensor, weight_in: Tensor, bias_in: Tensor, weight: Tensor, bias: Tensor) -> Gaussian:
-    """Predict means and standard deviations from hidden states, using layer norm and one hidden GELU layer.
+    """Predict means and standard deviations with layer norm and one hidden GELU layer.
 
     Args:
         hidden: Standardised hidden states, [..., row, d_model].
@@ -101,7 +101,7 @@ def answer_loss(predicted: Gaussian, shared: Tensor, answers: Answers) -> Tensor
 
     Args:
         predicted: Distribution [..., question, component].
-        shared: Variances τ² of the offset u that all answers to a question share, [..., 1, component].
+        shared: Variances τ² of the shared offset u, [..., 1, component].
         answers: Statistics of the answers. Questions without answers are ignored.
     """
     n = answers.number[:, None]
@@ -119,14 +119,14 @@ def drawn_noise(components: int, seed: int = 0) -> Tensor:
 
 
 def sampled_score(predicted: Gaussian, shared: Tensor, noise: Tensor) -> Tensor:
-    r"""Compute the median cosine similarity over all pairs of answer embeddings drawn for a question.
+    r"""Compute the median cosine similarity over all pairs of drawn answer embeddings.
 
     The draws are normally distributed with the predicted standard deviation. Their mean is the predicted mean μ,
     rescaled to the norm √(‖μ‖² + `shared`).
 
     Args:
         predicted: Distribution of the answer embeddings, [..., component].
-        shared: Total variance Σ τ² of u, the offset shared by all answers to a question, [...].
+        shared: Total variance Σ τ² of the shared offset u, [...].
         noise: Noise from `drawn_noise`, [draw, component].
 
     Returns:

@@ -35,8 +35,8 @@ class ProbeModule(L.LightningModule, ABC):
     """Base class for all probes. Each combination of a penalty and an input is a candidate.
 
     An input consists of one or more features, such as the hidden states of a layer. The candidate with the lowest
-    validation loss is chosen and calibrated on its validation scores. If the base rate (the mean accuracy of the
-    validation answers) predicts these answers at least as well as the calibrated confidences do, the probe always
+    validation loss is chosen and calibrated on its validation scores. The base rate is the mean accuracy of the
+    validation answers. If it predicts these answers at least as well as the calibrated confidences do, the probe always
     returns the base rate.
 
     Args:
@@ -110,7 +110,7 @@ class ProbeModule(L.LightningModule, ABC):
         """Fill a head with the tensors of one candidate, and return the head.
 
         The tensors are the feature's mean and scale, the candidate's slices of the tensors named in `parameters`, and
-        the keyword arguments `values`.
+        `values`.
         """
         own = {name: getattr(self, name)[penalty, feature] for name in parameters}
         return head.filled(mean=self.mean[feature], scale=self.scale[feature], **own, **values)
@@ -166,7 +166,7 @@ class ProbeModule(L.LightningModule, ABC):
         return standardiser(features)
 
     def selected(self, features: Any, chosen: Sequence[int]) -> Any:
-        """Return the features with the indices `chosen`, concatenated into one [row, width] tensor for the head."""
+        """Concatenate the features with the indices `chosen` into one [row, width] tensor for the head."""
         return features[:, list(chosen)].flatten(1)
 
     def of_input(self, function: Callable[[Any], Tensor], features: Any, chosen: Sequence[int]) -> Tensor:

@@ -1,8 +1,8 @@
 """Newton's method for L2-penalised logistic regression, for several feature matrices and penalties at once.
 
-The weights and the bias are linear functions of a vector of coordinates, which the method optimises. The coordinates
-are the weights and the bias themselves (`_Primal`) or, if there are fewer rows than weights, the coefficients of a
-linear combination of the rows (`_Dual`).
+The method optimises a vector of coordinates. The weights and the bias are linear functions of this vector. If there are
+fewer rows than weights, the coordinates are the coefficients of a linear combination of the rows (`_Dual`). Otherwise,
+they are the weights and the bias themselves (`_Primal`).
 
 Losses and gradients are computed in float64. Newton steps are computed in float32 unless a penalty is tiny. Float32 is
 sufficient because each step corrects the errors of earlier steps.
@@ -28,8 +28,8 @@ def minimise(rows: Tensor, target: Tensor, l2: Tensor) -> tuple[Tensor, Tensor]:
     """Fit logistic regression and return weights [feature, penalty, d] and biases [feature, penalty].
 
     The inexact Newton method with line search (Nocedal & Wright, Numerical Optimization, alg. 7.1) starts from zero
-    weights. A fit has converged if the norm of its gradient is at most 10⁻⁵ times the smallest of three numbers: the
-    penalty, 0.1 and m (1 − m), where m is the mean label.
+    weights. A fit has converged if the norm of its gradient is at most 10⁻⁵ · min(λ, 0.1, m (1 − m)). Here, λ is the
+    penalty and m is the mean label.
 
     Args:
         rows: Rows, [feature, row, d] float64. Each coordinate has mean 0.
@@ -112,7 +112,7 @@ class _Primal:
         return point[..., :-1].square().sum(-1)
 
     def gradient(self, pull: Tensor, point: Tensor) -> Tensor:
-        """Return the gradient at a point, given the derivative of the mean loss with respect to the logits."""
+        """Return the gradient at a point. `pull` is the derivative of the mean loss with respect to the logits."""
         return pull @ self.rows + self.l2 * point
 
     def inner(self, a: Tensor, b: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class _Primal:
         return (a * b).sum(-1)
 
     def slope(self, gradient: Tensor, step: Tensor, change: Tensor) -> Tensor:
-        """Return the inner products of `gradient` and `step` (a step that changes the logits by `change`)."""
+        """Return the inner products of `gradient` and `step`. The step changes the logits by `change`."""
         return self.inner(gradient, step)
 
     def hessian(self, vector: Tensor, image: Tensor, curvature: Tensor) -> Tensor:
@@ -147,14 +147,14 @@ class _Dual:
 
     The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. Therefore, the mean
     of α can encode the bias: b = r Σ αᵢ, where r is a constant. The logits are Kα, where K is the Gram matrix with r
-    added to each entry. The inner product of α and β is α · Kβ, and Kβ is called the image of β. For this inner
+    added to each entry. The inner product of α and β is α · Kβ. The vector Kβ is called the image of β. For this inner
     product, the gradient is the derivative of the mean loss with respect to the logits, plus λ times the centred α. The
     inverse of the Hessian at zero weights maps v to β = (scale · K + shift)⁻¹ v. Here, `scale` is an argument of
-    `_inverse_at_zero`, and `shift` is the penalty that `_inverse_at_zero` returns. The image Kβ = (v − shift · β) /
-    scale needs no further matrix product.
+    `_inverse_at_zero`, which returns `shift` as the penalty. The image Kβ = (v − shift · β) / scale needs no further
+    matrix product.
 
-    In Newton steps, the bias also has a small penalty, and the image is computed with a shift slightly smaller than the
-    exact value. These approximations save operations and keep the coefficients bounded if K is singular.
+    In Newton steps, the bias also has a small penalty. The image is computed with a shift slightly below the exact
+    value. These approximations save operations and keep the coefficients bounded if K is singular.
     """
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:
@@ -206,8 +206,8 @@ def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tenso
     """Return a penalty [feature, 1, 1] and the inverse of the Hessian at zero weights.
 
     The Hessian is `scale` · `products`, with the penalty added to the diagonal. Its inverse is the preconditioner for
-    all L2 penalties in `l2`. The returned penalty is the geometric mean of the smallest and the largest value in `l2`,
-    or a larger value if this mean is too small for the precision of the Newton steps.
+    all L2 penalties in `l2`. The returned penalty is the geometric mean of the smallest and the largest value in `l2`.
+    It is increased if this mean is too small for the precision of the Newton steps.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
     dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32

@@ -1,4 +1,4 @@
-"""Base classes for probes that pool the hidden states of all tokens in an answer."""
+"""Base classes for probes that pool the hidden states of all answer tokens."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ TOKENS_AT_ONCE = 2**14
 
 
 class SequenceProbe(Descent):
-    """Base class for probes with the score pool(W x) + b, where x stands for an answer's standardised token states.
+    """Base class for probes with the score pool(W x) + b, where x are standardised token states.
 
     Args:
         lr, l2, calibrator: See `Descent`.
@@ -86,5 +86,5 @@ class MultiHeadProbe(SequenceProbe):
 
 
 def random_rows(n: int, d_model: int) -> Tensor:
-    """Return random weights [n, d_model] whose products with standardised states have a variance of about 1."""
+    """Return random weights [n, d_model]. Their products with standardised states have a variance of about 1."""
     return torch.randn(n, d_model) / d_model**0.5

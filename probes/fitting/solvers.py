@@ -4,7 +4,7 @@ The solvers take finite, standardised `features` [feature, row, d], a `target` [
 [0, 1], and one or more L2 `penalties` λ > 0. They return weights [penalty, feature, d] and biases [penalty, feature]
 with the dtype and device of the features.
 
-Solutions are computed in float64: in float32, ridge regression had errors of up to 10⁻³. The results do not depend on
+Solutions are computed in float64. In float32, ridge regression had errors of up to 10⁻³. The results do not depend on
 the number of CPU threads.
 """
 
@@ -26,7 +26,7 @@ GPU_CHUNK_BYTES = 2**28
 
 
 def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple[Tensor, Tensor]:
-    r"""Fit ridge regression, which is least squares with an L2 penalty on the weights but not on the bias.
+    r"""Fit ridge regression. The bias is not penalised.
 
     .. math:: \min_{w,b} \tfrac1{2n} \sum_i (y_i - w x_i - b)^2 + \tfrac\lambda2 \lVert w \rVert^2
 
@@ -57,13 +57,13 @@ def ridge(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple
 
 
 def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tuple[Tensor, Tensor]:
-    r"""Fit logistic regression on soft labels, with an L2 penalty on the weights but not on the bias.
+    r"""Fit L2-penalised logistic regression on soft labels. The bias is not penalised.
 
     .. math:: \min_{w,b} \tfrac1n \sum_i [\log(1 + e^{z_i}) - y_i z_i] + \tfrac\lambda2 \lVert w \rVert^2, \quad
         z_i = w x_i + b
 
     where n is the number of rows. The solution equals that of scikit-learn's `LogisticRegression` with C = 1 / (λ n) on
-    two copies of each row: a positive one with sample weight y_i and a negative one with sample weight 1 − y_i.
+    two copies of each row. The positive copy has sample weight y_i, and the negative copy has sample weight 1 − y_i.
 
     Raises:
         InputError: If a penalty is not positive or is too small for convergence, or if the targets are all 0 or all 1.
@@ -87,7 +87,7 @@ def logistic(features: Tensor, target: Tensor, penalties: Sequence[float]) -> tu
 def difference_of_means(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Compute difference-of-means probes (arXiv 2509.10625) with weights w = μ₁ − μ₀ and bias b = −w·(μ₁ + μ₀)/2.
 
-    μ₁ and μ₀ are weighted means of the features: a row with soft label y has weight y in μ₁ and weight 1 − y in μ₀. The
+    μ₁ and μ₀ are weighted means of the features. A row with soft label y has weight y in μ₁ and weight 1 − y in μ₀. The
     penalty axis of the results has length 1. The scores are not log-odds.
 
     Raises:

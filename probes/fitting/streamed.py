@@ -74,7 +74,7 @@ def targets_vary(target: Tensor) -> Tensor:
 
 
 def held_out_scores(features: StreamedFeatures, feature: int, fits: Fits, fold: Tensor) -> Tensor:
-    """Return held-out scores [row, penalty]: each fold is scored by probes fitted on the other folds."""
+    """Return held-out scores [row, penalty]. Each fold is scored by probes fitted on the other folds."""
 
     def score(places: Tensor, rows: Tensor) -> Tensor:
         found = rows.new_empty(len(rows), fits.bias.shape[1])

@@ -1,4 +1,4 @@
-"""Float64 sums over the rows of a feature that does not fit in memory, for moments and linear fits.
+"""Float64 sums over the rows of a streamed feature, for moments and linear fits.
 
 A reference close to the mean is subtracted from all rows to prevent cancellation.
 """
@@ -29,7 +29,7 @@ class Column:
     def chunks(self, function: Callable[[Tensor, Tensor], Any]) -> Iterator[tuple[Tensor, Any]]:
         """Apply a function to the feature in chunks (see `StreamedFeatures.chunks`).
 
-        The function receives the row indices, [row], and the rows minus the reference vector, [row, d].
+        The function receives the row indices, [row], and the rows minus `reference`, [row, d].
         """
 
         def of_rows(places: Tensor, rows: Tensor) -> Any:
@@ -39,7 +39,7 @@ class Column:
 
 
 class Statistics(NamedTuple):
-    """Statistics of rows with a standardised feature z and a target y, for linear regression of y on z.
+    """Statistics for the linear regression of a target y on a standardised feature z.
 
     Attributes:
         mean, scale: Standardiser, [d] float32 each.
@@ -128,8 +128,7 @@ class Sums:
 def fold_sums(column: Column, target: Tensor, fold: Tensor, products: bool) -> list[Sums]:
     """Compute the `Sums` of each fold's rows.
 
-    `target` [row] is float64, and `fold` [row] is int64. If `products` is false, only the squared coordinates are
-    summed, not the products of different coordinates.
+    `target` [row] is float64, and `fold` [row] is int64. If `products` is false, `Sums.xx` is only the diagonal.
     """
     sums = [Sums.zeros(column.reference, products) for _ in range(int(fold.max()) + 1)]
     for places, x in column.chunks(lambda _, x: x):

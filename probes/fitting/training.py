@@ -62,7 +62,7 @@ class Descent(ProbeModule):
         return soft_label_loss(self.candidate_scores(self.standardised(batch.features)), batch.target)
 
     def penalty(self) -> Tensor:
-        """Return the penalty terms [penalty, feature]: λ/2 times the sum of squares of the penalised parameters."""
+        """Return λ/2 times the sum of squares of the `penalised` parameters, [penalty, feature]."""
         weights: list[Tensor] = [self.get_parameter(name) for name in self.penalised]
         l2 = torch.tensor(self.penalties, device=weights[0].device)
         return l2[:, None] / 2 * sum(weight.square().sum(tuple(range(2, weight.dim()))) for weight in weights)
@@ -101,7 +101,7 @@ class Descent(ProbeModule):
 
 
 class AtOnce(ProbeModule):
-    """Base class for probes that learn from all training rows at once, at the end of a single epoch."""
+    """Base class for probes that learn from all training rows at the end of a single epoch."""
 
     automatic_optimization = False
 
@@ -140,7 +140,7 @@ class Directions(ProbeModule):
         return self.input_scores(torch.einsum("rfd,pfd->prf", features, self.weight) + self.bias[:, None])
 
     def input_scores(self, scores: Tensor) -> Tensor:
-        """Convert the scores of single features [penalty, row, feature] to scores of inputs [penalty, row, input]."""
+        """Convert scores of features [penalty, row, feature] to scores of inputs [penalty, row, input]."""
         return scores
 
     def candidate_head(self, penalty: int, feature: int) -> Head:
@@ -155,7 +155,7 @@ class Directions(ProbeModule):
 class ClosedForm(Directions, AtOnce):
     """Base class for linear probes whose solver fits all layers and penalties at once.
 
-    The questions of the training and validation splits are divided into five folds, and each fold is scored by probes
+    The questions of the training and validation splits are divided into five folds. Each fold is scored by probes
     fitted on the other folds. These scores are used to choose a candidate and to calibrate it. Finally, all candidates
     are refitted on all folds.
     """
@@ -173,7 +173,7 @@ class ClosedForm(Directions, AtOnce):
         """
 
     def solve_streamed(self, column: Column, target: Tensor, fold: Tensor) -> Fits:
-        """Fit all candidates that use a given feature, one chunk of rows at a time.
+        """Fit all candidates for one feature, one chunk of rows at a time.
 
         `target` [row] is float64, and `fold` [row] is int64.
 
@@ -204,7 +204,7 @@ class ClosedForm(Directions, AtOnce):
 
     @torch.no_grad()
     def on_train_epoch_end(self) -> None:
-        """Compute the out-of-fold scores of all candidates, fit the candidates to all rows, and stop training."""
+        """Compute out-of-fold scores, fit all candidates to all rows, and stop training."""
         rows = self.fitted_rows().to(self.device)
         fold = self.data.inner_folds(rows.question, N_FOLDS).to(self.device)
         fit = self._fit_streamed if isinstance(rows.features, StreamedFeatures) else self._fit_folds

@@ -63,7 +63,7 @@ def round_numbers(most: int) -> list[int]:
 
 
 def random_ranks(answers: AnswerTable, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Shuffle the answers to each question, with ungraded answers last, and return the rank of each answer.
+    """Shuffle the answers to each question and return their ranks. Ungraded answers come last.
 
     Ranks start at 0.
     """
@@ -81,8 +81,8 @@ class LearningCurve:
     A subset consists of n questions with up to k graded answers each. Larger subsets contain smaller ones.
 
     Args:
-        n: Numbers of training questions. The default is `halvings(N)`, where N is the number of questions outside a
-            test fold.
+        n: Numbers of training questions. The default is `halvings(N)`, where N is the number of questions outside the
+            largest test fold.
         k: Numbers of graded answers per training question. The default is `round_numbers(K)`, where K is the largest
             number of graded answers to a question.
 

@@ -76,13 +76,13 @@ class _Measured:
         self._reference = torch.tensor(constants, dtype=torch.float64)[self._fold]
 
     def metrics(self, split: Split, name: str) -> list[WeightedMetric]:
-        """For each training subset of a split, return a function that maps question weights to values of a metric."""
+        """Return a metric as one `WeightedMetric` per training subset of a split."""
         confidence = self._curve.cells[split].confidence[:, self._curve.questions]
         scored = [Scored(values, self.right, self.known, fold=self._fold) for values in confidence]
         return [metric_of(one, name, self._reference) for one in scored]
 
     def estimate(self, split: Split, name: str) -> dict[str, Any] | None:
-        """Compute the mean of a metric over the training subsets of a split, with a 95 % interval."""
+        """Compute the mean of a metric over a split's training subsets, with a 95 % interval."""
         return self._over_subsets(self.metrics(split, name))
 
     def difference(self, a: Split, b: Split, name: str = "auroc") -> dict[str, Any] | None:
@@ -103,9 +103,9 @@ def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
     """Return the splits of each labelling budget, ordered from the most to the fewest questions.
 
     A split (n, k) has n questions with k graded answers each, so it costs n · k answers. Each distinct cost is used as
-    a budget. A split belongs to a budget if it costs more than half of the budget but does not exceed it. Of the splits
-    with the same k, only the one with the highest n is kept. A budget is left out if it has only one split, or if it is
-    at most 5 % below a larger budget.
+    a budget. A split belongs to a budget if it costs more than half of the budget but does not exceed it. For each k,
+    only the split with the highest n is kept. A budget is left out if it has only one split, or if a larger budget
+    exceeds it by at most 5 %.
 
     >>> splits_of_budgets([(48, 1), (96, 1), (48, 2), (96, 2), (48, 5), (96, 5)])
     {96: [(96, 1), (48, 2)], 240: [(96, 2), (48, 5)]}
@@ -124,7 +124,7 @@ def splits_of_budgets(splits: Sequence[Split]) -> dict[int, list[Split]]:
 
 
 def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the metrics of all cells, and the best trade-off between questions and answers for each labelling budget.
+    """Compute the metrics of all cells, and find the best cell for each labelling budget.
 
     Returns:
         The content of curve.json, which includes these entries:
@@ -132,8 +132,8 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
         - `cells`: One dict for each pair of `n` and `k`, in ascending order. Its entries `auroc` and `brier_skill` come
           from `over_subsets`.
         - `budgets`: One dict for each budget. `best` and `runner_up` are the pairs [n, k] with the highest and
-          second-highest AUROC, and `difference` is the AUROC of `best` minus that of `runner_up`. `many_minus_few` is
-          the AUROC of the pair with the most questions minus that of the pair with the fewest questions.
+          second-highest AUROC. `difference` is the AUROC of `best` minus that of `runner_up`. `many_minus_few` is the
+          AUROC of the pair with the most questions minus that of the pair with the fewest questions.
         - `contrasts`: `auroc` and `brier_skill` of up to two smaller cells, minus those of the largest cell (the last
           of `cells`).
         - `masked`: Reasons for missing cells.
@@ -183,7 +183,7 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 
 
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
-    """Compare the largest split, which is the last of `splits`, with up to two smaller splits.
+    """Compare the largest split (the last of `splits`) with up to two smaller splits.
 
     One has the same k (answers per question) and the next lower n (questions). The other has the same n and the lowest
     k.

@@ -88,17 +88,17 @@ def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000,
 
 
 def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
-    r"""Return the levels [2] float64 of the two quantiles of `resampled` that bound the interval.
+    r"""Return the levels [2] float64 of the `resampled` quantiles that bound the interval.
 
     .. math::
         \Phi\Big(z_0 + \frac{z_0 \pm t}{1 - a (z_0 \pm t)}\Big), \quad
         a = \tfrac16 \sum U_i^3 \Big/ \Big(\sum U_i^2\Big)^{3/2}
 
-    where Φ is the standard normal distribution function, z₀ is the normal quantile of the fraction of resampled values
-    below `value` (ties count as ½), and U_i is the influence of question i. The acceleration a measures the skewness of
-    the influences. For N questions, t is √(N/(N − 1)) times the 97.5 % quantile of Student's t distribution with N − 1
-    degrees of freedom. The factor √(N/(N − 1)) is needed because the standard deviation of the resampled values is too
-    small.
+    where Φ is the standard normal distribution function, and U_i is the influence of question i. The bias correction z₀
+    is the normal quantile of the fraction of resampled values below `value` (ties count as ½). The acceleration a
+    measures the skewness of the influences. For N questions, t is √(N/(N − 1)) times the 97.5 % quantile of Student's t
+    distribution with N − 1 degrees of freedom. The factor √(N/(N − 1)) is needed because the standard deviation of the
+    resampled values is too small.
     """
     n = len(influence)
     below = (resampled < value).double().mean() + (resampled == value).double().mean() / 2

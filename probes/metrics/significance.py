@@ -1,6 +1,6 @@
 """Two-sided significance tests that compare two methods on the same questions, and the Holm correction.
 
-P-values are never 0, because the observed difference counts as one of the sign-flipped or resampled differences.
+P-values are never 0, because the observed difference is also counted.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ _CHUNK = 2**22
 def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> float:
     """Compute the p-value of the sign-flip test.
 
-    The p-value is the fraction of sign patterns for which the mean difference is at least as far from 0 as the observed
-    mean difference. With up to 20 questions, all patterns are enumerated. With more questions, `n_flips` random
-    patterns are drawn, and the observed pattern is added.
+    The p-value is the fraction of sign patterns whose mean difference is at least as far from 0 as the observed one.
+    With up to 20 questions, all patterns are enumerated. With more questions, `n_flips` random patterns are drawn, and
+    the observed pattern is added.
 
     Args:
         differences: Differences between two methods, [question], for example between their `functional.brier_terms`.
@@ -51,7 +51,7 @@ def sign_flip(differences: Tensor, n_flips: int = 10_000, seed: int = 0) -> floa
 def bootstrap_p(
     a: WeightedMetric, b: WeightedMetric, n_questions: int, n_resamples: int = 10_000, seed: int = 0
 ) -> float | None:
-    r"""Compute the p-value of the difference a − b between two metrics with a paired bootstrap over questions.
+    r"""Compute the paired-bootstrap p-value of the difference a − b between two metrics.
 
     .. math::
         p = \min\Big\{1, 2 \min\Big[\frac{1 + \#(\Delta^* \le 0)}{B + 1},
@@ -72,8 +72,8 @@ def holm(p_values: Tensor) -> Tensor:
     """Adjust p-values for multiple tests with the Holm correction (Holm 1979).
 
     The smallest of m p-values is multiplied by m, the next by m − 1, and so on. If hypotheses with adjusted p-values
-    below α are rejected, the probability of any false rejection is at most α, even if the tests are dependent. NaN
-    means that there was no test: it stays NaN and is not counted in m.
+    below α are rejected, the probability of any false rejection is at most α. This also holds for dependent tests. NaN
+    means that there was no test. It stays NaN and is not counted in m.
 
     >>> holm(torch.tensor([0.01, 0.04, 0.03], dtype=torch.float64))
     tensor([0.0300, 0.0600, 0.0600], dtype=torch.float64)

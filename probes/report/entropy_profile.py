@@ -1,4 +1,4 @@
-"""Compute and plot the entropy profile: the mean logit-lens entropy of right and of wrong answers at every layer."""
+"""Entropy profile: the mean logit-lens entropy of right and of wrong answers at every layer."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from probes.report.plots import BLUE, GREY, INK, RED, band, new_figure, styled
 
 
 def read_profile(store: Store, table: QuestionTable, n_resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """Compute the `entropy_profile` of a store's answers from the mean token entropy of each answer."""
+    """Compute the `entropy_profile` of a store from the mean token entropy of each answer."""
     keys = [key for key in store.signals.keys("entropy_profile", "sample") if key.endswith("/entropy")]
     means = torch.stack([pool(store.signals.read_ragged("entropy_profile", key, "sample"), "mean") for key in keys])
     return entropy_profile([int(key.split("/")[0]) for key in keys], means, table.answers, n_resamples, seed)
@@ -51,7 +51,7 @@ def entropy_profile(
     own, place = question[used].unique(return_inverse=True)
 
     def mean(values: Tensor, rows: Tensor) -> WeightedMetric:
-        """Return a function from question weights to the weighted mean of the `values` selected by the mask `rows`."""
+        """Return the mean of the `values` selected by the mask `rows`, as a `WeightedMetric`."""
         included = rows[used].double()
         counts, sums = by_group(torch.stack([included, values[used].double() * included]), place, len(own))
         return lambda weights: (weights @ sums) / (weights @ counts)

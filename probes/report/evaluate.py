@@ -66,7 +66,7 @@ class Scored(NamedTuple):
         return Scored._make(column if column is None else column[rows] for column in self)
 
     def merged(self) -> "Scored":
-        """Merge answers with the same question, confidence and grade, and sort the rows, to speed up the bootstrap."""
+        """Merge answers with equal question, confidence and grade, and sort the rows. This speeds up the bootstrap."""
         if self.question is None or not len(self.right):
             return self
         keys = [self.right, self.question, self.confidence, *([] if self.fold is None else [self.fold])]
@@ -173,8 +173,8 @@ def difference(
     """Compute the paired difference a − b in `auroc` or `brier`, with its 95 % interval.
 
     Both methods must have the same rows (see `common_rows`). The result is None if the difference is undefined. If
-    `n_draws` is positive, the result also contains a two-sided p-value `p`, from a paired bootstrap over questions for
-    AUROC, and from random sign flips for the Brier score.
+    `n_draws` is positive, the result also contains a two-sided p-value `p`. It comes from `bootstrap_p` for AUROC, and
+    from `sign_flip` for the Brier score.
     """
     if not a.n_questions:
         return None

@@ -1,4 +1,4 @@
-"""Compute and plot layer maps: the out-of-fold AUROC of a probe at every layer and position of the hidden states."""
+"""Compute and plot layer maps: the out-of-fold AUROC of a probe at every layer and position."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,7 +49,7 @@ def layer_map(
     seed: int = 0,
     n_resamples: int = 2000,
 ) -> dict[str, Any]:
-    """Compute the out-of-fold AUROC of a probe at every layer and position of the hidden states.
+    """Compute the out-of-fold AUROC of a probe at every layer and position.
 
     The probe is `difference_of_means`, or `ridge` with λ = 1. With the target `capability`, it reads hidden states of
     questions. With the target `response`, it reads hidden states of answers.
@@ -57,9 +57,8 @@ def layer_map(
     Returns:
         A dict. `auroc` is a nested list [position][layer], in which missing cells are None. `best` describes the cell
         with the highest AUROC. Its 95 % interval is not corrected for this selection. ``best["of"]`` is the number of
-        cells that are not missing. `n_questions` and `n_rows` are the numbers of tested questions and of tested rows
-        (questions or answers). `n_missing` is the number of graded rows that are left out because their hidden states
-        are missing.
+        cells that are not missing. `n_questions` and `n_rows` are the numbers of tested questions and rows (questions
+        or answers). `n_missing` is the number of graded rows left out because of missing hidden states.
 
     Raises:
         InputError: If the probe is unknown, hidden states are missing, or there are too few questions.

@@ -1,4 +1,4 @@
-"""Plots of a training report, and the style and helper functions shared by all plots."""
+"""Plots of a training report, and the style and helper functions of all plots."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -98,7 +98,7 @@ def reliability(
 
 @styled
 def roc(methods: dict[str, Scored], figures: dict[str, Any], target: str = "capability") -> Figure:
-    """Plot the ROC curves of the methods, with their AUROCs from `figures` in the legend."""
+    """Plot the ROC curves of the methods. The legend shows their AUROCs from `figures`."""
     figure, axes = new_figure(4.6, 4.6)
     axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
     for (name, scored), colour in zip(methods.items(), METHOD_COLOURS, strict=False):

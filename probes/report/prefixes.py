@@ -1,4 +1,4 @@
-"""AUROC and Brier score of a probe as a function of the fraction of the answer that the probe has read."""
+"""AUROC and Brier score of a probe by the fraction of the answer that it has read."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ from probes.saved.prefixes import N_LENGTHS
 
 @torch.no_grad()
 def by_fraction(module: ProbeModule, data: FeatureDataModule, **resampling: Any) -> list[dict[str, Any]]:
-    """Score a probe on the prefixes of the test answers and on the whole answers.
+    """Score a probe on prefixes of the test answers and on whole answers.
 
     Returns:
-        A list with one dict per `fraction`. `auroc` and `brier` use the calibrator for that fraction, and `brier_whole`
+        A list with one dict per `fraction`. `auroc` and `brier` use the calibrator for that fraction. `brier_whole`
         uses the calibrator for whole answers. All three are computed by `estimate` with the options in `resampling`.
     """
     assert module.choice is not None
@@ -44,7 +44,7 @@ def by_fraction(module: ProbeModule, data: FeatureDataModule, **resampling: Any)
 
 
 def length_quantiles(data: FeatureDataModule) -> list[int]:
-    """Return quantiles of the number of content tokens per answer in the training and validation splits."""
+    """Return quantiles of answer lengths, in content tokens, over the training and validation splits."""
     n_tokens = data.feature_spec.n_tokens[data.batch("train", "val").row].double()
     levels = torch.linspace(0, 1, N_LENGTHS, dtype=torch.float64)
     return [int(n) for n in n_tokens.quantile(levels, interpolation="nearest")]

@@ -246,7 +246,7 @@ class Report:
         return ConfidenceProbe(head, self.choice.calibrator, config, prefixes, self.novelty, model_card(config))
 
     def _prior(self) -> dict[str, float]:
-        """Fit the concentration and diversity of a `Prior` to the validation questions, and return them in a dict."""
+        """Return the concentration and diversity of a `Prior`, fitted to the validation questions."""
         rows, table = self.module.val_rows.numpy(), self.table
         columns = (table.right[rows], table.known[rows], table.wrong_classes[rows])
         fitted = fit_prior(self.module.val_confidence.numpy(), *columns)

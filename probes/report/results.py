@@ -31,7 +31,7 @@ def result_folder(
     `out` defaults to runs/COMMAND-STORE.
 
     Raises:
-        InputError: If `seed` or `n_resamples` is out of range, or if the final path already exists or is not writable.
+        InputError: If `seed` or `n_resamples` is out of range, or if the final path exists or is not writable.
     """
     check_resampling(seed, n_resamples)
     final = Path(out or f"runs/{command}-{'-'.join(Path(store).resolve().name for store in stores)}")
@@ -57,7 +57,7 @@ def result_folder(
 def write_files(
     folder: Path, files: Mapping[str, str | dict[str, Any] | pa.Table], plots: Mapping[str, Figure]
 ) -> None:
-    """Write files (texts, JSON records or Parquet tables) to a folder, and plots to ``plots/NAME.png``."""
+    """Write texts, JSON records and Parquet tables to a folder, and plots to ``plots/NAME.png``."""
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     for name, plot in plots.items():
         plot.savefig(folder / "plots" / f"{name}.png")

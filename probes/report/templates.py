@@ -1,4 +1,4 @@
-"""Render Markdown pages from jinja2 templates (``*.md.j2``), and define the filters that the templates use."""
+"""Render Markdown pages from jinja2 templates (``*.md.j2``), and define the template filters."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
@@ -71,7 +71,7 @@ def p_equation(p: float | None) -> str:
 
 
 def relation(test: dict[str, Any], higher_is_better: bool = True) -> str:
-    """Describe the result of a test in words, such as ``significantly better``, based on its corrected p-value."""
+    """Describe a test result in words, such as ``significantly better``, using the corrected p-value."""
     if test["p_holm"] is None or test["p_holm"] >= LEVEL:
         return "not significantly different"
     return "significantly better" if (test["value"] > 0) == higher_is_better else "significantly worse"

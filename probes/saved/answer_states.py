@@ -13,10 +13,10 @@ from extract.store.ragged import Ragged
 
 
 class AnswerStates:
-    """Token ids that the model reads in each step after the prompt, and their hidden states.
+    """Token ids that the model reads after the prompt, and their hidden states.
 
-    The lists `tokens` and `states` have one tensor per step. The tensors in `tokens` have shape [row, token] and dtype
-    int64, and those in `states` have shape [row, token, d_model].
+    The lists `tokens` and `states` have one tensor per step. The tensors in `tokens` are [row, token] int64, and those
+    in `states` are [row, token, d_model].
     """
 
     def __init__(self, model: Any) -> None:
@@ -25,12 +25,12 @@ class AnswerStates:
     def of(self, drawn: Tensor, mask: Tensor, cache: Any, lengths: Sequence[int]) -> Ragged | None:
         """Return the states of the answers' content tokens, [row, token, d_model] on the CPU.
 
-        `drawn` [row, token] int64 contains the generated tokens, `mask` is the prompts' attention mask, and `cache` is
-        the key/value cache after generation. `lengths` contains the number of content tokens of each answer.
+        `drawn` [row, token] int64 contains the generated tokens. `mask` is the prompts' attention mask. `cache` is the
+        key/value cache after generation. `lengths` contains the number of content tokens of each answer.
 
         The last token of each row of `drawn` was not read during generation. If its state is needed, the model reads
-        that token now. The result is None if the tokens recorded during generation do not match `drawn`, for example
-        after beam search.
+        that token now. The result is None if the recorded tokens do not match `drawn`, for example after beam search.
+        It is also None if the last state is needed, but `cache` is None or does not end before the last token.
         """
         read = torch.cat(self.tokens, 1)
         n = read.shape[1]

@@ -198,12 +198,12 @@ class ConfidenceProbe(ModelHubMixin):
     def _save_pretrained(self, save_directory: Path) -> None:
         """Write all files.
 
-        `ModelHubMixin` itself writes only the config and the model card, and only if they are missing.
+        `ModelHubMixin` itself writes only a missing config and a missing model card.
         """
         self.save(save_directory)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the probe with its model card to the Hub, and return the URL of the commit.
+        """Upload the probe and its model card to the Hub. Return the URL of the commit.
 
         The access token comes from `hf auth login` or the HF_TOKEN environment variable. It cannot be passed as an
         option.

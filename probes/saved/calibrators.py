@@ -13,8 +13,8 @@ class Calibrator(nn.Module):
     """Base class for calibrators. A calibrator stores named parameters as float64 buffers.
 
     Args:
-        *values: The parameters (for `Isotonic`, lists of numbers), in the order of their names in the class attribute
-            `values`.
+        *values: The parameters, in the order of their names in the class attribute `values`. Those of `Isotonic` are
+            lists of numbers.
     """
 
     #: Name of the calibrator in config.json.

@@ -21,7 +21,7 @@ _COLUMNS = (
 
 
 def model_card(config: dict[str, Any]) -> str:
-    """Render the model card of a saved probe from its config.json: purpose, features, usage and test metrics."""
+    """Render a model card from config.json: purpose, features, usage and test metrics."""
     return render(
         "saved/model_card.md.j2",
         config=config,

@@ -34,7 +34,7 @@ class Answers:
     Attributes:
         text: The answers, without special tokens.
         confidence: Probability that the model answers the question correctly, [answer] float32. If the probe reads
-            answers, it is instead the probability that the answer is right, or NaN if the answer is empty.
+            answers, it is the probability that the answer is right; NaN for an empty answer.
         novelty, is_novel: See `Confidences`; [answer] float32 and [answer] bool.
         sequences: Token ids of the padded prompts and answers, as returned by transformers, [answer, token] int64.
         question: Index of each answer's question.
@@ -85,7 +85,7 @@ class ConfidentModel:
 
     @cached_property
     def starts(self) -> PromptStarts:
-        """Key/value caches of the tokens that precede every question, kept until the probe is detached."""
+        """Key/value caches of prompt prefixes, kept until the probe is detached."""
         return PromptStarts(self._model, lambda prompt: self._encode(prompt, None)[0])
 
     def detach(self) -> Any:
@@ -109,12 +109,12 @@ class ConfidentModel:
     def generate(self, inputs: Prompts, backoff: bool = True, **options: Any) -> Answers:
         """Generate answers with confidences.
 
-        Generation stops at the stop strings of the probe's training data, unless `stop_strings` is passed. In either
-        case, each answer's `text` ends before the first stop string of the training data.
+        Generation stops at the stop strings of the training data, unless `stop_strings` is passed. In either case, each
+        `text` ends before the first stop string of the training data.
 
-        Two kinds of probes need no extra forward pass after generation: those that read the hidden states of all answer
-        tokens, and those that read hidden states of the question. A probe of the second kind may also read the `tokens`
-        signal. Any other token-level signal requires the extra pass.
+        Two kinds of probes need no extra forward pass after generation. The first kind reads the hidden states of all
+        answer tokens. The second kind reads hidden states of the question and may also read the `tokens` signal. Any
+        other token-level signal requires the extra pass.
 
         Args:
             inputs: One or more strings, chats or lists of token ids, or a left-padded tensor of token ids

@@ -50,7 +50,7 @@ def abstain(
 ) -> Decisions:
     """Answer only the questions whose confidence is at or above a threshold.
 
-    If the probe reads answers, all answers are generated, and those below the threshold are withheld.
+    If the probe reads answers, all answers are generated. Those below the threshold are withheld.
 
     Args:
         model: Model with an attached probe.
@@ -63,8 +63,8 @@ def abstain(
         **options: Options of transformers' `generate`.
 
     Raises:
-        InputError: If both or neither of `risk` and `threshold` are passed, if the probe has no threshold for the risk,
-            if `questions` is empty, or if the options request more than one answer per question.
+        InputError: If both or neither of `risk` and `threshold` are passed, the probe has no threshold for the risk,
+            `questions` is empty, or the options request several answers per question.
     """
     prompts, least = _listed(questions), chosen_threshold(model, risk, threshold)
     if model.probe.reads_answers:
@@ -92,7 +92,7 @@ def route(
     backoff: bool = False,
     **options: Any,
 ) -> Decisions:
-    """Answer with the cheap model if its confidence is at or above a threshold, and otherwise with the strong model.
+    """Answer with the cheap model if its confidence reaches a threshold, and otherwise with the strong model.
 
     Args:
         cheap: Model with an attached probe.
@@ -136,7 +136,7 @@ def best_of(
         **options: Options of transformers' `generate`. Answers are sampled unless `do_sample` is False.
 
     Returns:
-        The best answers. An empty answer has no confidence and is chosen only if all n answers are empty.
+        The best answers. An empty answer is chosen only if all n answers are empty.
 
     Raises:
         InputError: If the probe reads only questions, `n` is not positive, or `questions` is empty.

@@ -1,12 +1,13 @@
-"""Distance between a hidden state and the hidden states of a set of questions or answers.
+"""Distance between a hidden state and a set of hidden states.
 
-The distance of a standardised hidden state x with d coordinates is its Mahalanobis distance under probabilistic PCA
-(Tipping and Bishop, Probabilistic Principal Component Analysis, 1999), divided by √d:
+The distance D is the Mahalanobis distance under probabilistic PCA (Tipping and Bishop, Probabilistic Principal
+Component Analysis, 1999), divided by √d:
 
     D² = 1/d · [Σ_j (v_j · x)² / λ_j + (‖x‖² − Σ_j (v_j · x)²) / ρ]
 
-where v_j are the leading principal directions of the set's hidden states, λ_j are the variances in these directions,
-and ρ is the mean variance in all other directions.
+Here, x is the standardised hidden state, and d is its number of coordinates. The v_j are the leading principal
+directions of the set, and the λ_j are the variances in these directions. ρ is the mean variance in all other
+directions.
 """
 
 import torch
@@ -46,7 +47,7 @@ class Distance(nn.Module):
         self.quantiles, self.full = zeros(N_QUANTILES), zeros()
 
     def distance(self, features: Tensor) -> Tensor:
-        """Return the distance [row] of each row of `features` [row, width] from the training data."""
+        """Return the distances [row] of `features` [row, width] from the training data."""
         x = (features[:, : self.n_hidden] - self.mean) / self.scale
         squares = (x @ self.directions.T).square()
         away = (x.square().sum(1) - squares.sum(1)).clamp_min(0)
@@ -65,7 +66,7 @@ class Distance(nn.Module):
         return ((distance - start) / (self.full - start).clamp_min(TINY)).clamp(0, 1)
 
     def problem(self, name: str = "novelty") -> str | None:
-        """Return a short description of the first invalid value, or None if all values are valid.
+        """Return a short description of the first invalid value, or None.
 
         The description refers to this module as `name`.
         """
@@ -83,5 +84,5 @@ class Distance(nn.Module):
 
 
 def fraction_problem(name: str, value: Tensor) -> str | None:
-    """Return a short error description if a number is outside [0, 1], and None otherwise."""
+    """Return a short error description, or None if the number is in [0, 1]."""
     return None if 0 <= value <= 1 else f"`{name}` is {float(value)}, outside [0, 1]"

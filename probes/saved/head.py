@@ -18,8 +18,7 @@ class Head(nn.Module, ABC):
     """Base class for heads. A head standardises the features [d_model] of a question or answer and computes a score.
 
     To add a head, write a subclass of `VectorHead` or `SequenceHead` and add it to `probes.saved.heads`. Keep all
-    tensors in buffers. A saved probe is loaded by creating the head from `d_model` and `sizes`, and restoring its
-    `state_dict`.
+    tensors in buffers. `load_probe` creates the head from `d_model` and `sizes`, and restores its `state_dict`.
 
     Attributes:
         mean: Mean of the features over the training split, [d_model] float32.
@@ -113,9 +112,9 @@ class CountsHead(VectorHead):
 
 
 def expected_log_odds(logits: Tensor) -> Tensor:
-    """Return the log-odds of the expected fraction Σ j p_j / k, where p is the softmax of `logits` [..., class].
+    """Return the log-odds of the expected fraction Σ j p_j / k.
 
-    The classes are j = 0 … k.
+    p is the softmax of `logits` [..., class]. The classes are j = 0 … k.
 
     >>> torch.sigmoid(expected_log_odds(torch.tensor([0.1, 0.5, 0.4]).log()))  # (0.5 · 1 + 0.4 · 2) / 2
     tensor(0.6500)
@@ -147,8 +146,8 @@ class LatentHead(VectorHead):
     See `probes.fitting.latent_model`.
 
     Attributes:
-        shared: Scalar Σ τ², summed over components. τ² is the variance of the random offset that all answers to a
-            question share.
+        shared: Scalar Σ τ², summed over components. τ² is the variance of the random offset shared by all answers to a
+            question.
         noise: Standard normal draws, [draw, component], which are the same for all questions.
     """
 
@@ -205,11 +204,11 @@ class KNNHead(VectorHead):
 
 
 def neighbour_means(queries: Tensor, points: Tensor, labels: Tensor, n_neighbors: Sequence[int]) -> Tensor:
-    """Average the labels of the nearest points, weighted by inverse distance, for each number of neighbours.
+    """Average the labels of the nearest points, weighted by inverse distance.
 
     The result equals that of scikit-learn's `KNeighborsRegressor(weights="distance")`, except for ties. If t points tie
-    for the last r places among the k neighbours, each of them counts as r / t of a neighbour. If some points are at
-    distance 0 from a row, its result is the mean label of those points.
+    for the last r places among the k neighbours, each of them counts as r / t of a neighbour. If points are at distance
+    0 from a row, the result is their mean label.
 
     Args:
         queries: Features of the rows, [row, d]. The result for a row with NaN is NaN.
@@ -252,7 +251,7 @@ def _nearest(rows: Tensor, points: Tensor, lengths: Tensor, k: int) -> tuple[Ten
 def _mean(squared: Tensor, slack: Tensor, labels: Tensor, k: int) -> Tensor:
     """Compute the weighted mean label [row] of the k nearest points.
 
-    For the points found by `_nearest`, `squared` contains the squared distances, `slack` their rounding errors, and
+    The points were found by `_nearest`. `squared` contains their squared distances, `slack` the rounding errors, and
     `labels` the labels, each [row, near].
     """
     edge = squared[:, k - 1 : k]

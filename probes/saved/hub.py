@@ -1,4 +1,4 @@
-"""Find the files of a probe in a folder or on the Hugging Face Hub, and explain failed requests."""
+"""Find a probe's files in a folder or on the Hugging Face Hub, and explain failed requests."""
 
 import os
 import re
@@ -92,7 +92,7 @@ def read_card(path: Path) -> str | None:
 
 
 def failure(error: Exception) -> str:
-    """Describe in one line why a request to the Hub failed and, if possible, how to fix the problem.
+    """Describe in one line why a Hub request failed and, if possible, how to fix it.
 
     Query strings of URLs and the user's access token are removed.
     """

@@ -178,7 +178,7 @@ def _reading(target: Any, signal: Any) -> Schema:
 
 
 def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
-    """Whether a JSON value is a list of distinct values, each of which satisfies the predicate `holds`."""
+    """Whether a JSON value is a list of distinct values that all satisfy `holds`."""
     return isinstance(value, list) and all(map(holds, value)) and len(set(value)) == len(value)
 
 

@@ -4,16 +4,16 @@ A row is a question or an answer. In this module, the training rows include the 
 
 The novelty of a row is the fraction of training rows with a smaller `Distance` from the training data. The distance of
 a training row comes from a fit that excludes its fold. If a row is more novel than 99 % of the training rows, its
-confidence is mixed with the base rate, which is the mean accuracy of the training rows. The weight of the base rate
-increases linearly with the row's distance, up to a maximum that `probes.fitting.backoff` fits.
+confidence is mixed with the base rate. The base rate is the mean accuracy of the training rows. Its weight increases
+linearly with the row's distance, up to a maximum that `probes.fitting.backoff` fits.
 
-A broader probe, if there is one, was trained on the same rows and on the questions of other stores. If a novel row is
-close to the broader probe's training rows, its confidence is also mixed with that of the broader probe. The broader
-probe's weight is its maximum weight times two factors. The first factor increases linearly with the distance from the
-training data, like the weight of the base rate. The second factor depends on the distance from the broader probe's
-training rows. It is 1 up to the 90th percentile of the distances of held-out rows, and decreases linearly to 0 at the
-95th. Rows are held out by cross-validation over the question groups of the other stores, so each distance is computed
-with a fit that excludes the row's fold.
+A broader probe is optional. It was trained on the same rows and on the questions of other stores. If a novel row is
+close to the broader probe's training rows, its confidence is also mixed with the broader probe's confidence. The
+broader probe's weight is its maximum weight times two factors. The first factor increases linearly with the distance
+from the training data, like the weight of the base rate. The second factor depends on the distance from the broader
+probe's training rows. It is 1 up to the 90th percentile of the held-out distances, and decreases linearly to 0 at the
+95th. The held-out distances come from cross-validation over the question groups of the other stores. Each distance is
+computed with a fit that excludes the row's fold.
 """
 
 from typing import Any, NamedTuple
@@ -44,12 +44,11 @@ class Confidences(NamedTuple):
 
 
 class Broader(nn.Module):
-    """Linear probe that was trained on the saved probe's training and validation rows and on rows of other stores.
+    """Linear probe trained on the saved probe's training and validation rows, and on rows of other stores.
 
     Attributes:
         weight, bias: Weights [n_features] and scalar bias. The score is the log-odds of a right answer.
-        share: Weight of this probe, in [0, 1], for rows that are novel to the saved probe but close to the training
-            rows of this probe.
+        share: Maximum weight of this probe's confidences, in [0, 1]. See the module docstring.
         known: Measures the distance from the training rows of this probe. `known.quantiles` contains percentiles of
             the held-out distances. See the module docstring.
     """

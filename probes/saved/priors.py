@@ -1,4 +1,4 @@
-"""Command that computes a prior on each question's accuracy from the confidences of a saved probe."""
+"""Command that computes a prior on each question's accuracy with a saved probe."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,8 @@ from probes.saved.artefact import load_probe
 def priors(probe: str, recipe: StoreRecipe, out: str = "priors.parquet") -> Path:
     """Write a prior on each question's accuracy, for `python -m extract sample --stop prior`.
 
-    Each prior is a beta distribution over the question's fraction of right answers. Its mean is the probe's
-    confidence, and its concentration was fitted when the probe was trained.
+    Each prior is a beta distribution over the question's fraction of right answers. Its mean is the probe's confidence.
+    Its concentration was fitted when the probe was trained.
 
     Args:
         probe: Folder or Hub id of a saved probe whose target is `capability`. The probe must not have been trained on

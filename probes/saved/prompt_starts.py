@@ -55,7 +55,7 @@ class PromptStarts:
         return None
 
     def read(self) -> None:
-        """Compute the key/value caches of all prompt prefixes now, rather than when they are first needed."""
+        """Compute the caches of all prefixes now, rather than when they are first needed."""
         for start, cache in self._caches.items():
             if cache is None:
                 self._read(start)

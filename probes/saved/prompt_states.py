@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class PromptFeatures:
     """Compute the features of a question probe from hidden states at the last prompt token.
 
-    If the probe reads the `tokens` signal, the constructor runs the decoder on one token to find the Python class of
-    the decoder's output.
+    If the probe reads the `tokens` signal, the constructor runs the decoder on one token. The run determines the Python
+    class of the decoder's output.
 
     Attributes:
         layers: Layers whose hidden states are needed, in ascending order.
@@ -58,7 +58,7 @@ class PromptFeatures:
 
 
 def can_capture(probe: ConfidenceProbe) -> bool:
-    """Whether the features of a probe can be computed from hidden states at the last prompt token."""
+    """Whether a probe's features can be computed from hidden states at the last prompt token."""
     return bool(probe.layers) and not probe.reads_answers and set(probe.signals) <= {"hidden", "tokens"}
 
 

@@ -44,7 +44,7 @@ class RunningConfidence:
         return confidence, novelty, is_novel == 1, n_read
 
     def at_end(self, n_tokens: int) -> tuple[float, float, bool, int]:
-        """Return the same fields as `after`, for the last step of a complete answer with `n_tokens` tokens."""
+        """Return the same fields as `after`, for a complete answer with `n_tokens` tokens."""
         n_read = min(n_tokens, len(self._scores))
         if n_read:
             self._found[n_read:] = []
@@ -79,7 +79,7 @@ def add_tokens(rows: Sequence[RunningConfidence], states: Mapping[int, Tensor], 
         rows: Running confidences of the answers. All must use the same probe.
         states: Dict from layer to hidden states [row, d_model] of the tokens.
         wait: Whether to wait until the confidences are on the CPU. If False, they are copied asynchronously. They are
-            valid once a later copy from the same device (such as the copy for the next token) has finished.
+            valid once a later copy from the same device has finished, such as the copy for the next token.
     """
     groups = defaultdict[tuple[float, bool], list[RunningConfidence]](list)
     layers = rows[0].probe.layers

@@ -42,22 +42,22 @@ def score(
 
     Each line has `id`, `question`, `answer` (if given), `confidence`, `novelty` and `is_novel`. Lines are in input
     order, and are written as soon as their batch is finished. Undefined values are null. If a question cannot be
-    scored, for example because it is too long for the model, its line has an `error`. The command then continues with
-    the next question, but exits with status 2 at the end.
+    scored, for example because it is too long, its line has an `error`. The command then continues, but exits with
+    status 2 at the end.
 
     Args:
         probe: Folder or Hub id of a saved probe.
         questions: File, name of a question set, or Hub id (see docs/questions.md). A .txt file has one question per
             line. Pass - for standard input, with one question or JSON object per line. Each JSON object or row of a
             table has a `question` field (text or chat messages), and optionally `id` and `answer`.
-        out: JSON Lines file to write. The default is standard output. If the file contains the results of an
-            earlier run of the same command, scoring continues after the last of them.
-        abstain_below: Threshold between 0 and 1. Each line gets `abstain`, which is true if the confidence is below the
+        out: JSON Lines file to write. The default is standard output. If the file contains results of an earlier run of
+            the same command, scoring continues after them.
+        abstain_below: Threshold between 0 and 1. Each line gets `abstain`: true if the confidence is below the
             threshold or unknown.
         backoff: Whether to shift the confidences of novel questions. They are shifted towards the mean accuracy of the
             training and validation questions. The saved probe may include a broader probe, trained on additional
             stores. If a novel question is close to the broader probe's training questions, its confidence is also
-            shifted towards that of the broader probe.
+            shifted towards the broader probe's.
         model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
             installs.
         revision: Commit, branch or tag of a Hub model.
@@ -163,7 +163,7 @@ def _number(value: float) -> float | None:
 
 @contextmanager
 def _writer(out: str | None) -> Iterator[Callable[[str], object]]:
-    """Return a function that writes a line to a file or to standard output without buffering."""
+    """Return a function that writes lines to a file or standard output without buffering."""
     if out is None:  # `tqdm.write` keeps the progress bar and the lines apart on a terminal
         yield tqdm.write if sys.stdout.isatty() else partial(print, flush=True)
         return
@@ -187,7 +187,7 @@ def _lock(out: str | None) -> AbstractContextManager[Any]:
 
 
 def _finished(out: Path, settings: Record) -> list[Record]:
-    """Return the results that an interrupted command wrote to `out`, and remove the last line if it is incomplete.
+    """Return the results that an interrupted command wrote to `out`. Remove an incomplete last line.
 
     The settings of that command were saved next to `out`. Raises an InputError if they differ from `settings`, or if
     another program wrote `out`.
@@ -216,7 +216,7 @@ def _finished(out: Path, settings: Record) -> list[Record]:
 
 
 def _check_same(batch: Sequence[Asked], finished: Sequence[Record], out: str, n_before: int) -> None:
-    """Check that the results `finished`, read from the file `out`, are for the first questions of the batch."""
+    """Check that the results `finished` from `out` are for the first questions of the batch."""
     for i, (asked, record) in enumerate(zip(batch, finished, strict=False), n_before + 1):
         expected = json.loads(json.dumps([asked.id, asked.question, asked.answer]))
         if expected != [record.get(name) for name in ("id", "question", "answer")]:

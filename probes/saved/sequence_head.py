@@ -21,7 +21,7 @@ from probes.saved.head import Head, zeros
 
 
 def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
-    r"""Average the values over tokens with attention weights, and sum the means over the H attention heads.
+    r"""Average the values over tokens with attention weights. Sum over the H attention heads.
 
     .. math:: \sum_h \sum_t \mathrm{softmax}_t(q_{ht} + s_h t) \, v_{ht}
 
@@ -38,7 +38,7 @@ def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
 
 
 def multimax_pool(numbers: Tensor, there: Tensor) -> Tensor:
-    r"""For each head, take the maximum of its values over tokens (the minimum for odd heads). Sum over heads.
+    r"""Take the maximum of each head's values over tokens (the minimum for odd heads). Sum over heads.
 
     .. math:: \sum_h \pm \max_t (\pm v_{ht})
 
@@ -76,7 +76,7 @@ def _like(mask: Tensor, numbers: Tensor) -> Tensor:
 
 
 class SequenceHead(Head):
-    """Base class for heads that read the hidden states h of all tokens of an answer.
+    """Base class for heads that read the hidden states h of all answer tokens.
 
     The score is pool(W (h − mean) / scale) + b, where W has `n_numbers` rows.
     """
@@ -148,7 +148,7 @@ class MultiMaxHead(SequenceHead):
 
 
 class RollingHead(SequenceHead):
-    """Head whose score is the negated maximum of the moving average over `window` token values. See `rolling_pool`."""
+    """Head whose score is the negated maximum of a moving average over `window` tokens. See `rolling_pool`."""
 
     kind = "rolling"
     sizes: ClassVar[Mapping[str, int]] = {"window": 2**20}

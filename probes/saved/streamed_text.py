@@ -28,7 +28,7 @@ class StreamedText:
     def add(self, token: int) -> str:
         """Add a token and return the new part of `shown`.
 
-        The last few tokens are decoded together, because some tokens are decoded differently at the start of a string.
+        The last few tokens are decoded together, because some are decoded differently at the start of a string.
         """
         self._recent.append(token)
         before, now = (

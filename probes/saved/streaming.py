@@ -31,17 +31,16 @@ class Step:
 
     A token's hidden state is computed in the forward pass that generates the next token. If the probe reads answers,
     the confidence after t tokens therefore covers only the first t − 1 tokens. In the last step, it covers the whole
-    answer, or all tokens but the last one if generation stopped at the token limit.
+    answer. The last token is missing if generation stopped at the token limit.
 
     Attributes:
-        text: The answer so far, without special tokens. Incomplete characters, and characters that may begin a stop
-            string, are withheld until it is clear that they belong to the answer.
+        text: The answer so far, without special tokens. Incomplete characters are withheld, as are characters that may
+            begin a stop string.
         piece: The part of `text` that is new in this step; possibly empty.
-        confidence: Probability that the model answers the question correctly. If the probe reads answers, the
-            confidence is the probability that this answer is right, based on its first `n_read` tokens; NaN if
-            `n_read` is 0.
+        confidence: Probability that the model answers the question correctly. If the probe reads answers, it is the
+            probability that this answer is right, based on the first `n_read` tokens; NaN if `n_read` is 0.
         novelty, is_novel: Novelty of the question or of the answer so far. See `Confidences`.
-        n_read: Number of tokens of the answer that the confidence covers; 0 if the probe reads only the question.
+        n_read: Number of answer tokens that the confidence covers; 0 if the probe reads only the question.
         n_tokens: Number of tokens in the answer so far, without the end-of-sequence token. In the last step, the
             stop string is not counted either.
     """
@@ -86,7 +85,7 @@ def stream(model: ConfidentModel, question: Prompts, backoff: bool, options: dic
 
 
 def check_streamable(probe: ConfidenceProbe) -> None:
-    """Raise InputError if the probe reads token signals that are pooled over the complete answer."""
+    """Raise InputError if the probe reads token signals pooled over the complete answer."""
     if probe.reads_answers and probe.pooled is not None:
         raise InputError(
             "Expected a probe that can be streamed, but this one reads token signals pooled over complete answers. "
@@ -124,7 +123,7 @@ class _Reader(RunningConfidence):
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Within this context, capture the hidden state of the last token in each forward pass.
+        """Capture the hidden state of the last token in each forward pass.
 
         Passes that cover only the first part of the prompt are ignored.
         """

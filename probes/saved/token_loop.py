@@ -1,7 +1,6 @@
-"""Greedy search and sampling of one answer in the caller's thread, one token at a time.
+"""Greedy search and sampling in the caller's thread, one token at a time.
 
-A transformers streamer would need a second thread. On a CPU, small matrix products take about a third longer in such a
-thread than in the caller's.
+A transformers streamer would need a second thread. On a CPU, small matrix products take about a third longer there.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def read_key(variable: str, is_default: bool, environment: Mapping[str, str] = o
     """Read the API key from an environment variable, or return None if the default variable is not set.
 
     Raises:
-        InputError: If the variable is empty, if it is not set and is not the default variable, or if the key can't be
-            sent in an HTTP header.
+        InputError: If the variable is empty, if a non-default variable is not set, or if the key can't be sent in an
+            HTTP header.
     """
     key = environment.get(variable)
     if not key and (not is_default or key == ""):

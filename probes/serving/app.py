@@ -186,7 +186,7 @@ class Endpoints:
             raise RequestError(400, message, param, "invalid_value") from None
 
     def _check_answers(self, questions: Sequence[object], answers: Sequence[str] | None) -> None:
-        """Check that there is one answer per question if the probe reads answers, and no answers otherwise."""
+        """Require one answer per question if the probe reads answers, and no answers otherwise."""
         if not self._probe.reads_answers and answers is not None:
             message = "Expected no `answers`, because the probe reads only questions, but got answers. Remove them."
         elif self._probe.reads_answers and len(answers or ()) != len(questions):

@@ -72,8 +72,7 @@ class Defaults:
     def prompt(self, question: str | Sequence[Message], param: str) -> str | list[dict[str, str]]:
         """Convert a question to a prompt for the engine.
 
-        A string, or a single message from the user, is inserted into the probe's prompt template. Other chats are used
-        unchanged.
+        A string or a single user message is inserted into the probe's prompt template. Other chats are used unchanged.
 
         Raises:
             RequestError: If the probe's prompts are plain text, and the question is neither a string nor a single user

@@ -102,7 +102,7 @@ def serve(
 def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
     """Create a server that ends unfinished answers when it shuts down.
 
-    When the server is ready, it prints the text passed as `started` to standard error.
+    When the server is ready, it prints `started` to standard error.
     """
     import uvicorn
 

@@ -82,7 +82,7 @@ class Engine:
     def score(
         self, prompts: Sequence[list[int]], answers: Sequence[str] | None, backoff: bool = True
     ) -> Future[Confidences]:
-        """Return a future with the confidences [prompt] of the questions, or of the `answers` if they are given.
+        """Return a future with the confidences [prompt] of the questions, or of the `answers` if given.
 
         `prompts` are token ids from `encode`. See `ConfidentModel.score` for the other arguments.
 
@@ -123,9 +123,9 @@ class Engine:
             settings: Settings of the answer.
             on_step: Called with each step (see `ConfidentModel.stream`). If it raises an exception, generation ends
                 with this exception.
-            on_end: Called once, after the last step, with the finish reason, or with the exception if generation
-                failed. The reasons are "stop" (end-of-sequence token or stop string), "length" (`max_tokens` or the
-                context of the model) and "cancelled".
+            on_end: Called once, after the last step, with the finish reason or, on failure, the exception. The reasons
+                are "stop" (end-of-sequence token or stop string), "length" (`max_tokens` or the context of the model)
+                and "cancelled".
             backoff: Whether to shift the confidence for a novel question. See `Confidences`.
 
         Raises:

@@ -27,8 +27,8 @@ _ROWS = 32
 class Batch:
     """Answers that are generated together. `rows` lists them in the order of the cache rows.
 
-    If the model caches anything besides keys and values, or has chunked attention, no row can join a running batch, and
-    all prompts in a new batch have the same length.
+    Some models cache more than keys and values, or have chunked attention. With them, no row can join a running batch,
+    and all prompts in a new batch have the same length.
     """
 
     def __init__(self, model: ConfidentModel, max_rows: int) -> None:
@@ -118,7 +118,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Run the model on the last token of each answer, and draw the next token of each."""
+        """Run the model on the last token of each answer, and draw the next token."""
         mask, positions = self._cache.before_pass()
         ids = torch.tensor([row.drawn[-1:] for row in self.rows], device=mask.device)
         layers = self._model.probe.layers if self._model.probe.reads_answers else None
@@ -171,7 +171,7 @@ class Batch:
         return logits, {layer: of_rows[:, 0] for layer, of_rows in states.items()}
 
     def _advance(self, rows: Sequence[Row], logits: Tensor) -> list[int]:
-        """Draw a token for each row, and return the indices of the rows whose answers have ended."""
+        """Draw a token for each row, and return the indices of rows that have ended."""
         tokens, logprobs = _draw(rows, logits)
         entropies = _entropies(rows, logits)
         ended = []

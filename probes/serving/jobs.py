@@ -1,4 +1,4 @@
-"""Requests to the engine: for one generated answer, or for the confidences of one or more rows."""
+"""Requests to the engine: to generate one answer, or to score one or more rows."""
 
 from __future__ import annotations
 
@@ -63,9 +63,8 @@ class AnswerStep(Step):
     """Step of a generated answer. See `Step`.
 
     Attributes:
-        entropies: Next-token entropies in nats for the tokens of `piece`, computed before temperature, top-p and top-k
-            are applied. None if they were not requested. If the text of a token is withheld, its entropy comes with a
-            later piece.
+        entropies: Next-token entropies in nats for the tokens of `piece`, before temperature, top-p and top-k. None if
+            they were not requested. If a token's text is withheld, its entropy comes with a later piece.
     """
 
     entropies: tuple[float, ...] | None = None

@@ -1,6 +1,6 @@
 """Requests to the server, and errors for refused requests.
 
-A request with an unsupported option is refused, unless the option's value has no effect.
+A request with an unsupported option is refused, unless the value has no effect.
 """
 
 import json
@@ -124,8 +124,8 @@ class ChatRequest(Body):
 
     Attributes:
         backoff: Whether to shift the confidence for a novel question. See `Confidences`.
-        entropy: Whether to add an `entropy` field to each choice. The field contains the next-token entropy in nats for
-            each token of the text, computed before temperature, top-p and top-k are applied.
+        entropy: Whether to add an `entropy` field to each choice. It contains the next-token entropy in nats for each
+            token of the text, before temperature, top-p and top-k.
     """
 
     model: str

@@ -20,7 +20,7 @@ class VerifyRequest(Body):
     Attributes:
         question: The question that the user asked.
         answer: The answer to verify. Probes that read only questions ignore it.
-        context: Text that the server inserts before the question in the prompt, followed by a line break.
+        context: Text to insert before the question, followed by a line break.
         threshold: Confidence below which the caller should ask a larger model.
     """
 

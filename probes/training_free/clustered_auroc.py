@@ -45,7 +45,7 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def n_questions(self) -> Tensor:
-        """For each score, the number of questions with at least one answer that has the score, [score] int64."""
+        """Number of questions with at least one answer that has the score, [score] int64."""
         return self.has_answer.sum(1)
 
     @property
@@ -63,8 +63,8 @@ class ClusteredAuroc(NamedTuple):
 def logit_interval(auroc: Tensor, error: Tensor, n_questions: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
     """Return the lower and upper bounds [score] of the confidence intervals of AUROCs.
 
-    The intervals are symmetric on the log-odds scale and use Student's t distribution with `n_questions` − 1 degrees of
-    freedom.
+    The intervals are symmetric on the log-odds scale. They use Student's t distribution with `n_questions` − 1 degrees
+    of freedom.
     """
     centre = torch.logit(auroc)
     quantile = torch.from_numpy(stdtrit((n_questions - 1).clamp_min(1).numpy(), (1 + level) / 2))
@@ -104,7 +104,7 @@ def clustered_auroc(scores: Tensor, right: Tensor, question: Tensor, n_questions
 
 
 def placements(scores: Tensor, others: Tensor) -> Tensor:
-    """For each value in `scores`, return the fraction of values in the same row of `others` that are lower.
+    """For each value in `scores`, return the fraction of lower values in the same row of `others`.
 
     Ties count ½; NaN means missing. The result has the shape of `scores`, [score, answer].
     """
@@ -127,11 +127,10 @@ def max_t(
     r"""Compute two-sided p-values for the null hypothesis AUROC = ½, with max-T correction for multiple testing.
 
     Each draw permutes the grades across questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
-    grades of a question are assigned together to another question, and each grade keeps its sample index. The statistic
-    of a score is |AUROC − ½|, divided by its root mean square over a separate set of draws. The p-value is the fraction
-    of draws in which the largest statistic over all scores is at least as large as the observed statistic. The observed
-    grades count as one more draw. The familywise error rate is controlled if all questions have the same number of
-    answers.
+    grades of a question move together to another question and keep their sample indices. The statistic of a score is
+    |AUROC − ½|, divided by its root mean square over separate draws. The p-value is the fraction of draws in which the
+    largest statistic over all scores reaches the observed statistic. The observed grades count as one more draw. The
+    familywise error rate is controlled if all questions have the same number of answers.
 
     Args:
         scores, right, question: See `clustered_auroc`.
@@ -139,8 +138,8 @@ def max_t(
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
 
     Returns:
-        P-values, [score] float64. A p-value is NaN if its score is constant, or if the score is missing for all right
-        or all wrong answers.
+        P-values, [score] float64. A p-value is NaN if the score is constant, or missing for all right or all wrong
+        answers.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1
@@ -201,6 +200,6 @@ class _Exchange:
         return distances
 
     def chunks(self, orders: Tensor) -> Iterator[Tensor]:
-        """Split `orders` into chunks, and yield the result of `distances` for each, with NaN replaced by 0."""
+        """Split `orders` into chunks, and yield their `distances`, with NaN replaced by 0."""
         for order in orders.split(self._step):
             yield self.distances(order).nan_to_num_(0.0)

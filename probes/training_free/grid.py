@@ -70,8 +70,8 @@ class Grid:
     def choose(self, rows: list[int]) -> int | None:
         """Return the row with the highest validation AUROC among `rows`, or None if no row qualifies.
 
-        A row qualifies if its score is not constant, its AUROC is defined, and its number of scored answers is at
-        least 95 % of the maximum over `rows`. Ties go to the first row.
+        A row qualifies if its score is not constant and its AUROC is defined. Its number of scored answers must also be
+        at least 95 % of the maximum over `rows`. Ties go to the first row.
         """
         if not rows:
             return None
@@ -92,7 +92,7 @@ class Grid:
         return best
 
     def of_families(self) -> dict[str, int]:
-        """For each family of scores, return the row of the score with the highest validation AUROC.
+        """For each family of scores, return the row with the highest validation AUROC.
 
         A weighted score is excluded if it ranks the validation answers exactly as an unweighted score does.
         """

@@ -22,7 +22,7 @@ LENGTH, TRUNCATED = "answer length", "truncated"
 
 
 def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Evaluate the best score of each family in a grid, and return the results as a record.
+    """Evaluate the best score of each family in a grid.
 
     Args:
         n_resamples: Number of resamples for each interval. Each p-value uses five times as many draws.
@@ -80,7 +80,7 @@ def length_stratum(n_tokens: Tensor) -> Tensor:
 
 
 class _Tested:
-    """Metrics and significance tests of the reported scores, computed on the answers of the test split."""
+    """Metrics and significance tests of the reported scores on the test answers."""
 
     def __init__(self, grid: Grid, n_resamples: int, seed: int) -> None:
         self._grid, self._n_resamples, self._seed = grid, n_resamples, seed
@@ -173,7 +173,7 @@ class _Tested:
     def _auroc(self, scored: Scored) -> Mapping[str, Any] | None:
         """Return the AUROC with its interval.
 
-        Returns None if too few questions have right answers, or if too few questions have wrong answers.
+        Returns None if too few questions have right answers, or too few have wrong answers.
         """
         scored = scored.take(scored.usable)
         assert scored.question is not None

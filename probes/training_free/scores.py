@@ -125,7 +125,7 @@ class Scores:
             yield torch.tensor([name.sign for name in names])[:, None] * compute()
 
     def _batches(self) -> Iterator[tuple[list[Score], Callable[[], Tensor]]]:
-        """Yield each batch as a list of score names and a function that computes those scores, [score, answer]."""
+        """Yield the score names of each batch, and a function that computes the scores, [score, answer]."""
         batches = [(s, keys, [UNWEIGHTED]) for s in self._signals for keys in _chunks(self._keys[s], _COLUMNS)]
         if TOKENS in self._signals:
             keys = self._keys[TOKENS]

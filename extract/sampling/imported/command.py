@@ -22,7 +22,7 @@ SOURCES: Registry[Callable[[Path, Kind | None], Log]] = Registry(
 
 @fill_names(sources=SOURCES)
 def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> Store:
-    """Make a store from the answers and scores in a log of lm-evaluation-harness or Inspect, or in a JSON Lines file.
+    """Make a store from a log of lm-evaluation-harness or Inspect, or from a JSON Lines file.
 
     Scores become grades: 1 means right, 0 means wrong, and all other values mean unknown. If the log contains
     references, the answers can be graded again with `python -m extract grade`. Settings that the log does not contain

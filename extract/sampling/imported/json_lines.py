@@ -31,7 +31,7 @@ COLUMNS = {
 
 
 def read_json_lines(path: Path, kind: Kind | None) -> Log:
-    """Read a file in which each line is an object with a question, an answer and possibly a score.
+    """Read a JSON Lines file. Each line contains a question, an answer and possibly a score.
 
     Raises:
         InputError: If a line is invalid. The message contains the line number.
@@ -77,7 +77,7 @@ def _values(record: Record, where: str) -> dict[str, Any]:
 
 
 def _check_alike(first: dict[str, Any], values: dict[str, Any], where: str) -> None:
-    """Check that a line and the first line have the same policy, and that `sample` is in both lines or in neither."""
+    """Check that a line has the same policy as the first line, and that both or neither contain `sample`."""
     for name in _POLICY:
         if values[name] != first[name]:
             raise InputError(

@@ -86,7 +86,7 @@ def _log(path: Path, kind: Kind | None, task: str, results: Mapping[str, Any]) -
 def _grades(row: Record, config: Mapping[str, Any], rising: Mapping[str, bool]) -> list[tuple[str, Grade]]:
     """Return a pair (grader name, grade) for each score of the first answer.
 
-    Metrics for which lower values are better, and scores that combine several answers, are left out.
+    Scores are left out if lower values are better, or if they combine several answers.
     """
     if len(row["resps"][0]) > 1 and not _takes_first(config, row["filter"]):
         return []

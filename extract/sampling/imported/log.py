@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Log:
-    """Content of a log, reduced to the fields below, because other fields can contain API keys and paths.
+    """Content of a log. Other fields of the log are dropped, because they can contain API keys and paths.
 
     Attributes:
         origin: Name and version of the tool, and name of the task; None if unknown.
@@ -134,7 +134,7 @@ def check_same(earlier: Question | None, question: Question, where: str) -> Ques
 
 
 def check_new(key: tuple[str, object], earlier: Container[tuple[str, object]], where: str) -> None:
-    """Raise an `InputError` if the key of an answer or score has already been read."""
+    """Raise an `InputError` if the key of an answer or score is in `earlier`."""
     if key in earlier:
         raise InputError(
             f"Expected the ids of the answers to a question to be unique, but {where} repeats the id {key[1]!r} for "

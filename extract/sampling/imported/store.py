@@ -26,9 +26,9 @@ from extract.store.verify import write_manifest
 def write_log(log: Log, folder: Path) -> Store:
     """Create a store from a log. If the store exists, restore its missing and damaged files.
 
-    If an import is killed, it leaves a hidden folder, which the next import of the same log completes.
+    A killed import leaves a hidden folder. The next import of the same log completes it.
 
-    Raises an `InputError` if `folder` contains other files, or a store created from a different log.
+    Raises an `InputError` if `folder` contains other files or the store of a different log.
     """
     assert all(sample in range(log.k) for _, sample in log.answers), "a reader found an answer outside range(k)"
     check_folder(folder)

@@ -60,7 +60,7 @@ class AnswerBatch:
     """Draws several answers at the same time, one token per step.
 
     The model reads rows of tokens. In a `SharedCache`, answers to the same question share a row until they differ. In a
-    `SlotCache`, which is faster on a GPU, each answer has its own row.
+    `SlotCache`, each answer has its own row. This is faster on a GPU.
 
     `shared_attention` must be active for the model. If `temperature` is None, each answer has its own temperature.
     `end` contains the ids of the end-of-sequence tokens. `max_rows` is the maximum number of answers.

@@ -140,7 +140,7 @@ class AnswerCache(DynamicCache):
 
     @property
     def n_shared(self) -> int:
-        """Number of tokens in the common prefix if it is stored only once, or 0 if it is stored with each prompt."""
+        """Number of prefix tokens that are stored only once, or 0 if the prefix is stored with each prompt."""
         return self.n_prefix if self.n_prefix >= SHORTEST_PREFIX else 0
 
     @property
@@ -190,5 +190,5 @@ class AnswerCache(DynamicCache):
 
 
 def smallest_window(model: Any) -> float:
-    """Return the size of a model's smallest sliding window in tokens, or infinity if all layers have full attention."""
+    """Return a model's smallest sliding window in tokens, or infinity if all layers have full attention."""
     return min(getattr(layer, "sliding_window", math.inf) for layer in DynamicCache(config=model.config).layers)

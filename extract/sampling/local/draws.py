@@ -24,7 +24,7 @@ def question_key(seed: int, question_id: str) -> int:
 def keyed_uniforms(keys: NDArray[np.uint64], samples: NDArray[np.uint64], n_steps: int) -> NDArray[np.float64]:
     """Compute uniform random numbers in [0, 1) with 53 random bits, [row, step] float64.
 
-    Each number is a hash of the row's `question_key`, the row's sample index and the step.
+    Each number is a hash of the `question_key`, the sample index and the step.
     """
     steps = np.arange(n_steps, dtype=np.uint64)
     with np.errstate(over="ignore"):
@@ -145,7 +145,7 @@ def truncate(logits: Tensor, top_p: float, top_k: int) -> Tensor:
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor, rows: Tensor) -> Tensor:
-    """Find the first token at which the cumulative sum of the normalised weights exceeds a uniform random number.
+    """Find the first token at which the cumulative normalised weight exceeds a uniform random number.
 
     `weights` has shape [row, vocab]. `uniforms`, `rows` (the row of each answer) and the result have shape [answer].
     Tokens with weight 0 are never drawn.
@@ -164,10 +164,10 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor, rows: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, targets: Tensor) -> Tensor:
-    """Find the first cumulative sum above the target in each row, and return its index [row, 1].
+    """Return the index [row, 1] of the first cumulative sum above each row's target.
 
-    `ends` contains the cumulative sums of each row, and `targets` [row, 1] contains the targets. If no sum is above the
-    target, return the last index at which the sum increases.
+    `ends` contains the cumulative sums of each row. `targets` has shape [row, 1]. If no sum is above the target, return
+    the last index at which the sum increases.
     """
     last_step_up = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)
     return torch.minimum(torch.searchsorted(ends, targets, right=True), last_step_up)

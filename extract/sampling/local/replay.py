@@ -18,7 +18,7 @@ uncapturable = WeakSet[Any]()
 class Replay:
     """Forward pass of a model with a `SlotCache`. On a CUDA device, it is captured as a CUDA graph and replayed.
 
-    Passes that can't be captured, for example because they copy a value to the CPU, are run as usual.
+    Some passes can't be captured, for example because they copy a value to the CPU. They are run as usual.
     """
 
     def __init__(self, model: Any, cache: SlotCache) -> None:
@@ -50,8 +50,8 @@ class Replay:
     def _capture(self, ids: Tensor, positions: Tensor, is_first: bool) -> None:
         """Capture a forward pass as a CUDA graph if possible.
 
-        Before the first capture, check that a pass does not make the CPU wait for the GPU. Each pass writes the same
-        keys and values to the cache, so additional passes do not change the result.
+        Before the first capture, check that a pass does not make the CPU wait for the GPU. Additional passes do not
+        change the result, because they write the same keys and values.
         """
         self._inputs, stream = (ids.clone(), positions.clone()), _stream(ids.device)
         stream.wait_stream(torch.cuda.current_stream(ids.device))

@@ -200,7 +200,7 @@ class FixedCache:
 def can_merge(model: Any) -> bool:
     """Whether new rows can join a batch after its first forward pass.
 
-    The model must cache only keys and values, and must not use chunked attention, whose chunks would include padding.
+    The model must cache only keys and values. It must not use chunked attention, because chunks would include padding.
     """
     layers = DynamicCache(config=model.config).layers
     chunks = "chunked_attention" in (getattr(model.config.get_text_config(), "layer_types", None) or ())

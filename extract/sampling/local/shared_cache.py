@@ -1,4 +1,4 @@
-"""Key/value cache in which answers share one copy of their prompt, and of the tokens they have in common."""
+"""Key/value cache in which answers share their prompt and the tokens that they have in common."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ class SharedLayer(DynamicLayer):
     def rearrange(self, index: int, group: Group, slots: Tensor, changed: Tensor) -> None:
         """Put the row of the old slot `slots[i]` into slot i. `changed` contains every i that differs from `slots[i]`.
 
-        If the number of slots differs between `group` and the current buffers, the rows are copied to new buffers.
+        If the current buffers do not have `group.n_slots` slots, the rows are copied to new buffers.
         """
         device = self.prompts[0].device
         slots, changed = slots.to(device), changed.to(device)
@@ -119,15 +119,15 @@ class SharedCache(DynamicCache):
     """Cache that contains the common prefix, one copy of each prompt, and rows of answer tokens.
 
     Answers to the same question can share a row as long as their tokens are equal. New rows are empty. Rows are added,
-    copied and removed only between forward passes. Rows with similar numbers of tokens form a group, and the groups are
+    copied and removed only between forward passes. Rows with similar numbers of tokens form a group. The groups are
     sorted from long to short. Attention is computed for one group at a time, so that short rows need little padding.
 
     Attributes:
-        slots: Int64 tensors [question · head · slot] by number of key-value heads, which can differ between layers.
-            Each element is an index into a flattened [row, head] tensor. Each row of a question has its own slot. Free
-            slots contain arbitrary indices.
-        places: Dict from number of key-value heads to an int64 tensor of shape [row · head]. It contains the position
-            of each row and head in `slots`.
+        slots: Dict from number of key-value heads to an int64 tensor [question · head · slot]. The number of heads can
+            differ between layers. Each element is an index into a flattened [row, head] tensor. Each row of a question
+            has its own slot. Free slots contain arbitrary indices.
+        places: Dict from number of key-value heads to an int64 tensor [row · head]. It contains the position of each
+            row and head in `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.
     """
 
@@ -286,7 +286,7 @@ def _bias(hidden: Tensor) -> Tensor:
 
 
 def _stacked(a: Tensor, b: Tensor, dim: int) -> Tensor:
-    """Pad the shorter of two tensors at the start of dimension `dim`, then concatenate them along dimension 0."""
+    """Pad the shorter tensor at the start of dimension `dim`, then concatenate both along dimension 0."""
     n_tokens = max(a.shape[dim], b.shape[dim])
     after = (0, 0) * (a.dim() - 1 - dim)
     return torch.cat([torch.nn.functional.pad(each, (*after, n_tokens - each.shape[dim], 0)) for each in (a, b)])

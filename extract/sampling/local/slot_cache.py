@@ -1,4 +1,4 @@
-"""Key/value cache with a fixed number of slots, so that a GPU can replay each forward pass as a CUDA graph."""
+"""Key/value cache with a fixed number of slots, so that forward passes can be replayed as CUDA graphs."""
 
 import math
 from collections.abc import Sequence
@@ -49,10 +49,10 @@ class SlotLayer(DynamicLayer):
 
 
 class SlotCache(DynamicCache):
-    """Cache with one slot per answer. A slot contains a copy of the prompt without the common prefix, then the answer.
+    """Cache with one slot per answer. A slot contains the prompt without the common prefix, then the answer.
 
-    Shapes and addresses only change if a longer buffer is needed, so a forward pass can be captured and replayed.
-    All slots take part in each pass. In free slots, only column 0 is visible, and the results are arbitrary.
+    Shapes and addresses only change if a longer buffer is needed. Therefore, a forward pass can be captured and
+    replayed. All slots take part in each pass. In free slots, only column 0 is visible, and the results are arbitrary.
 
     Attributes:
         bias: [slot, 1, 1, column] float32, −inf for padding and for columns after the newest token, and 0 elsewhere.
@@ -114,7 +114,7 @@ class SlotCache(DynamicCache):
 
 
 def fits_slots(model: Any, read: AnswerCache, n_slots: int, most_tokens: int) -> bool:
-    """Return True if the whole model is on one CUDA device, and a `SlotCache` fits into the free memory.
+    """Whether the whole model is on one CUDA device, and a `SlotCache` fits into the free memory.
 
     `most_tokens` is the maximum number of tokens in a prompt and its answer together.
     """

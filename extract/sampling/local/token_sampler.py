@@ -77,8 +77,8 @@ class TokenSampler:
     ) -> dict[float, list[Sample]]:
         """Draw answers to each question at every temperature, prefilling each prompt only once.
 
-        Answers that have ended are replaced by answers to the next questions, shortest prompts first. If answers can't
-        share the keys and values of their prompt, new answers start only when the whole batch has ended.
+        Finished answers are replaced by answers to the next questions, shortest prompts first. If answers can't share
+        the keys and values of their prompt, new answers start only when the whole batch has ended.
 
         Args:
             question_ids: Question ids. Random numbers depend on them, but not on the temperature.
@@ -86,8 +86,8 @@ class TokenSampler:
             samples: Indices of the answers to draw.
             temperatures: Distinct temperatures, which override those in `decoding`.
             progress: Called after each step with the numbers of newly finished answers and newly sampled tokens.
-            block: Prompts of the whole block, if its answers are drawn in several calls. If the answers to all these
-                prompts fit into one batch, the prompts are prefilled only in the first call.
+            block: Prompts of the whole block, if its answers are drawn in several calls. If all its answers fit into
+                one batch, the prompts are prefilled only in the first call.
 
         Returns:
             Dict from temperature to answers, ordered by question, then by sample.
@@ -157,14 +157,14 @@ class TokenSampler:
             yield ended
 
     def _may_join(self, batch: AnswerBatch, n_waiting: int) -> bool:
-        """Return True if the batch is empty, or if it accepts further answers and has enough free rows."""
+        """Whether the batch is empty, or accepts further answers and has enough free rows."""
         n_free = self.max_rows - len(batch)
         return not len(batch) or (batch.can_join and n_free >= min(n_waiting, _JOINING_SHARE * self.max_rows))
 
     def _read(
         self, prompts: Sequence[Sequence[int]], prefix: Sequence[int], block: Sequence[Sequence[int]] | None
     ) -> tuple[AnswerCache, Tensor, Sequence[int]]:
-        """Prefill prompts. Returns a cache, logits, and the index of each prompt in the cache and in the logits."""
+        """Prefill prompts. Returns a cache, logits, and the index of each prompt in both."""
         if block is None:
             return *self._reader.read(prompts, prefix), range(len(prompts))
         index = {tuple(prompt): i for i, prompt in enumerate(block)}

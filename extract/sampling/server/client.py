@@ -1,4 +1,4 @@
-"""Client that sends concurrent requests to one or more addresses of a server, with retries and budgets."""
+"""Client that sends concurrent requests to a server, with retries and budgets."""
 
 import asyncio
 import math
@@ -43,8 +43,8 @@ class BudgetSpent(Exception):
 class Spending:
     """Counts the requests and tokens of a run.
 
-    A failed attempt counts as a request without tokens. If the server does not report how many prompt tokens it read,
-    their number is estimated. If it does not report the number of answer tokens, the maximum is assumed.
+    A failed attempt counts as a request without tokens. If the server does not report the number of prompt tokens, the
+    number is estimated. If it does not report the number of answer tokens, the maximum is assumed.
     """
 
     server: Server
@@ -65,12 +65,11 @@ class Spending:
     async def reserved(self, request: Request) -> AsyncIterator[None]:
         """Reserve the maximum number of tokens that one attempt at `request` can use.
 
-        The `with` block is entered once the reservations of other attempts leave enough tokens for this one. Inside the
-        block, call `count` with the reply.
+        Waits until the reservations of other attempts leave enough tokens. Inside the `with` block, call `count` with
+        the reply.
 
         Raises:
-            BudgetSpent: If the token budget has too few tokens left for this attempt, or if the request budget is
-                spent.
+            BudgetSpent: If too few tokens are left for this attempt, or if the request budget is spent.
         """
         limit, tokens = self.server.budget_tokens or math.inf, self.most_tokens(request)
         while self._reserved and self.tokens + self._reserved + tokens > limit:
@@ -221,8 +220,8 @@ def _prompt_bytes(request: Request) -> int:
 def retry_wait(state: Any) -> float:
     """Return the seconds until the next attempt: the wait that the server requests, plus full jitter.
 
-    The jitter is a random time up to a limit that doubles with each attempt (Brooker, Exponential Backoff and Jitter,
-    AWS Architecture Blog, 2015).
+    The jitter is a random time up to a limit that doubles with each attempt. See Brooker, Exponential Backoff and
+    Jitter, AWS Architecture Blog, 2015.
     """
     wait_random_exponential = import_package("tenacity").wait_random_exponential
     jitter, asked = wait_random_exponential(multiplier=0.5, max=_LONGEST_WAIT)(state), state.outcome.exception().wait

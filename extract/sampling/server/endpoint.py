@@ -32,7 +32,7 @@ _TRANSIENT, _ABOUT_REQUEST = (408, 409, 425, 429), (400, 413, 422)
 
 
 class RejectedRequest(InputError):
-    """Raised if the server rejects a request because of its content, for example a prompt that is too long."""
+    """Raised if the server rejects a request's content, for example an overlong prompt."""
 
 
 class Failure(Exception):
@@ -78,7 +78,7 @@ class Endpoint:
     async def ask(self, request: Request, model: str) -> Reply:
         """Make one attempt at a request.
 
-        Raises a `Failure` if the attempt failed but can be repeated, and an `InputError` if it failed for good.
+        Raises a `Failure` if a failed attempt can be retried, and an `InputError` if it can't.
         """
         api = min(self._in_flight, key=self._in_flight.__getitem__)
         self._in_flight[api] += 1
@@ -239,7 +239,7 @@ def _certificates(http: ModuleType) -> Any:
 
 
 def allow_open_files(n: int) -> None:
-    """Raise the soft limit on open files, so that `n` connections and the log files can be open at once."""
+    """Raise the soft limit on open files to allow `n` connections and log files."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

@@ -42,8 +42,7 @@ class Server:
     Attributes:
         url: Base address without /chat/completions, or a list of addresses that share the requests.
         max_concurrency: Maximum number of concurrent requests.
-        n: Number of answers per request. With n above 1, the server processes each prompt fewer times, but not all
-            servers support this.
+        n: Number of answers per request. Values above 1 reduce prompt processing, but not all servers support them.
         logprobs: Whether to request the log-probability of each token.
         seeds: Whether to send a seed with each request, derived from policy.seed, the question and the sample.
         timeout: Time limit for one attempt, in seconds.
@@ -91,7 +90,7 @@ class Server:
 
     @property
     def budgets(self) -> dict[str, int | None]:
-        """Request and token budgets for a run, as a dict from option name to budget."""
+        """Budgets for requests and tokens, by option name."""
         return {"server.budget_requests": self.budget_requests, "server.budget_tokens": self.budget_tokens}
 
     def _check_extra_body(self) -> None:

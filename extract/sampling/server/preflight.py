@@ -1,6 +1,6 @@
 """Preflight: test whether the server supports all options and whether its answers vary.
 
-Many servers silently ignore options that they do not support, such as log-probabilities or the temperature.
+Many servers silently ignore unsupported options, such as log-probabilities or the temperature.
 """
 
 import asyncio
@@ -87,8 +87,8 @@ async def try_server(
 ) -> Preflight:
     """Send one of the run's requests to each address.
 
-    If the temperature is above 0 and answers are not constrained, also send each address four short requests, whose
-    answers must vary.
+    Also send each address four short requests, whose answers must vary. The short requests are omitted if the
+    temperature is 0 or answers are constrained.
     """
     planned = [planned for request in requests.values() for planned in [request, *_open_requests(request)]]
     for name, budget, cost in (
@@ -212,7 +212,7 @@ def _is_constrained(request: Request) -> bool:
 def _open_requests(request: Request) -> list[Request]:
     """Return requests with an open-ended prompt, to test whether answers vary.
 
-    The list is empty if the temperature is 0 or the form of the answers is constrained.
+    The list is empty if the temperature is 0 or answers are constrained.
     """
     if request.temperature == 0 or _is_constrained(request):
         return []
@@ -230,9 +230,10 @@ def _open_requests(request: Request) -> list[Request]:
 
 
 async def _answers_vary(client: Client, request: Request, url: str) -> bool:
-    """Send an open-ended prompt several times, and raise an InputError if answers that should vary are identical.
+    """Send an open-ended prompt several times, and check that the answers vary.
 
-    Returns False if variation could not be tested, because no request was sent or the server returned no text.
+    Raises an InputError if answers that should vary are identical. Returns False if no request was sent or the server
+    returned no text.
     """
     requests = _open_requests(request)
     replies = await _all(map(client.ask, requests))

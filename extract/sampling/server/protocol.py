@@ -28,7 +28,7 @@ class Request:
     Attributes:
         prompt: Plain text for /completions, or a list of ``{"role", "content"}`` messages for /chat/completions.
         n: Number of answers.
-        top_k: Number of most likely tokens to sample from. If 0, there is no limit, and the field is omitted because
+        top_k: Number of most likely tokens to sample from. If 0, there is no limit. The field is then omitted, because
             some servers do not support it.
         max_tokens: Maximum number of tokens per answer.
         seed: Seed for sampling. If None, no seed is sent.
@@ -106,7 +106,7 @@ class Reply:
 
     Attributes:
         choices: Answers, ordered by the server's index.
-        n_left_out: Number of answers that were dropped because they were incomplete or had a duplicate index.
+        n_left_out: Number of dropped answers, which were incomplete or had a duplicate index.
     """
 
     model: str | None
@@ -159,7 +159,7 @@ class BrokenReply(ValueError):
 
 
 def read_reply(body: bytes, request: Request) -> Reply:
-    """Parse the JSON body of a reply. If the server left a stop string in an answer, truncate the answer before it."""
+    """Parse the JSON body of a reply. Answers are truncated before the first stop string."""
     text = body.decode("utf-8", "replace")
     try:
         content = json.loads(text)

@@ -12,10 +12,10 @@ from extract.store.store import Store
 
 
 def ranges_to_ask(store: Store, k: int, n: int, damaged: Collection[SampleRange], worker: Worker) -> list[SampleRange]:
-    """List the ranges of samples that a worker still has to request, in the order of the requests.
+    """List the ranges of samples that a worker still has to request.
 
     Ranges are sorted by their first sample index, then by block. New ranges have at most `n` samples, with indices
-    below `k`. Damaged ranges, and ranges begun by an earlier run, are listed in full, even if they exceed these limits.
+    below `k`. Damaged ranges and ranges begun by an earlier run can exceed these limits.
     """
     ranges = unfinished_ranges(store, k, damaged, worker)
     begun = {*damaged, *logged_ranges(store)}
@@ -59,8 +59,8 @@ class OpenRange:
     def close(self, rejected: Collection[str] = ()) -> bool:
         """Close the log. Any thread can call this method.
 
-        If all samples of the range were requested and none is missing, the samples are written to the store and the log
-        is deleted. Unanswered samples of questions in `rejected` are marked as rejected and do not count as missing.
+        If the whole range was requested and no sample is missing, the samples are written to the store. The log is then
+        deleted. Unanswered samples of questions in `rejected` are marked as rejected and do not count as missing.
 
         Returns whether all requested samples have been answered or rejected.
         """

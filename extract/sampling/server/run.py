@@ -1,4 +1,4 @@
-"""One run of the server sampler, which sends many requests at a time and logs the replies."""
+"""One run of the server sampler, which sends concurrent requests and logs the replies."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence

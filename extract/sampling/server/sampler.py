@@ -112,7 +112,7 @@ class ServerSampler(Sampler):
             check_variation(answers.values(), store.path, preflight.varies)
 
     def _preflight(self, temperature: float, asks: Sequence[Ask]) -> Preflight:
-        """Run the preflight at a temperature, unless it has been run before, and return its results."""
+        """Run the preflight once per temperature, and return its results."""
         if temperature not in self._preflights:
             asks = asks[: TRIES * len(self.server.urls)]
             decoding = self.decoding.at(temperature)
@@ -126,7 +126,7 @@ def _asking(
 ) -> Iterator[Callable[[Sequence[SampleRange], Progress], tuple[dict[str, str], int]]]:
     """Yield a function that requests the missing answers in unfinished ranges.
 
-    The function returns two values: a dict from the id of each rejected question to the server's message, and the
+    The function returns a dict from the id of each rejected question to the server's message. It also returns the
     number of answers that have arrived.
     """
 

@@ -27,9 +27,9 @@ def expected_calibration_error(
 ) -> Tensor:
     """Compute the expected calibration error, which is in [0, 1].
 
-    The error is the absolute difference between mean confidence and mean accuracy in a bin, averaged over bins with
-    weights proportional to their size. See `bin_index` for `by`. Noise in the measured accuracies biases the error
-    upwards. `rmsce` corrects for this noise.
+    The error of a bin is |mean confidence − mean accuracy|. The errors are averaged over bins with weights proportional
+    to bin size. See `bin_index` for `by`. Noise in the measured accuracies biases the error upwards. `rmsce` corrects
+    for this noise.
     """
     preds, right, known, weights = prepare(preds, right, known, weights, probabilities=True)
     bins = bin_index(preds, n_bins, by, weights).expand(weights.shape)

@@ -29,8 +29,8 @@ def brier_terms(preds: Tensor, right: Tensor, known: Tensor) -> Tensor:
     """Compute the Brier score of each question against its individual answers, [question] float64.
 
     The score of a question is f² − 2fp̂ + p̂, where f is the confidence and p̂ is the measured accuracy. These scores
-    differ from the terms of `debiased_brier` by amounts that do not depend on f, so they give the same mean difference
-    between two methods as `debiased_brier` does.
+    differ from the terms of `debiased_brier` by amounts that do not depend on f. Therefore, both give the same mean
+    difference between two methods.
     """
     preds, right, known, _ = prepare(preds, right, known, None, probabilities=True)
     return preds**2 - 2 * preds * right / known + right / known
@@ -41,8 +41,8 @@ def brier_skill(
 ) -> Tensor:
     """Compute the Brier skill score 1 − B / B₀. B and B₀ are the debiased Brier scores of `preds` and `reference`.
 
-    `reference` is one confidence for all questions, such as the mean accuracy of the training split, or a tensor
-    [question]. The result is NaN if B₀ is not positive.
+    `reference` is a tensor [question] or a single confidence, such as the mean accuracy of the training split. The
+    result is NaN if B₀ is not positive.
     """
     base = torch.as_tensor(reference, dtype=torch.float64, device=preds.device).expand(preds.shape)
     worst = debiased_brier(base, right, known, weights)

@@ -69,8 +69,8 @@ def ties(values: Tensor, strata: Tensor | None = None) -> tuple[Tensor, Tensor]:
 def midranks(values: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted rank of each value, [..., question].
 
-    The rank of a value is the total weight of all smaller values, plus half the total weight of the values equal to it
-    (including itself).
+    The rank of a value is the total weight of smaller values, plus half the total weight of equal values (including
+    itself).
     """
     group, of_group = ties(values)
     mass = by_group(weights, group, len(of_group))

@@ -56,17 +56,17 @@ def hard_auroc(
 
 
 def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
-    r"""Estimate and bound the `capability_auroc` of an oracle that knows the true accuracy of every question.
+    r"""Estimate and bound the `capability_auroc` of an oracle that knows all true accuracies.
 
     .. math:: \tfrac12 + \frac{E|p-p'|}{4 m (1-m)}, \qquad m = E[p]
 
-    where p and p' are the true accuracies of two random questions. They are assumed to follow a Beta distribution,
-    which is fitted by the method of moments after subtracting the sampling noise. Every question needs at least two
-    graded answers.
+    where p and p' are the true accuracies of two random questions. They are assumed to follow a Beta distribution. It
+    is fitted by the method of moments after subtracting the sampling noise. Every question needs at least two graded
+    answers.
 
-    The upper bound is optimistic: it ranks the questions by their measured accuracies and evaluates the ranking on the
-    same answers. The lower bound is pessimistic: it ranks the questions by their accuracies on a random half of each
-    question's answers and evaluates the ranking on the other half. It is averaged over 20 random half-splits.
+    Both bounds rank the questions by their measured accuracies. The upper bound is optimistic: it evaluates the ranking
+    on the same answers. The lower bound is pessimistic: it ranks by a random half of each question's answers and
+    evaluates on the other half. It is averaged over 20 random half-splits.
 
     Returns:
         The estimate, the lower bound and the upper bound. All are NaN if no Beta distribution can be fitted.

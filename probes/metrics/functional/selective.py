@@ -14,8 +14,8 @@ def aurc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = N
     confident questions, averaged over all k (Geifman and El-Yaniv, Selective Classification for Deep Neural Networks,
     2017). For an uninformative score, the expected area is the mean risk of all questions.
 
-    For tied scores, the area is averaged over all orders of the tied questions. If W questions with total risk E
-    precede a tie of m questions with mean risk ē, the contribution of the tie to the sum over k is
+    For tied scores, the area is averaged over all orders of the tied questions. Suppose that W questions with total
+    risk E precede a tie of m questions with mean risk ē. The tie then contributes this amount to the sum over k:
 
     .. math:: \sum_{t=1}^m \frac{E + t \bar e}{W + t} = m \bar e + (E - W \bar e) [\psi(W+m+1) - \psi(W+1)]
 
@@ -41,14 +41,14 @@ def prediction_rejection_ratio(
 ) -> Tensor:
     """Compute the prediction–rejection ratio, which is 1 for the best possible order and 0 for a random order.
 
-    The rejection curve shows the mean accuracy of the questions that remain after the r least confident questions are
-    rejected. The ratio is the area between this curve and that of a random order, divided by the corresponding area for
-    an oracle, which ranks the questions by their measured accuracies. With N questions, the areas cover r from 0 to
-    `max_rejection` · N − 1. Ties are treated as in `aurc`. The result is NaN if all accuracies are equal.
+    The rejection curve shows the mean accuracy after the r least confident questions are rejected. The ratio is the
+    area between this curve and that of a random order, divided by the same area for an oracle. The oracle ranks the
+    questions by their measured accuracies. With N questions, the areas cover r from 0 to `max_rejection` · N − 1. Ties
+    are treated as in `aurc`. The result is NaN if all accuracies are equal.
 
     The definition follows LM-Polygraph (Vashurin et al., Benchmarking Uncertainty Quantification Methods for Large
-    Language Models with LM-Polygraph, 2025), except that the area is interpolated if `max_rejection` · N is not an
-    integer.
+    Language Models with LM-Polygraph, 2025). Unlike in LM-Polygraph, the area is interpolated if `max_rejection` · N is
+    not an integer.
     """
     preds, right, known, weights = prepare(preds, right, known, weights)
     risk = 1 - right / known
@@ -73,7 +73,7 @@ def _mean_risk(scores: Tensor, risk: Tensor, weights: Tensor, max_rejection: flo
 
 
 def auprc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the area under the precision–recall curve for detecting wrong answers by their low scores.
+    """Compute the area under the precision–recall curve for detecting wrong answers by low scores.
 
     Wrong answers are the positive class. Each question contributes p̂ right answers and 1 − p̂ wrong answers with the
     same score, where p̂ is its measured accuracy. The area is the average precision, as in scikit-learn's
@@ -90,11 +90,11 @@ def auprc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = 
 def recall_at_fpr(
     preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None, max_fpr: float = 0.05
 ) -> Tensor:
-    """Compute the fraction of wrong answers that are detected by their low scores, at a given false positive rate.
+    """Compute the fraction of wrong answers detected by low scores at the false positive rate `max_fpr`.
 
-    Wrong answers are the positive class. The false positive rate is the fraction of right answers that are flagged as
-    wrong. Each question contributes p̂ right answers and 1 − p̂ wrong answers, where p̂ is its measured accuracy. The
-    ROC curve is interpolated linearly. The result is NaN unless there are both right and wrong answers.
+    Wrong answers are the positive class. The false positive rate is the fraction of right answers flagged as wrong.
+    Each question contributes p̂ right answers and 1 − p̂ wrong answers, where p̂ is its measured accuracy. The ROC
+    curve is interpolated linearly. The result is NaN unless there are both right and wrong answers.
     """
     wrong, right = _by_score(*prepare(preds, right, known, weights))
     n_wrong, n_right = wrong.sum(-1), right.sum(-1)

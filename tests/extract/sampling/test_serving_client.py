@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import gc
 import json
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,6 +45,18 @@ ASKED = Request([{"role": "user", "content": "What is 1 + 1?"}], temperature=1.0
 def server() -> Iterator[Running]:
     with stub() as running:
         yield running
+
+
+@pytest.fixture
+def cancelled_connections() -> Iterator[None]:
+    """Collect the sockets that httpcore2 2.16 leaks if a request is cancelled while its connection is established.
+
+    Otherwise, their warnings would fail a later test. The same problem is reported in encode/httpcore#1093.
+    """
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def run(server: Server, work: Callable[[Client], Awaitable[T]], model: str = MODEL, **options: Any) -> T:
@@ -645,6 +659,7 @@ def test_the_preflight_of_a_correct_server_keeps_its_first_answer(server: Runnin
     assert trial(Server(server.url), replace(ASKED, temperature=0.0)).varies is False
 
 
+@pytest.mark.usefixtures("cancelled_connections")
 def test_the_preflight_asks_every_server(server: Running) -> None:
     learnt = trial(Server([server.url, server.url]))
     assert [reply.choices[0].text for reply in learnt.replies.values()] == [

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def covers(seed: int, n_prompts: int) -> bool:
-    """Simulate a system at a random temperature, and return whether the estimated interval contains it."""
+    """Simulate a system at a random temperature. Return whether the estimated interval contains this temperature."""
     temperature = float(np.random.default_rng([seed, 1]).uniform(0.03, 0.97))
     systems = SoftmaxSystem(seed, n_prompts).systems(temperature, 32, 32)
     found = interval(estimate_temperature(systems, 1000, 0).mean_temperature(), n_prompts)

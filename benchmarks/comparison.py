@@ -74,7 +74,7 @@ def aurocs(folder: Path, methods: list[str], n_resamples: int) -> Tensor:
 
 
 def summary(folders: dict[str, Path], n_resamples: int) -> str:
-    """Return a page with each method's mean rank and its AUROC on every set. Only answers with odd indices are used."""
+    """Return a page with each method's AUROC on every set, and its mean rank. Only answers with odd indices count."""
     shared = set.intersection(
         *(set(pq.read_schema(folder / "predictions.parquet").names) for folder in folders.values())
     )

@@ -1,4 +1,4 @@
-"""Compare the sampler's speed with `generate`, the matmuls alone, and the sampler without a shared prefix.
+"""Compare the speed of the sampler, `generate`, the matmuls alone, and the sampler without a shared prefix.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses Llama-3.2-1B with random
 weights, and prompts of random tokens.

@@ -70,7 +70,7 @@ def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Make the stores, print the selected answers without labels, and print the results."""
+    """Make the stores, print the selected answers that have no label, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--stores", type=Path, default=Path("stores"))

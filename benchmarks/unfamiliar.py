@@ -72,7 +72,7 @@ def reworded(questions: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def unseen(n: int = 40) -> list[dict[str, Any]]:
-    """Return `n` question records for each kind that the `facts` set lacks, grouped by kind."""
+    """Return `n` question records for each kind of question that `facts` lacks, grouped by kind."""
     rng = random.Random(0)
     problems = json.loads((DATA / "svamp.json").read_text(encoding="utf-8"))
     clozes = json.loads((DATA / "qa_wikidata.json").read_text(encoding="utf-8"))["examples"]

@@ -109,7 +109,7 @@ def facts(relations: Sequence[str], n_facts: int | None, skipped: int = 0, data:
 def make(store: str, k: int, n_questions: int) -> None:
     """Create or complete a store with hidden states and `k` graded answers per question.
 
-    The questions are taken from 600 facts about the relations in `FREQUENT`.
+    The `n_questions` questions are taken from 600 facts about the relations in `FREQUENT`.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "qa_wikidata.jsonl"

@@ -111,7 +111,7 @@ class StreamedFeatures:
         return finite
 
     def map(self, features: Sequence[int], function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Apply a function to features in chunks, and return the results [row, …] in row order.
+        """Apply a function to features in chunks, and return the results [row, …] in the order of `rows`.
 
         See `chunks` for the arguments. Here, `function` must return a tensor [row, …].
         """

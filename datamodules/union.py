@@ -18,7 +18,7 @@ from extract.store.store import Store
 
 
 class UnionDataModule(FeatureDataModule):
-    """Datamodule for the questions of several stores. They must have the same model, features and target.
+    """Datamodule for the questions of several stores. The stores must have the same model, features and target.
 
     The questions of each store form one group.
 

@@ -12,7 +12,7 @@ from extract.store.store import Store
 def reword(store: str, out: str, n: int = 6, seed: int = 0) -> None:
     """Write rewordings of a store's questions to a file.
 
-    To use the file, sample answers to its questions, and pass their store to `train.py --data.broader`.
+    To use the file, sample answers to its questions, and pass the resulting store to `train.py --data.broader`.
 
     Args:
         store: Folder of the store.

@@ -42,7 +42,7 @@ class Extrapolation(NamedTuple):
 
 
 def why_not(right: Counts, known: Counts) -> str | None:
-    """Return why no model can be fitted to the counts [question], or None if one can."""
+    """Return why no model can be fitted to the counts [question], or None if one can be fitted."""
     if len(right) < LEAST_QUESTIONS:
         return f"at least {LEAST_QUESTIONS} questions are required, but there are {len(right)}"
     if known.max() < 2:

@@ -38,7 +38,8 @@ def vote(
     Args:
         store: Folder of the store, or of a temperature grid. It must contain samples and grades.
         confidences: Confidences for the `prior` rule: folders of saved probes, or FILE:COLUMN for columns of Parquet or
-            CSV files. The base rate is always included: the mean accuracy on the other half of the questions.
+            CSV files. The rule is also evaluated with the base rate: the mean accuracy on the other half of the
+            questions.
         rules: Stopping rules. Choose from {rules}. The default is all applicable rules.
         orders: Number of random orders in which the answers to each question are replayed.
         grader: Grader whose grades are used. Required if the store has several graders.

@@ -190,7 +190,7 @@ def _weighted(ballots: list[Ballots], majority: Outcome) -> Outcome | None:
 
 
 def _best_temperature(ballots: list[Ballots], half: NDArray[np.int64], orders: int, seed: int) -> Evaluated:
-    """Evaluate the majority vote on each half of the questions, at the best temperature on the other half."""
+    """Evaluate the majority vote on each half of the questions, at the temperature that is best on the other half."""
     temperatures = np.unique(ballots[0].temperatures)
     outcomes = [
         Outcome.stack(

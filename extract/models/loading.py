@@ -35,8 +35,9 @@ def load_model(
         model: smollm2-135m-instruct (installed by `make install`), a Hub id, or a folder.
         revision: Commit, branch or tag of a Hub model.
         dtype: "auto" (the dtype of the checkpoint), "float32", "bfloat16" or "float16".
-        device: A torch device such as "cuda:1", or "auto". "auto" selects CUDA device LOCAL_RANK, or the CPU if CUDA is
-            not available. Ignored if `device_map` is set.
+        device: A torch device such as "cuda:1", or "auto". "auto" selects the CPU if CUDA is not available, and
+            otherwise the CUDA device of this worker: LOCAL_RANK modulo the number of devices. Ignored if `device_map`
+            is set.
         device_map: How to distribute a large model over several devices, as in transformers ("auto", "balanced", …).
 
     Raises:

@@ -28,8 +28,8 @@ def exit_status(command: Callable[[], object]) -> int:
     """Run a command, print its errors on one line, and return its exit status.
 
     Returns:
-        0 on success, 2 after an `InputError` or an operating system error, and 130 after Ctrl-C. Inside `end_process`,
-        143 after SIGTERM.
+        0 on success, 2 after an `InputError` or an operating system error, 130 after Ctrl-C, and 141 if the reader of
+        the output has exited. Inside `end_process`, 143 after SIGTERM.
     """
     try:
         command()

@@ -29,7 +29,7 @@ class Reader(ExitStack):
         layers: Layers to keep for each of the `hidden` and `hidden_tokens` signals.
 
     Raises:
-        InputError: If a layer does not exist, or if the model cannot provide some of the `needs`.
+        InputError: If a layer does not exist, or if the model cannot provide some of the data in `needs`.
     """
 
     def __init__(self, model: Any, needs: Collection[str], layers: Mapping[str, Sequence[int]] | None = None) -> None:

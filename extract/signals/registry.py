@@ -40,7 +40,7 @@ class Signal(NamedTuple):
         depths: Layers that are read by default, as fractions of the number of blocks. If empty, all layers are read.
         weights: Whether the values measure a token's influence and can be used as token weights.
         rising: Names of the values that tend to be larger for right answers than for wrong ones. All other values tend
-            to be smaller.
+            to be smaller for right answers.
         version: Version of the definition, recorded in stores. Increase it if values or names change.
     """
 

@@ -51,7 +51,7 @@ class Asked(ShardFiles):
     def read_shard(self, baseline: str, shard: Shard) -> pa.Table:
         """Read a baseline's table for a shard.
 
-        Raises `Damaged` if the file is damaged, or if its settings differ from another file's.
+        Raises `Damaged` if the file is damaged, or if its settings differ from those of the baseline's other files.
         """
         table, settings = self._read(baseline, shard)
         if different := "; ".join(differences(settings, self._settings.setdefault((baseline, shard.scope), settings))):

@@ -52,7 +52,7 @@ def copy_known(
 
 
 def same_but_temperature(store: Store) -> list[Store]:
-    """Return the stores in the same folder that differ from `store` only in temperature."""
+    """Return the stores in the same folder that differ from `store` only in temperature and have the same `reader`."""
     found = []
     for folder in member_stores(store.path.absolute().parent):
         with suppress(InputError):  # skip stores that cannot be opened

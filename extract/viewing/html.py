@@ -55,7 +55,7 @@ def _content(answer: ShownAnswer, top: float) -> dict[str, Any]:
 
 
 def _token(answer: ShownAnswer, piece: Piece, top: float) -> dict[str, Any]:
-    """Return the template variables for a piece of text. The style shows its mean entropy and influence."""
+    """Return the template variables for a piece of text. The style shows the piece's mean entropy and influence."""
     places = slice(piece.tokens.start, piece.tokens.stop)
     entropy = float(answer.entropy[places].mean())
     style = [f"--e:{min(1.0, entropy / top):.3f}"] if math.isfinite(entropy) else []

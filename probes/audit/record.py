@@ -111,7 +111,7 @@ def audit_source(features: Tensor, grades: Scored, n_resamples: int, seed: int) 
     r"""Predict accuracies from features, and compute the out-of-fold AUROC, its 95 % interval and a one-sided p-value.
 
     Let A be the observed AUROC. The p-value comes from permutations of the accuracies. It is the fraction of
-    permutations with an AUROC of at least A. The observed order counts as one of the permutations.
+    permutations with an AUROC of at least A. The observed order counts as one more permutation.
 
     The interval comes from a bootstrap that treats the predictions as fixed. In fact, they depend on the accuracies in
     other folds. Such a bootstrap underestimates the variance, by a factor of two if the features are uninformative. To

@@ -66,8 +66,8 @@ def kernel_entropy(similarity: NDArray[np.float64], time: float = 0.3) -> float:
 def eigenscore(states: NDArray[np.floating], alpha: float = 1e-3) -> float:
     """Compute the EigenScore from INSIDE (Chen et al., arXiv 2402.03744): log det(Z J Zᵀ + αI) / n.
 
-    The rows of Z are the hidden states of the n non-empty answers. J subtracts the mean of each row. The result is NaN
-    if n is less than 2.
+    The rows of Z are the hidden states of the n non-empty answers. J centres each row by subtracting its mean. The
+    result is NaN if n is less than 2.
 
     Args:
         states: Hidden states, [sample, d_model]; NaN for empty answers.

@@ -54,7 +54,7 @@ def constant(data: FeatureDataModule, rows: Rows) -> Tensor:
 def base_rate(data: FeatureDataModule, rows: Rows) -> Tensor:
     """Score each question by the mean accuracy of its group in the training and validation splits.
 
-    If a group has no questions in those splits, the score is the mean accuracy of the splits.
+    If a group has no questions in those splits, the score is the mean accuracy of all questions in the splits.
     """
     table, rows_of, known = data.table, defaultdict(list), outside_test(rows)
     for row in known.tolist():

@@ -137,7 +137,7 @@ class Comparison:
         baselines += [("sample", name, f"{name} (of an answer)") for name in baselines_of("sample")]
         for _, name, label in baselines:
             if not available(name, self.data):
-                self.out.masked[label] = f"its inputs are missing from the store. Run `{needed_commands(name)}`."
+                self.out.masked[label] = f"inputs are missing from the store. Run `{needed_commands(name)}`."
         fits: list[dict[str, Fit]] = [{} for _ in self.folds]
         with tqdm(total=self.n_folds * len(methods), desc="compare", unit=" fits") as progress:
             for number, rows in enumerate(self.folds):
@@ -176,7 +176,7 @@ class Comparison:
             if signals.missing(signal, scope)
         ]
         if missing:
-            self.out.masked[name] = f"its inputs are missing from the store. Run `{'; '.join(missing)}`."
+            self.out.masked[name] = f"inputs are missing from the store. Run `{'; '.join(missing)}`."
         return bool(missing)
 
     def _mask(self, scope: Scope, name: str, label: str, error: InputError) -> None:

@@ -112,7 +112,7 @@ def figures(out: OutOfFold, name: str, half: bool, n_resamples: int, seed: int) 
     """Compute the question-level metrics of a method with `evaluate`, and add `response_brier` and `gap`.
 
     `response_brier` is the Brier score on individual answers. `gap` is `response_brier` minus the debiased Brier score.
-    It estimates the mean of p(1−p), where p is the true accuracy.
+    The gap estimates the mean of p(1−p), where p is the true accuracy.
     """
     method, reference = scored(out, name, half), scored(out, "constant", half).confidence
     unknown = out.data.table.held_unknown if half else out.data.table.unknown

@@ -113,8 +113,8 @@ class ConfidentModel:
         `text` ends before the first stop string of the training data.
 
         Two kinds of probes need no extra forward pass after generation. The first kind reads the hidden states of all
-        answer tokens. The second kind reads hidden states of the question and may also read the `tokens` signal. Any
-        other token-level signal requires the extra pass.
+        answer tokens. The second kind reads hidden states of the question and may also read the `tokens` signal. All
+        other probes need one extra pass.
 
         Args:
             inputs: One or more strings, chats or lists of token ids, or a left-padded tensor of token ids

@@ -63,8 +63,9 @@ def abstain(
         **options: Options of transformers' `generate`.
 
     Raises:
-        InputError: If both or neither of `risk` and `threshold` are passed, the probe has no threshold for the risk,
-            `questions` is empty, or the options request several answers per question.
+        InputError: If both or neither of `risk` and `threshold` are passed, `threshold` is not between 0 and 1, the
+            probe has no threshold for the risk, `questions` is empty, or the options request several answers per
+            question.
     """
     prompts, least = _listed(questions), chosen_threshold(model, risk, threshold)
     if model.probe.reads_answers:

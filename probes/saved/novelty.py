@@ -4,8 +4,8 @@ A row is a question or an answer. In this module, the training rows include the 
 
 The novelty of a row is the fraction of training rows with a smaller `Distance` from the training data. The distance of
 a training row comes from a fit that excludes its fold. If a row is more novel than 99 % of the training rows, its
-confidence is mixed with the base rate. The base rate is the mean accuracy of the training rows. Its weight increases
-linearly with the row's distance, up to a maximum that `probes.fitting.backoff` fits.
+confidence is mixed with the base rate. The base rate is the fraction of right answers in the training rows. Its weight
+increases linearly with the row's distance, up to a maximum that `probes.fitting.backoff` fits.
 
 A broader probe is optional. It was trained on the same rows and on the questions of other stores. If a novel row is
 close to the broader probe's training rows, its confidence is also mixed with the broader probe's confidence. The

@@ -49,7 +49,7 @@ class SlotLayer(DynamicLayer):
 
 
 class SlotCache(DynamicCache):
-    """Cache with one slot per answer. A slot contains the prompt without the common prefix, then the answer.
+    """Cache with one slot per answer. A slot contains the prompt without the shared prefix, then the answer.
 
     Shapes and addresses only change if a longer buffer is needed. Therefore, a forward pass can be captured and
     replayed. All slots take part in each pass. In free slots, only column 0 is visible, and the results are arbitrary.

@@ -86,8 +86,8 @@ class TokenSampler:
             samples: Indices of the answers to draw.
             temperatures: Distinct temperatures, which override those in `decoding`.
             progress: Called after each step with the numbers of newly finished answers and newly sampled tokens.
-            block: Prompts of the whole block, if its answers are drawn in several calls. If all its answers fit into
-                one batch, the prompts are prefilled only in the first call.
+            block: Prompts of the whole block, if its answers are drawn in several calls. If the answers to all these
+                prompts fit into one batch, the prompts are prefilled only in the first call.
 
         Returns:
             Dict from temperature to answers, ordered by question, then by sample.

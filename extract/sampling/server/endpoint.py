@@ -239,7 +239,7 @@ def _certificates(http: ModuleType) -> Any:
 
 
 def allow_open_files(n: int) -> None:
-    """Raise the soft limit on open files to allow `n` connections and log files."""
+    """Raise the soft limit on open files to allow a total of `n` connections and log files."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

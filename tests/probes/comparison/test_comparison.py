@@ -201,6 +201,12 @@ def test_the_page_names_every_method_and_every_reason(record: dict[str, Any]) ->
     assert "nan" not in text.lower().replace("nann", "")
 
 
+def test_the_page_groups_missing_methods_by_reason(record: dict[str, Any]) -> None:
+    reasons = {"attention": "Run A.", "rolling": "Run B.", "multimax": "Run A.", "p_true (of an answer)": "Run A."}
+    text = comparison_page(record | {"masked": reasons}, [])
+    assert "- `attention`, `multimax`, `p_true` (individual answers): Run A.\n- `rolling`: Run B.\n\n## " in text
+
+
 def test_the_verdict_begins_with_the_chosen_probe_and_has_a_line_for_each_cheap_baseline(
     record: dict[str, Any],
 ) -> None:

@@ -287,7 +287,7 @@ def test_cells_in_which_a_fit_fails_are_left_out_with_the_reason(
     assert "10 questions, k = 1" in record["masked"]
     assert (60, 10) in {(cell["n"], cell["k"]) for cell in record["cells"]}
     page = (folder / "curve.md").read_text()
-    assert "- `10 questions, k = 1`: " in page
+    assert "- `10 questions, k = 1`" in page
     assert "fits failed. The first error: Expected" in page
     with pytest.raises(
         InputError, match="every pair has at least one failed fit. . of 4 fits failed. The first error: Expected"

@@ -361,11 +361,20 @@ def test_the_python_code_in_the_model_card_runs(workplace: Path, capsys: pytest.
     assert re.match(r"tensor\(\[[01]\.\d+\]\)", capsys.readouterr().out)
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub generates for the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", [*PAGES, "docs/comparison/README.md"])
-def test_every_link_leads_to_a_file(page: str) -> None:
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text_of(page))]
-    places = [link for link in links if link and "://" not in link]
-    assert [place for place in places if not (ROOT / page).parent.joinpath(place).exists()] == []
+def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text_of(page)) if "://" not in link]
+    for place, _, anchor in (link.partition("#") for link in links):
+        target = (ROOT / page).parent / place if place else ROOT / page
+        assert target.exists(), place
+        assert not anchor or anchor in anchors(target), f"{place}#{anchor}"
 
 
 def test_the_readme_is_short() -> None:

@@ -1,7 +1,7 @@
 r"""The `number`, `number-strict` and `boxed-integer` graders, which compare numbers exactly, as fractions.
 
 `number` and `number-strict` follow Cobbe et al. 2021 (arXiv 2110.14168) and the filters of lm-evaluation-harness.
-`number` also reads fractions, powers of ten and number words (see `extract.questions.numbers`).
+`number` also reads fractions, powers of ten and words such as "million" (see `extract.questions.numbers`).
 """
 
 import re

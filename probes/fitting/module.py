@@ -35,8 +35,8 @@ class ProbeModule(L.LightningModule, ABC):
     """Base class for all probes. Each combination of a penalty and an input is a candidate.
 
     An input consists of one or more features, such as the hidden states of a layer. The candidate with the lowest
-    validation loss is chosen and calibrated on its validation scores. The base rate is the fraction of right answers in
-    the validation split. If it predicts these answers at least as well as the calibrated confidences do, the probe
+    validation loss is chosen and calibrated on its validation scores. The base rate is the fraction of validation
+    answers that are right. If it predicts these answers at least as well as the calibrated confidences do, the probe
     always returns the base rate.
 
     Args:

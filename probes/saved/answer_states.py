@@ -30,7 +30,7 @@ class AnswerStates:
 
         The last token of each row of `drawn` was not read during generation. If its state is needed, the model reads
         that token now. The result is None if the recorded tokens do not match `drawn`, for example after beam search.
-        It is also None if the last state is needed, but `cache` is None or does not end before the last token.
+        It is also None if the last state is needed, but `cache` is None or does not end directly before the last token.
         """
         read = torch.cat(self.tokens, 1)
         n = read.shape[1]

@@ -198,7 +198,7 @@ class ConfidenceProbe(ModelHubMixin):
     def _save_pretrained(self, save_directory: Path) -> None:
         """Write all files.
 
-        `ModelHubMixin` itself writes only a missing config and a missing model card.
+        `ModelHubMixin` itself writes only the config and the model card, and only if they are missing.
         """
         self.save(save_directory)
 

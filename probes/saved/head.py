@@ -114,7 +114,7 @@ class CountsHead(VectorHead):
 def expected_log_odds(logits: Tensor) -> Tensor:
     """Return the log-odds of the expected fraction Σ j p_j / k.
 
-    p is the softmax of `logits` [..., class]. The classes are j = 0 … k.
+    Here, p is the softmax of `logits` [..., class]. The classes are j = 0 … k.
 
     >>> torch.sigmoid(expected_log_odds(torch.tensor([0.1, 0.5, 0.4]).log()))  # (0.5 · 1 + 0.4 · 2) / 2
     tensor(0.6500)

@@ -82,7 +82,7 @@ class Novelty(Distance):
     Attributes:
         weight: Maximum weight of the base rate, in [0, 1]. Rows whose distance is at least `Distance.full` get this
             weight.
-        base_rate: Mean accuracy of the training and validation rows.
+        base_rate: Fraction of right answers in the training and validation rows.
         broader: The broader probe, whose confidences are mixed into those of novel rows, or None.
     """
 

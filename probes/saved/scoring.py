@@ -57,7 +57,7 @@ def score(
         backoff: Whether to shift the confidences of novel questions. They are shifted towards the mean accuracy of the
             training and validation questions. The saved probe may include a broader probe, trained on additional
             stores. If a novel question is close to the broader probe's training questions, its confidence is also
-            shifted towards the broader probe's.
+            shifted towards the broader probe's confidence.
         model: Hub id or folder of the probe's model. The default is smollm2-135m-instruct, which `make install`
             installs.
         revision: Commit, branch or tag of a Hub model.

@@ -31,7 +31,7 @@ class Step:
 
     A token's hidden state is computed in the forward pass that generates the next token. If the probe reads answers,
     the confidence after t tokens therefore covers only the first t − 1 tokens. In the last step, it covers the whole
-    answer. The last token is missing if generation stopped at the token limit.
+    answer, except for the last token if generation stopped at the token limit.
 
     Attributes:
         text: The answer so far, without special tokens. Incomplete characters are withheld, as are characters that may

@@ -27,8 +27,8 @@ _ROWS = 32
 class Batch:
     """Answers that are generated together. `rows` lists them in the order of the cache rows.
 
-    Some models cache more than keys and values, or have chunked attention. With them, no row can join a running batch,
-    and all prompts in a new batch have the same length.
+    Some models cache more than keys and values, or have chunked attention. For these models, no row can join a running
+    batch, and all prompts in a new batch have the same length.
     """
 
     def __init__(self, model: ConfidentModel, max_rows: int) -> None:

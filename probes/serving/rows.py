@@ -42,7 +42,7 @@ class Row:
         return self._random.random() if self.job.settings.temperature else 0.0
 
     def add(self, token: int, entropy: float | None = None) -> str | None:
-        """Add a generated token and its next-token entropy, and report a new `AnswerStep`.
+        """Add a generated token and the entropy of the distribution that predicted it, and report a new `AnswerStep`.
 
         When the answer ends, the last reported step contains the complete answer. Returns the finish reason, or None if
         the answer continues.

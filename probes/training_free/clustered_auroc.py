@@ -126,10 +126,11 @@ def max_t(
 ) -> Tensor:
     r"""Compute two-sided p-values for the null hypothesis AUROC = ½, with max-T correction for multiple testing.
 
-    Each draw permutes the grades across questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All grades of a question move together and keep their sample indices. The statistic of a score is
-    |AUROC − ½|, divided by its root mean square over separate draws. The p-value is the fraction of draws in which the
-    largest statistic over all scores reaches the observed statistic. The observed grades count as one more draw. The
-    familywise error rate is controlled if all questions have the same number of answers.
+    Each draw permutes the grades across questions (Westfall and Young, Resampling-Based Multiple Testing, 1993). All
+    grades of a question move together and keep their sample indices. The statistic of a score is |AUROC − ½|, divided
+    by its root mean square over separate draws. The p-value is the fraction of draws in which the largest statistic
+    over all scores reaches the observed statistic. The observed grades count as one more draw. The familywise error
+    rate is controlled if all questions have the same number of answers.
 
     Args:
         scores, right, question: See `clustered_auroc`.

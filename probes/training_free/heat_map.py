@@ -56,7 +56,7 @@ def signal_rows(grid: Grid) -> list[Row]:
 
 
 def weighting_rows(grid: Grid) -> list[Row]:
-    """Return the AUROC of weighted minus that of unweighted token entropy, one row per weighting."""
+    """Return the AUROC of weighted token entropy minus that of unweighted token entropy, one row per weighting."""
     if grid.reference is None:
         return []
     key = grid.names[grid.reference].key

@@ -17,7 +17,7 @@ Estimate = dict[str, Any]
 def estimate(metric: WeightedMetric, n_questions: int, n_resamples: int, seed: int) -> Estimate:
     """Compute a metric and its 95 % bootstrap interval over questions.
 
-    There is no interval if `bootstrap` returns None, or if its two bounds are equal.
+    There is no interval if `bootstrap` returns None, or if the two bounds are equal.
     """
     interval = bootstrap(metric, n_questions, n_resamples, seed)
     if interval is None or interval["high"] - interval["low"] < 1e-12:

@@ -144,7 +144,7 @@ def paired_record(differences: Values, n_resamples: int, seed: int, cluster: Lab
         The result of `paired_test` with these additional entries:
 
         - `n`, `value`: Number of units and mean difference.
-        - `low`, `high`: Bounds of the clustered interval, or of the t interval without clusters.
+        - `low`, `high`: Bounds of the clustered interval, or of the t interval if there are no clusters.
         - `t`, `bootstrap`, `clustered`: The three intervals. `clustered` is None without clusters.
         - `n_above`, `n_below`: Numbers of units with a positive difference and with a negative difference.
         - `error`: Standard error of the mean difference.

@@ -20,7 +20,7 @@ BAR_SECONDS, BAR_GIB = 60, 2
 
 
 def made_table(ids: list[str], k: int, rng: np.random.Generator) -> tuple[QuestionTable, np.ndarray]:
-    """Return a table with counts but no answers, and noisy confidences [question]."""
+    """Return a table that has counts but no answers, together with noisy confidences [question]."""
     n = len(ids)
     accuracy = rng.beta(0.5, 0.7, n)
     held, other = (rng.binomial(k // 2, accuracy) for _ in range(2))

@@ -103,7 +103,7 @@ def summary(folders: dict[str, Path], n_resamples: int) -> str:
 
 
 def main() -> None:
-    """Write the comparison pages, and print the chosen probe's lead over each baseline that needs no more tokens."""
+    """Write the comparison pages, and print the chosen probe's lead over each baseline of equal or lower token cost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n_resamples", type=int, default=2000)
     parser.add_argument(

@@ -2,7 +2,7 @@
 
 A regime is a distribution of questions. Each question has a true accuracy p, a confidence f and a less informative
 confidence g. Of its k answers, c ~ Binomial(k, p) are right. Each simulation draws a test split of N questions and a
-training split. The measured accuracy r on the training split is the reference of the Brier skill. The true values are
+training split. The accuracy r measured on the training split is the reference for the Brier skill. The true values are
 computed from `TRUTH_SIZE` questions with known p:
 
 - auroc: P(f > f′) + ½ P(f = f′), for a right answer (f) and a wrong answer to another question (f′).
@@ -12,7 +12,7 @@ computed from `TRUTH_SIZE` questions with known p:
 - auroc_hard, spearman, e_aurc, prr, prr_50: computed against p̂ = c/k, as in the report.
 - ece_width: the calibration error of f against p, in the same ten bins as in the report.
 - rmsce: the squared calibration error (without the square root), in ten bins of equal mass.
-- aurc: the fraction of wrong answers to the m questions with the highest f, averaged over all m.
+- aurc: the error rate on the m questions with the highest f, averaged over all m.
 - auprc, recall_at_fpr_1, recall_at_fpr_5: average precision and recall of f as a detector of wrong answers, computed
   against p.
 

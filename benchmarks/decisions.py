@@ -2,8 +2,8 @@
 
 Each question's confidence f and true accuracy p are drawn from a joint distribution. A set contains N questions with k
 answers each. An answer is right with probability p. Each method returns a threshold for the target risk. Its true risk
-E[1 − p | f ≥ threshold] and its true coverage are computed from `TRUTH_SIZE` other questions. So is the coverage of the
-best threshold on f (oracle).
+E[1 − p | f ≥ threshold] and its true coverage are computed from `TRUTH_SIZE` other questions. The coverage of the best
+threshold on f (oracle) is computed in the same way.
 
 - ours: `certify`, with the betting martingale.
 - hoeffding: `certify`, with p-values from Hoeffding's inequality for all questions.
@@ -128,7 +128,7 @@ def ours(given: list[tuple[Array, NDArray[np.int64]]], risk: float, test: str = 
 
 
 def mapie(given: list[tuple[Array, NDArray[np.int64]]], risk: float) -> dict[str, list[float | None]]:
-    """Return two thresholds per set and MAPIE procedure: from one answer per question, and from all answers."""
+    """Return thresholds of each MAPIE procedure for each set: from one answer per question, and from all answers."""
     found = {}
     for name, k in (("one answer", 1), ("all answers", None)):
         sets = [

@@ -1,7 +1,7 @@
 """Compare the best probe with other methods on the six evaluation sets, and measure the default probe's stability.
 
 Stability is the standard deviation of the AUROC over 10 random splits into inner folds. For sets with few right
-answers, it is also the mean and minimum Brier skill over 20 random splits into outer folds.
+answers, the mean and minimum Brier skill over 20 random splits into outer folds are also given.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Measure novelty and back-off on reworded test questions of `facts`, and on questions of other kinds.
 
 There are 12 rewordings of each of 96 test questions, and 200 questions of other kinds. The probe is trained on the
-default store. Back-off also uses a broader probe. Its training data include six other rewordings of each training and
-validation question. One figure is the lowest AUROC of novelty for separating a rewording, or the questions of other
-kinds, from the test split. The other is the calibration error (RMSCE) after back-off relative to before, for each set
-with an error of at least 0.1 before back-off.
+default store. Back-off uses a broader probe, which is also trained on six different rewordings of each training and
+validation question. The first result is an AUROC: novelty separates a set (one rewording, or other kinds of questions)
+from the test split. The lowest AUROC is reported. The second result is the ratio of the calibration errors (RMSCE)
+after and before back-off, for each set with an error of at least 0.1 before it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time `sample` on two Ray actors against two local workers (as with `torchrun`)."""
+"""Compare the speed of `sample` on two Ray actors and on two local workers (as with `torchrun`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Measure the speed of sampling answers of different lengths, in float32 and bfloat16.
 
-All methods generate answers of the same preset lengths, from 8 to 256 tokens, and about 40 on average. When answers
-finish, the sampler starts new ones in their place. It is compared with sequential batches, two workers, `generate`,
+All methods generate answers of the same preset lengths (8 to 256 tokens, about 40 on average). When answers finish, the
+sampler starts new ones in their place. It is compared with sequential batches, two workers, `generate`,
 `generate_batch` (continuous batching), vLLM, and the matrix products of the linear layers alone.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses Llama-3.2-1B with random

@@ -51,7 +51,7 @@ def make_store(folder: Path, n_blocks: int, n_rows: int) -> Store:
 
 
 def answers(store: Store, part: SampleRange, n_tokens: int, rng: np.random.Generator) -> pa.Table:
-    """Return a shard's answers, with text, log-probabilities and `n_tokens` tokens on average."""
+    """Return a shard's answers, with text and log-probabilities. The mean number of tokens is `n_tokens`."""
     ids, samples = store.questions.ids(part), range(part.start, part.stop)
     n = len(ids) * len(samples)
     lengths = np.maximum(1, rng.geometric(1 / n_tokens, n))

@@ -80,7 +80,7 @@ TEMPLATE = "".join(f"{asked} {answer}.\n" for asked, answer in SHOWN.items()) + 
 
 
 def facts(relations: Sequence[str], n_facts: int | None, skipped: int = 0, data: Path = DATA) -> list[dict[str, Any]]:
-    """Return question records of `n_facts` facts, spread as evenly as possible over the relations.
+    """Return question records for `n_facts` facts, spread as evenly as possible over the relations.
 
     The facts of a relation are ordered by a hash of their text. The first `skipped` facts of each relation are left
     out. None for `n_facts` means all remaining facts.

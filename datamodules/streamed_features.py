@@ -41,7 +41,7 @@ class FeatureFiles:
     numbers: Tensor
 
     def read(self, features: Sequence[int], start: int, stop: int) -> Tensor:
-        """Read features of the rows `start` to `stop` − 1, [row, feature, d_model] float32."""
+        """Read the features of rows `start` to `stop` − 1, [row, feature, d_model] float32."""
         values = torch.empty(stop - start, len(features), self.width + self.numbers.shape[1])
         values[:, :, self.width :] = self.numbers[start:stop, None]
         for i in range(bisect_right(self.starts, start) - 1, bisect_left(self.starts, stop)):

@@ -50,8 +50,8 @@ class UnionDataModule(FeatureDataModule):
 def broader_rows(data: FeatureDataModule) -> tuple[Batch, list[str], list[str]]:
     """Return the rows of all stores in `data.broader`, with each row's group and question id (see `original_ids`).
 
-    Test questions of `data` and their rewordings are left out. If a store has no grades from the grader of `data`, its
-    only grader is used.
+    Test questions of `data` and their rewordings are left out. A store without grades from the grader of `data` must
+    have a single grader, which is used instead.
 
     Raises:
         InputError: If a store's model or features differ from those of `data`, if it has no rows left, or if it has

@@ -80,7 +80,7 @@ def transfer(
 
     In addition, each set is left out in turn. A probe is trained on all other sets and tested on the left-out set, with
     and without back-off. Back-off shifts the confidences of novel questions towards the base rate. The base rate is the
-    fraction of right answers to the training and validation questions.
+    fraction of training and validation answers that are right.
 
     Args:
         stores: Folders of the stores, one per question set. All answers must come from the same model. If there is only

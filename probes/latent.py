@@ -36,9 +36,9 @@ class Latent(Descent):
     where ASEU is the amortised semantic embedding uncertainty. Training maximises the likelihood of the answer
     embeddings (see `answer_loss`). It does not use grades.
 
-    Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from its best epoch. In this
-    epoch, the validation scores have the highest rank correlation with the agreement of the answers. The agreement is
-    the mean cosine similarity between answer embeddings (1 − SEU). After training, the candidate with the lowest
+    Each combination of a layer and a penalty is a candidate. A candidate keeps the weights from its best epoch. This is
+    the epoch whose validation scores have the highest rank correlation with the agreement of the answers. The agreement
+    is the mean cosine similarity between answer embeddings (1 − SEU). After training, the candidate with the lowest
     validation loss is chosen and calibrated.
 
     Args:

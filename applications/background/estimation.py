@@ -89,7 +89,7 @@ def estimate_temperature(systems: Systems, n_resamples: int, seed: int) -> Estim
     """Compare the tested system with all references, and estimate its background temperature.
 
     Raises:
-        InputError: If a reference's outputs do not vary more at its highest temperature than at its lowest.
+        InputError: If a reference's outputs vary no more at its highest temperature than at its lowest.
     """
     counts = resample_weights(len(systems.prompts), n_resamples, seed).double().numpy()
     weights = np.vstack([np.ones(len(systems.prompts)), counts]) / len(systems.prompts)

@@ -82,7 +82,7 @@ def prompts_of(store: Store) -> dict[str, str]:
 
 
 def of_lists(name: str, listed: Any) -> Source:
-    """Return a source for a dict from prompt to a list of outputs (texts or lists of token ids)."""
+    """Return a source for a dict that maps prompts to lists of outputs (texts or lists of token ids)."""
     found = [*listed.values()] if isinstance(listed, dict) else []
     outputs = [one for of_prompt in found if isinstance(of_prompt, list) for one in of_prompt]
     texts = all(isinstance(one, str) for one in outputs)

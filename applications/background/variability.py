@@ -87,7 +87,7 @@ def collision_rate(outputs: Counted) -> float:
 
 
 def mean_levenshtein(outputs: Counted, limit: int) -> float:
-    """Compute the mean edit distance between two outputs (AvgLev), divided by the token limit."""
+    """Compute the mean edit distance over pairs of outputs (AvgLev), divided by the token limit."""
     distances = cdist(outputs.texts, outputs.texts, scorer=Levenshtein.distance, dtype=np.int32)
     return outputs.mean_over_pairs(distances / limit)
 

@@ -81,7 +81,7 @@ def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
 def allocate(gains: Array, caps: NDArray[np.int64], totals: Sequence[int]) -> NDArray[np.int64]:
     """For each total, return the allocation with the largest sum of gains, [total, question].
 
-    A total is a number of answers to all questions together. See `rank` for `gains` and `caps`.
+    A total is a number of answers, summed over all questions. See `rank` for `gains` and `caps`.
 
     Raises:
         InputError: If a total is not between 0 and the sum of the caps.

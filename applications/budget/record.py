@@ -119,7 +119,7 @@ def _interval(values: Tensor) -> Interval | None:
 
 
 def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence[int]) -> pa.Table:
-    """Return the number of answers to each question, for each method and budget.
+    """Return the number of answers allocated to each question, for each method and budget.
 
     The allocations are those in the `all` setting (see `Questions`).
     """
@@ -141,7 +141,7 @@ def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence
 
 
 def budget_verdict(record: dict[str, Any]) -> str:
-    """Compare all methods except the oracle with uniform allocation at the lower median budget."""
+    """Compare all methods except the oracle with uniform allocation, at the (lower) median budget."""
     methods = {(one["confidence"], one["gain"]): one for one in record["settings"]["all"]["methods"]}
     budget = record["budgets"][(len(record["budgets"]) - 1) // 2]
     shown = [

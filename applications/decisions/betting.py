@@ -1,4 +1,4 @@
-"""P-values for the hypothesis that the mean loss exceeds a risk, for many thresholds at once."""
+"""P-values for the hypothesis that the mean loss exceeds a given risk, for many thresholds at once."""
 
 import numpy as np
 from numpy.typing import NDArray

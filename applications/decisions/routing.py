@@ -1,4 +1,4 @@
-"""Certified thresholds for routing between a cheap and a strong model.
+"""Certified thresholds for routing between a cheap and a strong model, computed from stored answers.
 
 A question is routed to the strong model if the confidence in the cheap model's answer is below a threshold. The cost of
 an answer is its number of prompt and generated tokens. For the strong model, it is multiplied by `strong_price`. The
@@ -85,9 +85,9 @@ def token_costs(table: QuestionTable) -> Array:
 def certify_routing(confidence: Array, pair: Pair, risk: float, level: float, seed: int) -> float | None:
     """Return the smallest routing threshold that is certified at `level`, or None.
 
-    Questions with a confidence below the threshold are answered by the strong model. A threshold is certified if a test
-    rejects the hypothesis that the expected loss exceeds `risk`. Thresholds are tested in descending order, starting at
-    infinity (the strong model answers all questions).
+    Questions with a confidence below the threshold are answered by the strong model, and all others by the cheap model.
+    A threshold is certified if a test rejects the hypothesis that the expected loss of these answers exceeds `risk`.
+    Thresholds are tested in descending order, starting at infinity (the strong model answers all questions).
     """
     order = np.random.default_rng(seed).permutation(len(confidence))
     thresholds = np.append(np.inf, THRESHOLDS)

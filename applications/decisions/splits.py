@@ -21,8 +21,8 @@ def split_record(confidence: Array, losses: Array, risk: float, level: float, se
         - `certified`: Fraction of splits with a certified threshold.
         - `coverage`: Mean coverage on the other halves, counting splits without a threshold as 0.
         - `risk`: Mean measured risk on the other halves; None if no question is answered.
-        - `above`: Fraction of splits with a measured risk above the target risk. The fraction can exceed 1 − level,
-          because measured risks are noisy.
+        - `above`: Fraction of splits whose measured risk on the other half is above the target risk. The fraction can
+          exceed 1 − level, because measured risks are noisy.
     """
     rng, coverages, risks = np.random.default_rng(seed), [], []
     for number in range(N_SPLITS):

@@ -30,7 +30,7 @@ def characteristic_words(
         n_words: Maximum number of words per cluster.
 
     Returns:
-        For each cluster, the words with a z score of at least 2.326, in decreasing order.
+        For each cluster, the words with a z score of at least 2.326, in decreasing order of z score.
     """
     from sklearn.feature_extraction.text import CountVectorizer
 

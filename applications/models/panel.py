@@ -56,7 +56,7 @@ class Panel:
 
     @property
     def questions(self) -> list[Question]:
-        """The questions with a known grade in all stores, from the first store."""
+        """The first store's questions that have a known grade in all stores."""
         questions = list(self.stores[0].questions)
         return [questions[row] for row in self.rows[0]]
 

@@ -147,7 +147,7 @@ def classes_record(panel: Panel, n_resamples: int, seed: int) -> dict[str, Any] 
 
 
 def main_interval(accuracy: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the clustered interval for an accuracy, or the t interval without clusters."""
+    """Return the clustered interval for an accuracy, or the t interval if there are no clusters."""
     return accuracy["clustered"] or accuracy["t"]
 
 

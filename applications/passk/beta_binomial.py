@@ -82,7 +82,7 @@ def fit(
     fixed: Mapping[str, float] | None = None,
     starts: Sequence[BetaBinomial] = (),
 ) -> BetaBinomial:
-    """Fit ln α, ln β and π₀ by maximum likelihood from each initial model. Returns the best fit.
+    """Fit ln α, ln β and π₀ by maximum likelihood, starting from each initial model. Returns the best fit.
 
     Args:
         right: Number of right answers, [question]. For speed, pass each distinct pair of `right` and
@@ -197,9 +197,9 @@ def profile_interval(
 ) -> tuple[float, float]:
     """Compute the profile-likelihood interval of a function of ln α, ln β and π₀.
 
-    The interval covers the function's values at all points whose deviance is at most a limit. This limit is the `level`
-    quantile of the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative. See `fit` for
-    the counts and weights.
+    The interval covers the function's values at all points whose deviance does not exceed a limit. This limit is the
+    `level` quantile of the χ² distribution with one degree of freedom. At π₀ = 0, the interval is conservative. See
+    `fit` for the counts and weights.
     """
     n, center = weights.sum(), _coordinates(best)
     most_zeros = float(weights[right == 0].sum() / n) if zero_inflated else 0.0

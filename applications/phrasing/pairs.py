@@ -1,4 +1,4 @@
-"""Average a store's results over questions about the same fact in the same form."""
+"""Average a store's results over questions that have the same form and concern the same fact."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

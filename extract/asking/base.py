@@ -172,13 +172,13 @@ def _asking(baseline: AskedBaseline) -> Iterator[Callable[[Shard, Done], int]]:
 def asking_prompt(policy: dict[str, Any], template: str) -> PromptTemplate:
     """Build the prompt template for querying the store's model.
 
-    If the tokenizer has a chat template, it is applied, even if the policy's prompt is plain text. The policy's system
-    message is then kept.
+    If the tokenizer has a chat template, it is applied together with the policy's system message, even if the policy's
+    prompt is plain text.
     """
     chat = policy["model"]["chat_template"] != sha256_text("")
     return PromptTemplate(template, policy["decoding"]["prompt"]["system"] if chat else None, chat)
 
 
 def answer_line(text: str) -> str:
-    """Return the first non-blank line of an answer without its reasoning ("" if there is none)."""
+    """Return the first non-blank line after removing an answer's reasoning, or "" if there is no such line."""
     return first_line(without_reasoning(text))

@@ -85,8 +85,8 @@ def probability(logprobs: Sequence[float]) -> float | None:
 def right(rows: Sequence[Mapping[str, Any]], normalisation: str) -> Values:
     """For each question, return 1 if the highest-scoring continuation is right, and 0 if it is wrong.
 
-    The shape of the result is [question], and its dtype is float64. A value is NaN if the right continuation is unknown
-    or the only continuation.
+    The shape of the result is [question], and its dtype is float64. A value is NaN if the right continuation is
+    unknown, or if there is only one continuation.
     """
     score = NORMALISATIONS[normalisation].score
     graded = [len(row["continuations"]) > 1 and row["target"] is not None for row in rows]

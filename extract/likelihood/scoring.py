@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
     @property
     def branches(self) -> bool:
-        """Whether two or more continuations have several tokens. If so, a tree mask is needed."""
+        """Whether at least two continuations have more than one token. If so, a tree mask is needed."""
         return sum(len(continuation) > 1 for continuation in self.continuations) > 1
 
 
@@ -166,7 +166,7 @@ def tree_mask(branch: Tensor, n_before: int, dtype: torch.dtype) -> Tensor:
 
 @torch.inference_mode()
 def supports_trees(model: Any) -> bool:
-    """Test with a short prompt whether a model respects tree masks and position ids."""
+    """Use a short prompt to test whether a model respects tree masks and position ids."""
     if not can_share(model):
         return False
     branch = torch.tensor([[0, 0, 1, 1, 1, 2, 2]], device=model.device)

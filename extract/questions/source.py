@@ -38,8 +38,8 @@ class Source:
     def questions(self, seed: int) -> list[Question]:
         """Read and check all questions in row order. `seed` determines how options are shuffled.
 
-        Rows that repeat a question are merged. Rows without a gradable answer are skipped. Their number is printed to
-        standard error. In a .jsonl file in the package's own format, rows are neither merged nor skipped.
+        Rows that repeat a question are merged. Rows without a gradable answer are skipped. The number of skipped rows
+        is printed to standard error. In a .jsonl file in the package's own format, rows are neither merged nor skipped.
 
         Raises:
             InputError: If the rows can't be read, or a question is invalid.
@@ -182,7 +182,8 @@ def _with_options(
 def _merged(drafts: Iterable[tuple[Draft, str]], dataset: str) -> list[Question]:
     """Build questions from rows. `drafts` contains the fields and the location of each row.
 
-    `short` and `cloze` questions with the same prompt are merged into one. It accepts the answers of all its rows.
+    `short` and `cloze` questions with the same prompt are merged into one. The merged question accepts the answers of
+    all its rows.
     """
     questions: dict[str, Question] = {}
     left_out: list[str] = []

@@ -14,8 +14,8 @@ proportional to w(m). The posterior probability that the right answer has not oc
     w(m) = \frac{\Gamma(a + m)\, \Gamma(b + n - m)}{\Gamma(m)\, \Gamma(\theta + n - m)}, \quad
     w(0) = \theta\, \frac{\Gamma(a)\, \Gamma(b + n)}{\Gamma(\theta + n)}
 
-Up to a common factor, each weight is a Beta integral over p times the Ewens probability of the partition of wrong
-answers.
+Up to a common factor, each weight is the product of a Beta integral over p and the Ewens probability of the partition
+of wrong answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -168,8 +168,8 @@ def _minimise_log(loss: Callable[[float], float], bounds: tuple[float, float]) -
 def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
     """For i = 1, …, n, yield the posterior weights after i answers, scaled to a maximum of 1.
 
-    The shape is [i + 1]. Element m is the weight w(m) of the hypothesis that a particular class of m answers is right.
-    Element 0 is the weight of the hypothesis that the right answer has not occurred yet.
+    The shape is [i + 1]. Element m is the weight w(m) of the hypothesis that a given class, which contains m answers,
+    is right. Element 0 is the weight of the hypothesis that the right answer has not occurred yet.
     """
     (a, b), m = prior.beta, np.arange(n + 1)
     right = gammaln(a + m) - gammaln(np.maximum(m, 1))

@@ -146,7 +146,7 @@ class Attention:
 
     Attributes:
         layers: Result of `read_layer` for each layer, with the entry `largest` removed.
-        floors: Dict from each floor ε (as an integer, 100 ε) to a tensor [row, query, key]. It contains the sum over
+        floors: Dict from the integer 100 ε, for each floor ε, to a tensor [row, query, key]. It contains the sum over
             layers of log((1 − ε) a + ε), where a is the largest attention of any head.
         dots: `Dots` of each layer.
     """

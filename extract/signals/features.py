@@ -118,7 +118,7 @@ def is_key(value: Any, scope: Scope) -> bool:
 
 
 def is_weights(value: Any) -> bool:
-    """Whether a JSON value is the key of token weights."""
+    """Whether a JSON value is a valid key for token weights."""
     if not is_key(value, "sample"):
         return False
     signal, _, name = value.split("/")

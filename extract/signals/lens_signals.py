@@ -83,8 +83,8 @@ def early_exit(batch: Pass) -> dict[str, Tensor]:
     - ``saturation_event``: first layer l ≥ 1 such that all layers j ≥ l have the same most likely token as layer L
       (Geva et al. 2022, arXiv 2203.14680).
 
-    λ takes the values `CONFIDENCES` for the first two names, and `SIMILARITIES` for the third. In CALM, λ is calibrated
-    for each task and decreases over tokens.
+    λ takes the values in `CONFIDENCES` for the first two names, and those in `SIMILARITIES` for the third. In CALM, λ
+    is calibrated for each task and decreases over tokens.
     """
     lens, last = batch.lens, batch.n_layers
     found = {"saturation_event": last + 1 - _n_leading(lens["agrees"].flip(-1) > 0)}

@@ -126,7 +126,7 @@ def windows(values: Ragged, n_windows: int) -> Tensor:
     If a row has fewer tokens than windows, some windows share a token.
 
     Returns:
-        [row, …, window] float32. NaN in the same cases as in `pool`.
+        [row, …, window] float32. Values are NaN in the same cases as for `pool`.
 
     >>> windows(Ragged.of([torch.tensor([1.0, 2.0, 6.0]), torch.tensor([5.0])]), 2)
     tensor([[1.5000, 6.0000],
@@ -168,7 +168,7 @@ def peak_features(entropy: Ragged, threshold: float = 0.5, weights: Ragged | Non
         weights: Non-negative weights of the same tokens. Without them, only the features in ``PEAKS[0]`` are computed.
 
     Returns:
-        Dict from the names in `PEAKS` to tensors [row] float32. NaN in the same cases as in `pool`.
+        Dict from the names in `PEAKS` to tensors [row] float32. Values are NaN in the same cases as for `pool`.
     """
 
     def features(rows: Padded) -> dict[str, Tensor]:
@@ -201,7 +201,7 @@ WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax"
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Return the signal of the token weights, and the part of their key after ``layer/``.
+    """Return the signal that contains the token weights, and the part of the key after ``layer/``.
 
     Args:
         name: One of `WEIGHTS`, or SIGNAL/REST. SIGNAL is an influence signal, and REST is the part of the key after

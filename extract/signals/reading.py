@@ -158,9 +158,9 @@ def _batches(
     """Yield pairs of a cache and a batch of answer indices.
 
     The cache contains a prefix that all prompts in the batch share. `beginning` is a cache of a common prefix of all
-    prompts, or None. It is reused, and extended where possible. Several answers to a prompt are not batched with
-    answers to other prompts. If the model's cache can't be shared, the yielded cache is None. Batches can then contain
-    any of the answers.
+    prompts, or None. This cache is reused and, where possible, extended. If a prompt has several answers, they are not
+    batched with answers to other prompts. If the model's cache can't be shared, the yielded cache is None. Batches can
+    then contain any of the answers.
     """
 
     def batches(indices: Sequence[int], shared: SharedPrompt | None) -> Iterator[tuple[SharedPrompt | None, list[int]]]:

@@ -162,7 +162,7 @@ def load_signal(name: str, scope: Scope = "question") -> Callable[..., dict[str,
 def descriptions(scope: Scope, besides: Scope | None = None) -> list[str]:
     """Return ``name (description)`` for each signal that supports `scope`.
 
-    Signals that also support the scope `besides` are left out.
+    Signals that also support `besides` are left out.
     """
     names = [name for name in signals_of(scope) if besides not in SIGNALS[name].scopes]
     return [f"{name} ({SIGNALS[name].description})" for name in names]

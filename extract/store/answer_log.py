@@ -145,7 +145,7 @@ def finish_range(
 ) -> bool:
     """Convert the log of a range to a table and delete the log. Return whether this was possible.
 
-    Nothing changes if the table can't be written, or if a sample of a question outside `absent` is missing.
+    Nothing changes if the table can't be written, or if a question that is not in `absent` lacks a sample.
 
     Args:
         absent: Dict from question id to the finish reason (`REJECTED` or `SKIPPED`) of the question's missing samples.

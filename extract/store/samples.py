@@ -111,7 +111,7 @@ class Samples:
 
         Rows are sorted by block, range and question. The columns are `question_id`, `sample`, `text`, `token_ids`,
         `logprobs` (nats), `n_tokens`, `finish_reason` and `prompt_tokens`. Columns that the sampler declares nullable
-        contain null for unknown values. If there are such columns, the table also has a `reasoning` column.
+        contain null for unknown values. If any column is nullable, the table also has a `reasoning` column.
 
         Raises:
             Damaged: If a file is damaged.

@@ -203,8 +203,8 @@ class Comparison:
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is at most one standard error above the lowest loss.
 
-        For each probe, the standard error is computed from one difference per question. This is the probe's loss minus
-        the loss of the probe with the lowest mean loss.
+        For each probe, this is the standard error of its mean difference in loss from the probe with the lowest mean
+        loss.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

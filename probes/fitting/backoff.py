@@ -34,7 +34,7 @@ MOST_BYTES = 96 * 2**20
 def fit_novelty(module: ProbeModule) -> Novelty:
     """Fit a probe's novelty measure and back-off on the training and validation splits.
 
-    If the features of their rows take up more than `MOST_BYTES` bytes, only evenly spaced rows are used.
+    If the features of these splits take up more than `MOST_BYTES` bytes, only evenly spaced rows are used.
     """
     assert module.choice is not None
     data, rows, chosen = module.data, module.data.batch("train", "val", prefixes=True), module.choice.features

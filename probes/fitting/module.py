@@ -36,7 +36,7 @@ class ProbeModule(L.LightningModule, ABC):
 
     An input consists of one or more features, such as the hidden states of a layer. The candidate with the lowest
     validation loss is chosen and calibrated on its validation scores. The base rate is the fraction of validation
-    answers that are right. If it predicts these answers at least as well as the calibrated confidences do, the probe
+    answers that are right. If it predicts their grades at least as well as the calibrated confidences do, the probe
     always returns the base rate.
 
     Args:
@@ -166,7 +166,7 @@ class ProbeModule(L.LightningModule, ABC):
         return standardiser(features)
 
     def selected(self, features: Any, chosen: Sequence[int]) -> Any:
-        """Concatenate the features with the indices `chosen` into one [row, width] tensor for the head."""
+        """Concatenate the features at the indices `chosen` into one [row, width] tensor for the head."""
         return features[:, list(chosen)].flatten(1)
 
     def of_input(self, function: Callable[[Any], Tensor], features: Any, chosen: Sequence[int]) -> Tensor:

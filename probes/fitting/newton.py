@@ -150,8 +150,8 @@ class _Dual:
     added to each entry. The inner product of α and β is α · Kβ. The vector Kβ is called the image of β. For this inner
     product, the gradient is the derivative of the mean loss with respect to the logits, plus λ times the centred α. The
     inverse of the Hessian at zero weights maps v to β = (scale · K + shift)⁻¹ v. Here, `scale` is an argument of
-    `_inverse_at_zero`, which returns `shift` as the penalty. The image Kβ = (v − shift · β) / scale needs no further
-    matrix product.
+    `_inverse_at_zero`, and `shift` is the penalty that it returns. The image Kβ = (v − shift · β) / scale needs no
+    further matrix product.
 
     In Newton steps, the bias also has a small penalty. The image is computed with a shift slightly below the exact
     value. These approximations save operations and keep the coefficients bounded if K is singular.
@@ -207,7 +207,7 @@ def _inverse_at_zero(products: Tensor, scale: Tensor, l2: Tensor) -> tuple[Tenso
 
     The Hessian is `scale` · `products`, with the penalty added to the diagonal. Its inverse is the preconditioner for
     all L2 penalties in `l2`. The returned penalty is the geometric mean of the smallest and the largest value in `l2`.
-    It is increased if this mean is too small for the precision of the Newton steps.
+    If this mean is too small for the precision of the Newton steps, a larger penalty is used.
     """
     traces = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * scale
     dtype = torch.float64 if bool((l2.min() < SMALLEST_PENALTY * traces).any()) else torch.float32

@@ -66,7 +66,7 @@ class Scored(NamedTuple):
         return Scored._make(column if column is None else column[rows] for column in self)
 
     def merged(self) -> "Scored":
-        """Merge answers with equal question, confidence and grade, and sort the rows. This speeds up the bootstrap."""
+        """Merge answers with the same question, confidence and grade, and sort the rows. This speeds up bootstraps."""
         if self.question is None or not len(self.right):
             return self
         keys = [self.right, self.question, self.confidence, *([] if self.fold is None else [self.fold])]

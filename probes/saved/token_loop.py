@@ -1,6 +1,7 @@
 """Greedy search and sampling in the caller's thread, one token at a time.
 
-A transformers streamer would need a second thread. On a CPU, small matrix products take about a third longer there.
+A transformers streamer would need a second thread. In that thread, small matrix products on a CPU take about a third
+longer.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def serve(
 
 
 def new_server(app: FastAPI, engine: Engine, started: str) -> uvicorn.Server:
-    """Create a server that ends unfinished answers when it shuts down.
+    """Create a server that cuts off unfinished answers when it shuts down.
 
     When the server is ready, it prints `started` to standard error.
     """

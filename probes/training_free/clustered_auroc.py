@@ -45,7 +45,7 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def n_questions(self) -> Tensor:
-        """Number of questions with at least one answer that has the score, [score] int64."""
+        """Number of questions with at least one answer that has this score, [score] int64."""
         return self.has_answer.sum(1)
 
     @property
@@ -138,8 +138,8 @@ def max_t(
         n_draws: Number of draws. The smallest possible p-value is 1 / (n_draws + 1).
 
     Returns:
-        P-values, [score] float64. A p-value is NaN if the score is constant, or missing for all right or all wrong
-        answers.
+        P-values, [score] float64. A p-value is NaN if its score is constant, or if the score is missing for every right
+        answer or for every wrong answer.
     """
     exchange = _Exchange(scores, right, question, sample)
     n_questions = int(question.max()) + 1

@@ -88,7 +88,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers. Without a `SharedCache` or a `SlotCache` (see `using`), it calls SDPA.
 
-    `query` is [row, head, token, d_head]. `key` and `value` are [row, key-value head, token, d_head]. With such a
+    `query` is [row, head, token, d_head]. `key` and `value` are [row, key-value head, token, d_head]. With either
     cache, they contain only the newest token. The output is [row, token, head, d_head].
     """
     cache = _active.get()

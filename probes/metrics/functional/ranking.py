@@ -60,9 +60,9 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
 
     .. math:: \tfrac12 + \frac{E|p-p'|}{4 m (1-m)}, \qquad m = E[p]
 
-    where p and p' are the true accuracies of two random questions. They are assumed to follow a Beta distribution. It
-    is fitted by the method of moments after subtracting the sampling noise. Every question needs at least two graded
-    answers.
+    where p and p' are the true accuracies of two random questions. They are assumed to follow a Beta distribution. The
+    distribution is fitted by the method of moments after subtracting the sampling noise. Every question needs at least
+    two graded answers.
 
     Both bounds rank the questions by their measured accuracies. The upper bound is optimistic: it evaluates the ranking
     on the same answers. The lower bound is pessimistic: it ranks by a random half of each question's answers and

@@ -128,7 +128,10 @@ def ours(given: list[tuple[Array, NDArray[np.int64]]], risk: float, test: str = 
 
 
 def mapie(given: list[tuple[Array, NDArray[np.int64]]], risk: float) -> dict[str, list[float | None]]:
-    """Return thresholds of each MAPIE procedure for each set: from one answer per question, and from all answers."""
+    """Return each MAPIE procedure's thresholds for each set.
+
+    They are computed from one answer per question, and from all answers.
+    """
     found = {}
     for name, k in (("one answer", 1), ("all answers", None)):
         sets = [

@@ -5,7 +5,7 @@ a system-question interaction. Questions in the same cluster (if any) share half
 confidence is the true accuracy plus noise, also on the logit scale.
 
 - Error rate: fraction of draws in which p ≤ 0.05 although both systems have the same distribution. For `holm`, a draw
-  counts if any pair of three such systems has a corrected p ≤ 0.05.
+  counts if any pair among three such systems has a corrected p ≤ 0.05.
 - Coverage: fraction of 95 % intervals that contain the true value. Here, system B is less accurate than A.
 """
 

@@ -1,10 +1,12 @@
-"""Measure novelty and back-off on reworded test questions of `facts`, and on questions of other kinds.
+"""Measure novelty and back-off on reworded test questions from `facts`, and on other kinds of questions.
 
 There are 12 rewordings of each of 96 test questions, and 200 questions of other kinds. The probe is trained on the
 default store. Back-off uses a broader probe, which is also trained on six different rewordings of each training and
-validation question. The first result is an AUROC: novelty separates a set (one rewording, or other kinds of questions)
-from the test split. The lowest AUROC is reported. The second result is the ratio of the calibration errors (RMSCE)
-after and before back-off, for each set with an error of at least 0.1 before it.
+validation question. There are two results:
+
+- How well novelty separates each set (one rewording, or the other kinds) from the test split: the lowest AUROC.
+- How much back-off reduces the calibration error (RMSCE): the ratio of the errors with and without back-off,
+  for each set with an error of at least 0.1 without it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compare the request rates of the server sampler and a plain `AsyncOpenAI` loop, on a local stub server.
 
-The sampler's peak memory for `--requests` requests is compared with that for a tenth as many.
+The sampler's peak memory is measured for `--requests` requests and for a tenth of that number.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def class_record(classes: Classes, shares: Values, n_resamples: int, seed: int) 
 
 
 def _mean_ratio(above: Values, below: Values) -> WeightedMetric:
-    """Return a function that maps resampling weights to a ratio, averaged over the classes.
+    """Return a function that maps resampling weights to the mean ratio over the classes.
 
     The numerator and the denominator are the weighted sums of `above` and `below` [class, question] over questions.
     """

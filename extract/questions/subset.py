@@ -64,7 +64,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
         The remaining questions, and the prompt template with the examples.
 
     Raises:
-        InputError: If examples must be selected, but there are too few questions or any question is private or a chat.
+        InputError: If examples must be selected, but there are too few questions, or some are private or chats.
     """
     questions = source.questions(seed)
     if prompt.shots > len(prompt.examples):

@@ -141,7 +141,7 @@ class _Primal:
 
 
 class _Dual:
-    """Coordinate system in which a point [feature, penalty, row] holds one coefficient αᵢ per row.
+    """Coordinate system in which a point is given by one coefficient αᵢ per row, [feature, penalty, row].
 
     For the methods, see `_Primal`.
 

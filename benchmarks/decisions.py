@@ -130,7 +130,7 @@ def ours(given: list[tuple[Array, NDArray[np.int64]]], risk: float, test: str = 
 def mapie(given: list[tuple[Array, NDArray[np.int64]]], risk: float) -> dict[str, list[float | None]]:
     """Return each MAPIE procedure's thresholds for each set.
 
-    They are computed from one answer per question, and from all answers.
+    They are computed once from one answer per question, and once from all answers.
     """
     found = {}
     for name, k in (("one answer", 1), ("all answers", None)):

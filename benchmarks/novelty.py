@@ -5,8 +5,8 @@ default store. Back-off uses a broader probe, which is also trained on six diffe
 validation question. There are two results:
 
 - How well novelty separates each set (one rewording, or the other kinds) from the test split: the lowest AUROC.
-- How much back-off reduces the calibration error (RMSCE): the ratio of the errors with and without back-off,
-  for each set with an error of at least 0.1 without it.
+- How much back-off reduces the calibration error (RMSCE): the ratio of the errors with and without back-off, for each
+  set whose error without back-off is at least 0.1.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ class Ridge(ClosedForm):
     """Ridge regression that predicts the expected accuracy p̂. The calibrator maps the predictions to confidences.
 
     Args:
-        l2: L2 penalty λ, or a list of penalties to try. λ/2 · ‖w‖² is added to half the mean squared error. Here, w are
-            the weights of the standardised features. The default is five penalties from 0.1 to 10.
+        l2: L2 penalty λ, or a list of penalties to try. λ/2 · ‖w‖² is added to half the mean squared error. Here, w is
+            the vector of weights of the standardised features. The default is five penalties from 0.1 to 10.
         calibrator: Calibrator for the scores: platt or isotonic.
     """
 

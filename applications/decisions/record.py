@@ -29,7 +29,7 @@ _N_POINTS = 40
 
 
 class Decided(NamedTuple):
-    """Questions in a store with a known grade and a confidence from every source.
+    """Questions in a store that have a known grade and a confidence from every source.
 
     `rows` contains their row indices in the question table `table`.
     """

@@ -36,7 +36,7 @@ _EMBEDDING = "text_embedding"
 
 
 class Domains(NamedTuple):
-    """A store with its question table, clusters of questions, and confidences [question] by name."""
+    """A store, its question table, the clusters of its questions, and a dict from names to confidences [question]."""
 
     store: Store
     table: QuestionTable

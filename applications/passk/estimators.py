@@ -114,7 +114,7 @@ def squared_errors(predicted: Values, right: Counts, known: Counts, k: Sequence[
 
 
 def oracle_errors(right: Counts, known: Counts, k: Sequence[int]) -> Values:
-    """Estimate the squared error [k, question] of `predict` with an oracle confidence.
+    """Estimate the squared error of `predict` if it is given an oracle confidence, [k, question].
 
     The confidence is the accuracy on half of the answers. The prediction is scored on the other half. The error is
     averaged over all splits into halves. Each value of `known` must be at least 2 · max(k).

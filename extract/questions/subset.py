@@ -64,7 +64,8 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
         The remaining questions, and the prompt template with the examples.
 
     Raises:
-        InputError: If examples must be selected, but there are too few questions, or some are private or chats.
+        InputError: If examples must be selected, but there are too few questions, or some of them are private or are
+            chats.
     """
     questions = source.questions(seed)
     if prompt.shots > len(prompt.examples):
@@ -86,7 +87,10 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
             if len(chosen) == prompt.shots:
                 break
         if train is None:
-            say(f"questions: {len(chosen)} questions of {source.dataset!r} are used only as worked (few-shot) examples")
+            say(
+                f"questions: {len(chosen)} questions from {source.dataset!r} are used only as worked (few-shot) "
+                "examples"
+            )
         if len(chosen) < prompt.shots or (train is None and len(questions) <= prompt.shots):
             raise InputError(
                 f"Expected {source.dataset!r} to have enough questions for {prompt.shots} worked examples, but found "

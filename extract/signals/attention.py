@@ -122,8 +122,8 @@ def attention_shares(products: Dots) -> dict[str, Tensor]:
     """Compute the share of the attention output in the residual stream.
 
     A layer adds the attention output o to the residual stream h. The sum is s = h + o, and a is the share of o in s.
-    The result maps each of `MIXES` to a tensor [row, query] in [0, 1]. ``share_50``, ``share_70`` and ``share_90`` fix
-    the share of h, 1 − a, at 50, 70 and 90 %. The other mixes are:
+    The result maps each of `MIXES` to a tensor [row, query] in [0, 1]. In ``share_50``, ``share_70`` and ``share_90``,
+    the share of h (that is, 1 − a) is fixed at 50, 70 and 90 %. The other mixes are:
 
     - ``norm``: a = ‖o‖ / (‖o‖ + ‖h‖).
     - ``cosine``: a = cos(o, s) / (cos(o, s) + cos(h, s)).

@@ -141,7 +141,7 @@ class _Primal:
 
 
 class _Dual:
-    """Coordinate system in which a point is given by one coefficient αᵢ per row, [feature, penalty, row].
+    """Coordinate system in which a point is given by coefficients αᵢ [feature, penalty, row], one per row.
 
     For the methods, see `_Primal`.
 

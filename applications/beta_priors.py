@@ -49,7 +49,7 @@ def base_rates(accuracy: Array, groups: Sequence[str], fold: NDArray[np.int64]) 
     """Return the base rate of each question, [question].
 
     The base rate is the mean accuracy of the question's group in the other folds. If the group occurs only in the
-    question's own fold, it is the mean accuracy of all questions in the other folds.
+    question's own fold, the base rate is the mean accuracy of all questions in the other folds.
     """
     group = np.unique(groups, return_inverse=True)[1]
     rates = np.empty(len(accuracy))

@@ -16,8 +16,8 @@ def paired_picture(
 ) -> Figure:
     """Plot accuracies and their paired differences. Significant differences are red.
 
-    Each entry of `differences` is a result of `paired_record`. It also has the names `a` and `b` of the compared
-    systems, and the corrected p-value `p_holm`.
+    Each entry of `differences` is a result of `paired_record`. It also contains the names of the compared systems (`a`
+    and `b`) and the corrected p-value (`p_holm`).
     """
     rows = len(accuracies), len(differences)
     figure, (top, bottom) = new_figure(6.8, 1.4 + 0.3 * sum(rows), nrows=2, height_ratios=[n + 1 for n in rows])

@@ -1,8 +1,8 @@
 """Run the audit on simulated multiple-choice sets (300 questions × 10 answers), with and without a leak.
 
-A leak is one property of the questions that predicts right answers with an AUROC of 0.65. The figure for each leak is
-the number of simulations in which the audit finds it. Without a leak, the figures are the number of false alarms and
-the fraction of AUROC intervals that contain ½.
+A leak is one property of the questions that predicts right answers with an AUROC of 0.65. The result for each leak is
+the number of simulations in which the audit finds the leak. Without a leak, the figures are the number of false alarms
+and the fraction of AUROC intervals that contain ½.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ computed from `TRUTH_SIZE` questions with known p:
 - auroc_difference, brier_difference: the value for f minus the value for g.
 - auroc_hard, spearman, e_aurc, prr, prr_50: computed against p̂ = c/k, as in the report.
 - ece_width: the calibration error of f against p, in the same ten bins as in the report.
-- rmsce: the squared calibration error (without the square root), in ten bins of equal mass.
+- rmsce: the mean squared calibration error (no square root is taken), in ten bins of equal mass.
 - aurc: the error rate on the m questions with the highest f, averaged over all m.
 - auprc, recall_at_fpr_1, recall_at_fpr_5: average precision and recall of f as a detector of wrong answers, computed
   against p.

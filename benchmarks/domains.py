@@ -45,8 +45,8 @@ def made_questions(n: int, rng: np.random.Generator) -> tuple[NDArray[np.float64
 def evaluate(n: int, seed: int) -> tuple[bool, bool, int]:
     """Return whether the planted domain is found, whether there is a false alarm, and the number of clusters.
 
-    The domain counts as found if its F1 score with a weak cluster is at least 0.5. In the test for false alarms, all
-    questions have the same expected accuracy.
+    The domain counts as found if a weak cluster matches it with an F1 score of at least 0.5. In the test for false
+    alarms, all questions have the same expected accuracy.
     """
     rng = np.random.default_rng(seed)
     embeddings, cluster = made_questions(n, rng)

@@ -1,4 +1,4 @@
-"""Measure the cost of large stores: bytes per answer, and the time per shard of several operations.
+"""Measure the cost of large stores: bytes per answer, and the time that several operations take per shard.
 
 The operations include `ranges_to_ask`, `write_manifest`, `describe` and `find_problems`. Their time per shard should
 not grow with the number of shards. The stores resemble those sampled from a server with `--server.n 1`: each shard has

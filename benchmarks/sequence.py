@@ -1,7 +1,7 @@
 """Compare probes that read all tokens of an answer with probes that read one state per answer.
 
-This state is that of the last token, or the mean over all tokens. All probes use the same answers, the same three
-layers and the same folds. `best_sequence` is the sequence probe with the lowest validation loss in each fold.
+The state is either the last token's or the mean over all tokens. All probes use the same answers, the same three layers
+and the same folds. `best_sequence` is the sequence probe with the lowest validation loss in each fold.
 """
 
 from __future__ import annotations

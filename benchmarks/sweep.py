@@ -1,8 +1,8 @@
 """Time a joint fit of all layers against a separate fit of each layer.
 
-Lightning's trainer fits the linear probe with five penalties and a batch size of 64. Layers whose hidden states are
-identical for all questions are included only in the joint fit. On a GPU, the joint fit is also compared with the fit of
-a single layer.
+Lightning's trainer fits the linear probe with five penalties and a batch size of 64. Layers whose hidden states do not
+vary between questions are included only in the joint fit. On a GPU, the joint fit is also compared with the fit of a
+single layer.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ class FeatureDataModule(L.LightningDataModule):
 
     Attributes:
         question_rows: Rows of the question table in each split.
-        split_rows: Rows in each split: rows of the answer table for the `response` target, else of the question table.
+        split_rows: Rows of the answer table (for the `response` target) or of the question table (otherwise) in each
+            split.
         feature_names: Name of each feature: ``layer/position``, or the name of a token signal.
         pooled: Specification of the token features, or None.
         n_unusable: Number of unusable questions or answers, which are not in any split.

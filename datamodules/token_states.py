@@ -92,7 +92,7 @@ class TokenStates:
         return self.values[:, self._places()].float()
 
     def _places(self) -> Tensor:
-        """Return the tokens of all rows as indices into dimension 1 of `values`, [token] int64."""
+        """Return the indices of all rows' tokens along dimension 1 of `values`, [token] int64."""
         shift = self.first - (self.n_tokens.cumsum(0) - self.n_tokens)
         return torch.arange(int(self.n_tokens.sum()), device=self.device) + shift.repeat_interleave(self.n_tokens)
 

@@ -194,9 +194,9 @@ def audit(
 ) -> Path:
     """Report how well each property of the questions, such as the length, predicts the measured accuracy.
 
-    Four properties are leaks if they predict the accuracy: the answer options (without the question), the letter and
-    relative length of the right option, the length of the question, and its position in the question set. The audit
-    needs no hidden states.
+    Four properties are leaks if they predict the accuracy: the answer options (without the question), the right
+    option's letter and relative length (together), the question's length, and its position in the question set. The
+    audit needs no hidden states.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

@@ -34,7 +34,7 @@ class Counts(Descent):
         self.bias = nn.Parameter(torch.zeros(len(self.penalties), n_features, n_classes))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Create parameters with the shapes and the number of classes of the checkpoint."""
+        """Create parameters with the checkpoint's shapes and number of classes."""
         self._n_classes = checkpoint["state_dict"]["bias"].shape[2]
         super().on_load_checkpoint(checkpoint)
 

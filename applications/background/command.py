@@ -36,9 +36,9 @@ def background_temperature(
             lists of token ids), or a CSV file with the columns `prompt` and `output`.
         references: Folders of temperature grids, one for each reference model. A temperature grid has one store per
             temperature. You can sample it with `python -m extract sample --policy.temperature 0:1:0.05`, for example.
-            Use the same prompts, prompt template and token limit as the tested system.
+            Use the same prompts, prompt template and token limit as for the tested system.
         unit: Unit in which outputs are compared: tokens, or words and punctuation marks. The default is tokens if all
-            tokenizers are known to be equal, and words otherwise.
+            tokenizers are known to be the same, and words otherwise.
         shared: Whether to use only the prompts that all systems have, if the prompts differ.
         out: Folder to create for the Markdown page, record, tables and plots. The default is
             runs/background-temperature-TESTED.

@@ -20,7 +20,7 @@ def success(
     fold: NDArray[np.int64],
     online: bool = False,
 ) -> Tensor:
-    """Compute the expected success at several budgets when answers are drawn by decreasing gain.
+    """Compute the expected success at several budgets when answers are drawn in order of decreasing gain.
 
     Success is the proportion of questions with at least one right answer. The budget is allocated anew in each
     resample. Tied answers share the remaining budget equally. The result is exact for the original questions. For

@@ -37,9 +37,9 @@ def decide(
 ) -> Path:
     """Find confidence thresholds for abstention, with a guaranteed bound on the risk.
 
-    The risk of a threshold is the expected fraction of wrong answers to the questions whose confidence is at least the
-    threshold. The questions of the store are treated as a random sample. With a probability of at least `level`, the
-    risk of the threshold found in this sample is at most the target risk.
+    The risk at a threshold is the expected error rate on the questions whose confidence is at least the threshold. The
+    questions of the store are treated as a random sample. With a probability of at least `level`, the risk of the
+    threshold found in this sample is at most the target risk.
 
     Args:
         store: Folder of the store. It must contain samples and grades.

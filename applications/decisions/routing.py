@@ -129,7 +129,7 @@ def routing_record(
 
     Returns:
         A dict with the entries below. A point is a dict with `routed`, `cost` and `accuracy`. `routed` is the fraction
-        of routed questions, and the others are means over all questions.
+        of routed questions. `cost` and `accuracy` are means over all questions.
 
         - `curve`: Points at several fractions.
         - `oracle`: Points of an oracle, which routes the questions with the largest gain in accuracy first.

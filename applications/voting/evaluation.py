@@ -63,7 +63,7 @@ class Evaluation:
 
 
 def prior_name(confidence: str) -> str:
-    """Return the method name of the `prior` rule with the given confidence."""
+    """Return the method name of the `prior` rule that uses the given confidence."""
     return f"{PRIOR}_{confidence}"
 
 

@@ -91,7 +91,9 @@ def from_decisions(
     rule: str,
     kinds: tuple[Kind, ...] = (),
 ) -> Grader:
-    """Build a grader whose decisions are expensive. It grades each distinct answer to a question only once.
+    """Build a grader from a decision function that is expensive to call.
+
+    The grader decides each distinct answer to a question only once.
 
     Args:
         parse: Function that returns the parsed answer or None, given a question and an answer without its reasoning.

@@ -78,7 +78,7 @@ def mmlu(row: Row, seed: int) -> Draft:
 
 
 def gpqa(row: Row, seed: int) -> Draft:
-    """Read a GPQA row and shuffle its options. The question is private, because the authors of GPQA request this."""
+    """Read a GPQA row and shuffle its options. The question is marked as private, as the authors of GPQA request."""
     record = row.text("Record ID")
     answers = [row.text(name) for name in ("Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)))]
     order = hash_order([f"{record}/{i}" for i in range(len(answers))], seed)

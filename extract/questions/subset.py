@@ -54,7 +54,7 @@ def subset(
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
     """Read the questions of a source, and select worked examples for few-shot prompts.
 
-    The examples come from the train split, without rows that repeat a question. If there is no train split, they come
+    The examples come from the train split, excluding rows that repeat a question. If there is no train split, they come
     from the questions themselves. Questions whose text matches that of an example are left out.
 
     Args:
@@ -64,8 +64,8 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
         The remaining questions, and the prompt template with the examples.
 
     Raises:
-        InputError: If examples must be selected, but there are too few questions, or some of them are private or are
-            chats.
+        InputError: If there are too few questions for the examples to select, or if one of the questions is private or
+            a chat.
     """
     questions = source.questions(seed)
     if prompt.shots > len(prompt.examples):

@@ -144,7 +144,7 @@ def attention_shares(products: Dots) -> dict[str, Tensor]:
 def rows_summed(
     blocks: list[Tensor], norms: list[Tensor], shares: list[Tensor], query: Tensor, n_tokens: Tensor, valid: Tensor
 ) -> Tensor:
-    """Compute the sum of the rows of the rollout matrix R, and the last row of R.
+    """For the rollout matrix R, compute the sum of its rows and, separately, its last row.
 
     Attention rollout (Abnar & Zuidema 2020) models each layer as a matrix Â = a Ã + (1 − a) I that mixes the states of
     the tokens. Ã is the attention averaged over heads, and optionally weighted by `column_field` or `element_field`.

@@ -56,7 +56,7 @@ class TokenSpans:
         return pad_sequence(list(values.cpu().split(self.n_tokens)), batch_first=True, padding_value=torch.nan)
 
     def query_index(self, last: bool) -> Tensor:
-        """Return the index of each answer token's distribution, [row, query] int64.
+        """Return the index of the distribution that predicts each answer token, [row, query] int64.
 
         If `last` is True, the index of the last token is appended. For shorter answers, the indices continue past the
         end of the answer.
@@ -146,8 +146,8 @@ class Attention:
 
     Attributes:
         layers: Result of `read_layer` for each layer, with the entry `largest` removed.
-        floors: Dict from the integer 100 ε, for each floor ε, to a tensor [row, query, key]. It contains the sum over
-            layers of log((1 − ε) a + ε), where a is the largest attention of any head.
+        floors: Dict that maps the integer 100 ε, for each floor ε, to a tensor [row, query, key]. It contains the sum
+            over layers of log((1 − ε) a + ε), where a is the largest attention of any head.
         dots: `Dots` of each layer.
     """
 

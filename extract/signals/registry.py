@@ -36,7 +36,7 @@ class Signal(NamedTuple):
         scopes: Supported scopes: ``question`` (last prompt token), ``sample`` (every answer token), or both.
         per_token: Whether the signal has one value per answer token, rather than one per answer.
         vectors: Whether the values are vectors [d_model].
-        by_layer: Whether the layers to read can be chosen.
+        by_layer: Whether the caller can choose which layers to read.
         depths: Layers that are read by default, as fractions of the number of blocks. If empty, all layers are read.
         weights: Whether the values measure a token's influence and can be used as token weights.
         rising: Names of the values that tend to be larger for right answers than for wrong ones. All other values tend

@@ -191,8 +191,8 @@ def _spread(left: dict[bool | None, list[Shown]], n: int) -> list[Shown]:
 def interval(values: NDArray[np.float64]) -> tuple[float, float, float] | None:
     """Return the mean of `values` [question] and its 95 % interval (Student's t). NaN values are left out.
 
-    The interval is clipped to [0, 1]. If all n values are equal, the half-width is 1 − 0.025^(1/n). For values of 0 or
-    1, this is the exact binomial bound. The result is None if n < 2.
+    The interval is clipped to [0, 1]. If all n values are equal, the half-width is 1 − 0.025^(1/n). If they are all 0
+    or all 1, this is the exact binomial bound. The result is None if n < 2.
     """
     known = values[~np.isnan(values)]
     n = len(known)

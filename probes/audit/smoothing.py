@@ -13,8 +13,8 @@ def out_of_fold(features: Tensor, accuracy: Tensor, fold: Tensor) -> Tensor:
     r"""Predict the accuracies of each fold with a ridge regression fitted to the other folds.
 
     The penalty λ minimises the generalised cross-validation score ‖y − ŷ‖² / (n − 1 − tr H)² (Golub, Heath and Wahba,
-    Technometrics 21, 1979). Here, y are the n training accuracies, and X are the centred features. The fit is
-    ŷ = ȳ + H (y − ȳ), where H = X (XᵀX + λI)⁻¹ Xᵀ.
+    Technometrics 21, 1979). Here, y contains the n training accuracies, and X the centred features. The fit is ŷ = ȳ +
+    H (y − ȳ), where H = X (XᵀX + λI)⁻¹ Xᵀ.
 
     Args:
         features: Features, [question, feature] float64.

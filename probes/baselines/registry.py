@@ -169,9 +169,10 @@ def cost_of(name: str, data: FeatureDataModule) -> tuple[NDArray[Any], NDArray[A
 def confidence(name: str, data: FeatureDataModule, scope: Scope = "question") -> Callable[[Rows], Tensor]:
     """Return a function that computes the calibrated confidences of a baseline.
 
-    The function takes a dict from each split to its rows. These are rows of the question table, or of the answer table
-    if `scope` is "sample". The function returns the confidences of all rows; NaN if missing. The calibrator is fitted
-    on the training and validation splits. If there are no scores to fit it to, the function raises an InputError.
+    The function takes a dict that maps each split to its rows. These are rows of the question table, or of the answer
+    table if `scope` is "sample". The function returns the confidences of all rows; NaN if missing. The calibrator is
+    fitted on the training and validation splits. If there are no scores to fit it to, the function raises an
+    InputError.
     """
     score = partial(BASELINES[name].scores[scope], data)
     if BASELINES[name].supervised:

@@ -1,8 +1,8 @@
 """Fit the novelty measure and the back-off of a probe. See `probes.saved.novelty`.
 
 Back-off shifts the confidences of novel questions towards the base rate. The base rate is the fraction of right answers
-in the training and validation rows. The back-off is fitted to the predictions of ridge regressions for held-out groups
-of questions.
+in the training and validation rows. The back-off is fitted to ridge-regression predictions on held-out groups of
+questions.
 """
 
 from collections.abc import Sequence

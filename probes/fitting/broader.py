@@ -34,9 +34,8 @@ def fit_broader(
 
     The broader probe and the `Distance` are fitted to all questions. The weight is fitted by cross-validation over the
     question groups that the existing probe was not trained on. Rewordings of the held-out questions are excluded from
-    training. However, they are kept if fewer than `LEAST_ROWS` of the existing probe's training questions would
-    otherwise remain. During cross-validation, the existing probe is replaced by a ridge regression on its remaining
-    training questions.
+    training, unless this would leave fewer than `LEAST_ROWS` of the existing probe's training questions. During
+    cross-validation, the existing probe is replaced by a ridge regression on its remaining training questions.
 
     Args:
         features: Features of all questions, [row, layer, width] float32.

@@ -36,8 +36,8 @@ class ProbeModule(L.LightningModule, ABC):
 
     An input consists of one or more features, such as the hidden states of a layer. The candidate with the lowest
     validation loss is chosen and calibrated on its validation scores. The base rate is the fraction of validation
-    answers that are right. If the base rate predicts their grades at least as well as the calibrated confidences do,
-    the probe always returns it.
+    answers that are right. If it predicts the validation grades at least as well as the calibrated confidences do, the
+    probe always returns the base rate.
 
     Args:
         l2: L2 penalty, or a list of penalties to try.

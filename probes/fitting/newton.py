@@ -147,9 +147,9 @@ class _Dual:
 
     The weights are w = Σ αᵢ xᵢ. They do not depend on the mean of α, because the rows are centred. Therefore, the mean
     of α can encode the bias: b = r Σ αᵢ, where r is a constant. The logits are Kα, where K is the Gram matrix with r
-    added to each entry. The inner product of α and β is α · Kβ. The vector Kβ is called the image of β. For this inner
-    product, the gradient is the derivative of the mean loss with respect to the logits, plus λ times the centred α. The
-    inverse of the Hessian at zero weights maps v to β = (scale · K + shift)⁻¹ v. Here, `scale` is an argument of
+    added to each entry. The inner product of α and β is α · Kβ. The vector Kβ is called the image of β. Under this
+    inner product, the gradient is the derivative of the mean loss with respect to the logits, plus λ times the centred
+    α. The inverse of the Hessian at zero weights maps v to β = (scale · K + shift)⁻¹ v. Here, `scale` is an argument of
     `_inverse_at_zero`, and `shift` is the penalty that it returns. The image Kβ = (v − shift · β) / scale needs no
     further matrix product.
 

@@ -19,7 +19,7 @@ TOKENS_AT_ONCE = 2**14
 
 
 class SequenceProbe(Descent):
-    """Base class for probes with the score pool(W x) + b, where x are standardised token states.
+    """Base class for probes whose score is pool(W x) + b, where x are standardised token states.
 
     Args:
         lr, l2, calibrator: See `Descent`.

@@ -28,7 +28,7 @@ def rounded(mean: Tensor, deviation: Tensor, largest: Tensor) -> tuple[Tensor, T
 
 
 def check_scale(scale: Tensor, names: Sequence[str]) -> None:
-    """Raise an InputError if all coordinates are constant (infinite `scale` [feature, d_model])."""
+    """Raise an InputError if all coordinates are constant, that is, if `scale` [feature, d_model] is infinite."""
     if scale.isinf().all():
         raise InputError(
             "Expected the features to vary within the training split, but all features, including "

@@ -185,8 +185,8 @@ def curve_record(curve: LearningCurve, n_resamples: int, seed: int) -> dict[str,
 def _contrasts(measured: _Measured, splits: Sequence[Split]) -> list[dict[str, Any]]:
     """Compare the largest split (the last of `splits`) with up to two smaller splits.
 
-    One has the same k (answers per question) and the next lower n (questions). The other has the same n and the lowest
-    k.
+    One smaller split has the same k (answers per question) and the next lower n (questions). The other has the same n
+    and the lowest k.
     """
     n, k = largest = splits[-1]
     fewer_questions = [split for split in splits if split[1] == k and split[0] < n][-1:]

@@ -1,4 +1,4 @@
-"""AUROC and Brier score of a probe by the fraction of the answer that it has read."""
+"""AUROC and Brier score of a probe as a function of the fraction of the answer that it has read."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

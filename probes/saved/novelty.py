@@ -7,7 +7,7 @@ a training row comes from a fit that excludes its fold. If a row is more novel t
 confidence is mixed with the base rate. The base rate is the fraction of right answers in the training rows. Its weight
 increases linearly with the row's distance, up to a maximum that `probes.fitting.backoff` fits.
 
-A broader probe is optional. It was trained on the same rows and on the questions of other stores. If a novel row is
+Optionally, there is a broader probe, trained on the same rows and on the questions of other stores. If a novel row is
 close to the broader probe's training rows, its confidence is also mixed with the broader probe's confidence. The
 broader probe's weight is its maximum weight times two factors. The first factor increases linearly with the distance
 from the training data, like the weight of the base rate. The second factor depends on the distance from the broader
@@ -49,8 +49,8 @@ class Broader(nn.Module):
     Attributes:
         weight, bias: Weights [n_features] and scalar bias. The score is the log-odds of a right answer.
         share: Maximum weight of this probe's confidences, in [0, 1]. See the module docstring.
-        known: Measures the distance from the training rows of this probe. `known.quantiles` contains percentiles of
-            the held-out distances. See the module docstring.
+        known: Measure of the distance from this probe's training rows. `known.quantiles` contains percentiles of the
+            held-out distances. See the module docstring.
     """
 
     #: The weight of this probe decreases to 0 between these percentiles of the held-out distances.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class PromptFeatures:
     """Compute the features of a question probe from hidden states at the last prompt token.
 
-    If the probe reads the `tokens` signal, the constructor runs the decoder on one token. This reveals the class of the
+    If the probe reads the `tokens` signal, the constructor runs the decoder on one token. This reveals the type of the
     decoder's output.
 
     Attributes:

@@ -21,7 +21,7 @@ from probes.saved.head import Head, zeros
 
 
 def attention_pool(numbers: Tensor, there: Tensor, slope: Tensor) -> Tensor:
-    r"""Average the values over tokens with attention weights. Sum over the H attention heads.
+    r"""Average the values over tokens, weighted by attention. Sum over the H attention heads.
 
     .. math:: \sum_h \sum_t \mathrm{softmax}_t(q_{ht} + s_h t) \, v_{ht}
 

@@ -30,8 +30,8 @@ def grid_record(grid: Grid, n_resamples: int, seed: int) -> dict[str, Any]:
     Returns:
         A record. `chosen` is the name of the best score. `rows` contains the test metrics of all reported scores.
         `groups` contains the test metrics of the chosen score for each group of questions. `tests` compares the chosen
-        score with other scores. `grid` and `parts` contain counts. `masked` contains the reason for each signal or
-        family that has no reported score.
+        score with other scores. `grid` and `parts` contain counts. `masked` states why a signal or family has no
+        reported score.
     """
     tested = _Tested(grid, n_resamples, seed)
     p, auroc = grid.p, grid.aurocs["test"].auroc

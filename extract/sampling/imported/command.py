@@ -34,7 +34,7 @@ def import_log(store: str, path: str, source: str, kind: Kind | None = None) -> 
             an .eval or .json file from Inspect, or a .jsonl file with one answer per line.
         source: Format of the file: one of {sources}.
         kind: Kind of the questions: short, number, math, choice or cloze. It determines the default grader and how
-            references are read. By default, `choice` for questions with options, and `short` for other questions.
+            references are read. The default is `choice` for questions with options, and `short` for other questions.
 
     Raises:
         InputError: If the file is missing, is damaged or has an unknown version, if an answer occurs twice, or if the

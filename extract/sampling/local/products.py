@@ -3,8 +3,8 @@
 torch computes float32 products with MKL, which uses AVX-512 instructions only on Intel CPUs. oneDNN is also included in
 torch. It is about twice as fast as MKL on other CPUs with AVX-512, and slightly faster on CPUs without it. On CPUs
 without bfloat16 instructions, products of bfloat16 matrices are faster after a conversion to float32. The conversion
-does not reduce the precision of the results. Products with a packed copy of the weights, in oneDNN's own layout, take 5
-to 35 % less time than with unpacked weights.
+does not reduce the precision of the results. Products with weights that are packed in oneDNN's own layout take 5 to 35
+% less time than products with unpacked weights.
 """
 
 import threading

@@ -73,7 +73,7 @@ def _mean_risk(scores: Tensor, risk: Tensor, weights: Tensor, max_rejection: flo
 
 
 def auprc(preds: Tensor, right: Tensor, known: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the area under the precision–recall curve for detecting wrong answers by low scores.
+    """Compute the area under the precision–recall curve for detecting wrong answers from their low scores.
 
     Wrong answers are the positive class. Each question contributes p̂ right answers and 1 − p̂ wrong answers with the
     same score, where p̂ is its measured accuracy. The area is the average precision, as in scikit-learn's

@@ -63,7 +63,7 @@ def named_confidences(sources: Sequence[str], store: Store, reserved: Sequence[s
 
 
 def confidence_name(source: str) -> str:
-    """Return the short name of a source, which is a table's column or a probe's run folder.
+    """Return a source's short name: the column of a table, or the run folder of a probe.
 
     >>> confidence_name("runs/compare-facts/predictions.parquet:ridge"), confidence_name("runs/mine/probe")
     ('ridge', 'mine')

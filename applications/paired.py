@@ -96,7 +96,7 @@ def mcnemar(differences: Values) -> dict[str, float]:
 def detectable(error: float) -> float:
     r"""Return the smallest difference that a two-sided test at 5 % detects with a power of 80 %.
 
-    It is :math:`(z_{0.975} + z_{0.8}) \, \mathrm{SE}`, where `error` is the standard error SE of the mean difference.
+    It is :math:`(z_{0.975} + z_{0.8}) \, \mathrm{SE}`, where SE (`error`) is the standard error of the mean difference.
     """
     return _REACH * error
 
@@ -116,7 +116,7 @@ def check_difference(difference: float) -> None:
 
 
 def paired_test(differences: Values, n_flips: int, seed: int, cluster: Labels | None = None) -> dict[str, Any]:
-    """Run a two-sided test of the hypothesis that the mean of differences [unit] is 0.
+    """Run a two-sided test of the hypothesis that the mean of the differences [unit] is 0.
 
     McNemar's test is used if all differences are −1, 0 or 1 and there are no clusters. Otherwise, a sign-flip test is
     used (see `sign_flip`). `n_flips` is the number of random sign patterns. With clusters, the signs of all differences

@@ -51,7 +51,10 @@ class Sets(NamedTuple):
 
 
 def calibrated(a: float, b: float, kept: float) -> Callable[[int, Generator], tuple[Array, Array]]:
-    """Return a function that draws f ~ Beta(a, b) and p ~ Beta with mean f. A smaller `kept` makes p vary more."""
+    """Return a function that draws f ~ Beta(a, b), and p from a beta distribution with mean f.
+
+    A smaller `kept` makes p vary more.
+    """
 
     def draw(n: int, rng: Generator) -> tuple[Array, Array]:
         f = rng.beta(a, b, n).clip(1e-6, 1 - 1e-6)
@@ -158,7 +161,7 @@ def figures(truth: Truth, thresholds: list[float | None], risk: float) -> dict[s
 def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[str, float | None]:
     """Return the ratio of the mean coverages of `a` and `b` (`means`), and the mean of their coverage ratios (`sets`).
 
-    `sets` includes only the sets in which both `a` and `b` have a threshold.
+    `sets` is the mean over the sets in which both `a` and `b` have a threshold.
 
     The ratios are None if there is no set in which both `a` and `b` have a threshold. They are also None if the mean
     coverage of `b` exceeds 1 / `RATIO`. In that case, the ratio of the means cannot reach `RATIO`, because coverage is

@@ -1,7 +1,7 @@
 """Grade the reference answers of GSM8K, SVAMP and MATH-500 (../shared/data), and modifications of them.
 
 Each modification is meant either to keep or to change the value of the answer. For LaTeX, an independent parser
-(`latex_values`) checks whether it does. Modifications without the intended effect are left out.
+(`latex_values`) checks the effect. Modifications without the intended effect are left out.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A question's hidden state is a noisy linear map of eight traits. The embeddings of its answers scatter around a
 direction on the unit sphere. Their spread is a nonlinear function of two traits. In the `told` regime, the direction
 also depends on the traits. In `untold`, the directions are independent of the traits and far apart, as in a real store.
-The result is the rank correlation between the probe's score and the negative true spread on unseen questions. The
-lowest value over all simulations is reported.
+The result is the rank correlation between the probe's score and the negated true spread on unseen questions. The lowest
+value over all simulations is reported.
 """
 
 from __future__ import annotations

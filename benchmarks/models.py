@@ -4,8 +4,8 @@ On the logit scale, a system's true accuracy on a question is the sum of two ran
 a system-question interaction. Questions in the same cluster (if any) share half of the variance of both terms. The
 confidence is the true accuracy plus noise, also on the logit scale.
 
-- Error rate: fraction of draws in which p ≤ 0.05 although both systems have the same distribution. For `holm`, a draw
-  counts if any pair among three such systems has a corrected p ≤ 0.05.
+- Error rate: fraction of draws in which p ≤ 0.05 even though both systems have the same distribution. For `holm`, a
+  draw counts if any pair among three such systems has a corrected p ≤ 0.05.
 - Coverage: fraction of 95 % intervals that contain the true value. Here, system B is less accurate than A.
 """
 

@@ -4,8 +4,8 @@ There are 12 rewordings of each of 96 test questions, and 200 questions of other
 default store. Back-off uses a broader probe, which is also trained on six different rewordings of each training and
 validation question. There are two results:
 
-- How well novelty separates each set (one rewording, or the other kinds) from the test split: the lowest AUROC over the
-  sets.
+- How well novelty separates a set (all questions of one rewording, or those of other kinds) from the test split: the
+  lowest AUROC of any set.
 - How much back-off reduces the calibration error (RMSCE): the ratio of the errors with and without back-off, for each
   set whose error without back-off is at least 0.1.
 """

@@ -5,8 +5,8 @@ sampler starts new ones in their place. It is compared with sequential batches, 
 `generate_batch` (continuous batching), vLLM, and the matrix products of the linear layers alone.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses Llama-3.2-1B with random
-weights, and prompts of random tokens. On a GPU, the two-worker run and the matrix products are skipped. vLLM is skipped
-there too by default.
+weights, and prompts of random tokens. On a GPU, the two-worker run and the matrix products are skipped. By default,
+vLLM is skipped too.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Sides:
     def scheduled(self) -> Iterator[None]:
         """Make the sampler end each answer at its preset length.
 
-        The random number for an answer's last token is set to 2. For this number, the patched `draw` returns an end
+        The random number for an answer's last token is set to 2. Given this value, the patched `draw` returns an end
         token.
         """
         lengths = {

@@ -39,7 +39,7 @@ class FeatureSpec:
         n_tokens: Number of content tokens of each answer, [row] int64, set by `read` if `prefixes` is true.
 
     Raises:
-        InputError: If the options do not fit the signals.
+        InputError: If the options are incompatible with the signals.
     """
 
     scope: Scope
@@ -141,7 +141,7 @@ class FeatureSpec:
 
         Returns:
             - Features [row, feature, width] float32, with NaN for missing values. For `hidden_tokens`, the features are
-              `TokenStates`. If `in_memory` is false, they are `StreamedFeatures`.
+              `TokenStates`. If `in_memory` is false, the features are `StreamedFeatures`.
             - Names of the features: ``layer/position`` for a vector signal, or the name of the token signal.
             - Specification of the token features; None if there are none.
 

@@ -54,11 +54,11 @@ class FeatureDataModule(L.LightningDataModule):
         test_fraction: Fraction of the questions in the test split.
         split_seed: Seed of the split.
         batch_size: Number of questions per batch. For the `response` target, number of answers and prefixes per batch.
-        broader: Stores of the same model with other kinds or wordings of questions. A second probe is trained on their
-            questions and on the training and validation questions of `store`. If a question is unlike the questions of
-            `store`, its confidence is shifted towards the mean accuracy of the training and validation questions. If
-            such a question resembles the second probe's training questions, its confidence is also shifted towards that
-            probe's confidence.
+        broader: Stores with other kinds of questions, or other wordings, for the same model. A second probe is trained
+            on their questions and on the training and validation questions of `store`. If a question is unlike the
+            questions of `store`, its confidence is shifted towards the mean accuracy of the training and validation
+            questions. If such a question resembles the second probe's training questions, its confidence is also
+            shifted towards that probe's confidence.
         in_memory: Whether the features are held in memory. If false, they are read from the store in chunks. The
             features of `broader` stores are always held in memory.
         num_workers: Number of threads that read chunks if `in_memory` is false.

@@ -57,7 +57,7 @@ class FeatureFiles:
 
 @dataclass(frozen=True)
 class StreamedFeatures:
-    """Features of selected rows of a store. Row selection copies only indices. Feature selection reads files.
+    """Features of selected rows of a store. Row selection copies only indices. Selecting features reads files.
 
     Attributes:
         rows: Rows of the store, [row] int64.
@@ -102,7 +102,7 @@ class StreamedFeatures:
         return self[:, list(range(len(self.files.keys)))]
 
     def finite(self) -> Tensor:
-        """Return a mask [row] bool of the rows in which all features are finite."""
+        """Return a bool mask [row] of the rows in which all features are finite."""
         finite = torch.ones(len(self.rows), dtype=torch.bool)
         with Progress("check", len(self.files.keys), "features") as progress:
             for feature in range(len(self.files.keys)):

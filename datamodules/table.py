@@ -77,7 +77,7 @@ class AnswerTable:
     def held_out(self) -> NDArray[np.bool_]:
         """Whether the sample index j of each answer is odd, [row].
 
-        Methods that read answers use only those with even j, and are evaluated on those with odd j.
+        Methods that read answers use only answers with even j, and are evaluated on answers with odd j.
         """
         return self.sample % 2 == 1
 

@@ -21,7 +21,7 @@ class Declaration:
         end_token: Whether the tokens of an answer include the end-of-sequence token, or the token that completed a stop
             string.
         nullable: Nullable columns of the samples table: any of `reasoning`, `token_ids`, `logprobs`, `n_tokens` and
-            `prompt_tokens`. If there are none, `reasoning` and `n_tokens` are not stored.
+            `prompt_tokens`. If empty, `reasoning` and `n_tokens` are not stored.
         complete_policy: Whether all decoding options are known. Unknown options are null in a store's identity.
     """
 

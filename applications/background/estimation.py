@@ -143,7 +143,7 @@ def match_reference(
 
 
 def recover(grid: Mapping[float, Sequence[Counted]], limit: int, n: int, weights: Array) -> Array:
-    """Recover the known temperatures of a reference from held-out outputs.
+    """Estimate a reference's known temperatures from its own held-out outputs.
 
     At each temperature, half of the outputs play the role of the tested system. The other half serve as the reference.
     Returns the estimates [resample, temperature], averaged over the metrics.

@@ -97,8 +97,8 @@ def _read_references(path: str) -> Iterator[tuple[str, dict[float, Source]]]:
 def read_systems(tested: Source, references: References, unit: Unit | None, shared: bool) -> Systems:
     """Read all systems' outputs, and check that the systems can be compared.
 
-    The outputs are read in one unit (see `choose_unit`). If the prompts differ and `shared` is True, only the shared
-    prompts are used.
+    All outputs are read in the same unit (see `choose_unit`). If the prompts differ and `shared` is True, only the
+    shared prompts are used.
     """
     sources = [tested, *(source for grid in references.values() for source in grid.values())]
     stores = [source.store for source in sources if source.store]

@@ -56,8 +56,8 @@ class Questions(NamedTuple):
         fold: Fold of each question, [question]. Folds are stratified by question group and have separate budgets.
         settings: Settings by name: `all` (all answers can be drawn), `half` (only the answers with odd indices can be
             drawn) and `online` (all answers can be drawn, but sampling stops at the first right answer).
-        concentration: Dict of mean concentrations of the beta priors. The keys are the names of the confidences and
-            `base_rate`. The value is None if the concentration cannot be estimated.
+        concentration: Dict of mean concentrations of the beta priors. The keys are `base_rate` and the names of the
+            confidences. The value is None if the concentration cannot be estimated.
     """
 
     rows: NDArray[np.int64]

@@ -37,10 +37,10 @@ def betting_p_values(losses: Array, is_kept: Mask, risk: float, level: float | A
 
     .. math:: b = \frac{\varphi(\Phi^{-1}(u))}{u \, \sigma \sqrt n}
 
-    where δ = 1 − level, u = δ K, n is the number of answered questions left, and σ is the standard deviation estimated
-    from earlier losses. φ and Φ are the density and the distribution function of the standard normal distribution.
-    Betting stops at u = 1. For normally distributed losses, this bet maximises the probability that K reaches 1 / δ by
-    the last question (Browne, Reaching Goals by a Deadline, 1999).
+    where δ = 1 − level, u = δ K, n is the number of remaining answered questions, and σ is the standard deviation
+    estimated from earlier losses. φ and Φ are the density and the distribution function of the standard normal
+    distribution. Betting stops at u = 1. For normally distributed losses, this bet maximises the probability that K
+    reaches 1 / δ by the last question (Browne, Reaching Goals by a Deadline, 1999).
 
     Args:
         losses: Losses in [0, 1], [question, threshold] or [question, 1]. The order of the questions must not depend on

@@ -38,7 +38,7 @@ def decide(
     """Find confidence thresholds for abstention, with a guaranteed bound on the risk.
 
     The risk at a threshold is the expected error rate on the questions whose confidence is at least the threshold. The
-    questions of the store are treated as a random sample. With a probability of at least `level`, the risk of the
+    questions of the store are treated as a random sample. With a probability of at least `level`, the risk at the
     threshold found in this sample is at most the target risk.
 
     Args:

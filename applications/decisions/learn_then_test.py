@@ -46,8 +46,9 @@ class Certified(NamedTuple):
 def n_needed(risk: float, level: float) -> int:
     """Return the number of questions that the betting test needs to certify a risk if no answer is wrong.
 
-    Several sequences of thresholds share the error probability 1 − level (see `STARTS`). Any valid test needs at least
-    log(w · (1 − level)) / log(1 − risk) questions, where w is the largest share. The betting test needs slightly more.
+    The error probability 1 − level is split among several sequences of thresholds (see `STARTS`). Any valid test needs
+    at least log(w · (1 − level)) / log(1 − risk) questions, where w is the largest share. The betting test needs
+    slightly more.
 
     >>> n_needed(0.2, 0.9), n_needed(0.05, 0.9)
     (14, 58)

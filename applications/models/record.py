@@ -89,7 +89,7 @@ def models_record(
 
 
 def accuracy_record(values: Values, clusters: Labels | None, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the mean of the accuracies [question] with its t, bootstrap and clustered intervals."""
+    """Compute the mean of the accuracies [question], with t, bootstrap and clustered intervals."""
     return {
         "t": share_interval(values),
         "bootstrap": estimate(mean_of(values), len(values), n_resamples, seed),

@@ -60,7 +60,7 @@ def error_records(
         - `baseline`: Whether the method is a baseline.
         - `prediction`: ``plug-in`` for `predict`, ``Bayesian`` for `predict_from_prior`, or empty for baselines.
         - `half`: Whether the method is scored only on answers with odd indices.
-        - `squared_error`: Mean squared error, [k]; None for k above half of the smallest number of graded answers.
+        - `squared_error`: Mean squared error, [k]; None where k exceeds half the smallest number of graded answers.
         - `minus_mean_pass_at_k`: Paired difference from the squared error of `mean_pass_at_k`, [k], or None.
     """
     n = len(counts[False][0])

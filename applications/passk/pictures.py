@@ -36,7 +36,7 @@ def _drawn(intervals: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @styled
 def curve_picture(store: dict[str, Any]) -> Figure:
-    """Plot measured Pass@K, the bands predicted from confidences, and the extrapolations of both models."""
+    """Plot measured Pass@K, the bands predicted from confidences, and the extrapolations of two models."""
     curve, found = store["curve"], store["extrapolation"]
     titles = ["predicted by confidences, 95 % predictive bands"] * bool(curve["predicted"])
     titles += ["fitted models, 95 % intervals" if found else "95 % intervals over questions"]

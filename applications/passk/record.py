@@ -28,7 +28,7 @@ _POINTS = 48
 
 
 class Graded(NamedTuple):
-    """Stores and answer counts, for the questions with a known grade at every temperature.
+    """Stores, and answer counts for the questions with a known grade at every temperature.
 
     Attributes:
         stores: Stores by temperature, in ascending order.

@@ -17,8 +17,8 @@ def as_drawn(right: Counts, known: Counts, temperatures: Sequence[float]) -> tup
     """Count the single answer at temperature 0 as if it had been drawn several times.
 
     Every further draw would give the same answer. It is counted n times, where n is the largest value of `known` at the
-    other temperatures. The counts [temperature, question] do not change if temperature 0 is missing or is the only one,
-    or if a question has several answers at temperature 0.
+    other temperatures. The counts [temperature, question] do not change if temperature 0 is missing, if there are no
+    other temperatures, or if a question has several answers at temperature 0.
     """
     if temperatures[0] != 0 or len(temperatures) < 2 or known[0].max() > 1:
         return right, known

@@ -71,7 +71,7 @@ def _mean(figure: str, values: Values) -> dict[str, Any] | None:
 
 
 def _joint(a: Values, b: Values) -> dict[str, dict[str, Any]]:
-    """Compute the mean probability of each outcome of two independent answers, with its interval.
+    """Compute the mean probability of each joint outcome of two independent answers, with its interval.
 
     `a` and `b` [pair] are the accuracies on the two forms of a question.
     """

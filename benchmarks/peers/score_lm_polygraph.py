@@ -68,7 +68,7 @@ def classes(clusters: list[list[int]]) -> dict[str, dict[int, list[list[int]]] |
 
 
 def entailment(similarity: np.ndarray) -> dict[str, np.ndarray]:
-    """Return similarities as probabilities of entailment, with contradiction as the only alternative."""
+    """Treat similarities as probabilities of entailment, and the remainder as contradiction."""
     return {"semantic_matrix_entail": similarity, "semantic_matrix_contra": 1 - similarity}
 
 

@@ -93,7 +93,7 @@ def from_decisions(
 ) -> Grader:
     """Build a grader from a decision function that is expensive to call.
 
-    The grader decides each distinct answer to a question only once.
+    The grader calls it only once for each distinct answer to a question.
 
     Args:
         parse: Function that returns the parsed answer or None, given a question and an answer without its reasoning.

@@ -73,8 +73,8 @@ NUMERAL = re.compile(r"(-?[0-9A-F]+)_(\d+)")
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last box, or None. Boxes that are unclosed or negated ("not 20") are skipped.
 
-    A minus sign before the box and an exponent or subscript after it are included. If boxes are nested, the innermost
-    box is used.
+    The result includes a minus sign before the box, and an exponent or subscript after it. If boxes are nested, the
+    innermost box is used.
 
     >>> last_boxed(r"\boxed{1}, or rather \boxed{\frac{1}{2}}. And \boxed{3"), last_boxed(r"\boxed{4}^2")
     ('\\frac{1}{2}', '4^2')

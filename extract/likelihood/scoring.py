@@ -43,8 +43,8 @@ def encode_item(
     """Tokenize a question's prompt and continuations as lm-evaluation-harness does.
 
     The prompt is tokenized together with each continuation. If the prompt alone has n tokens, all tokens after the
-    first n belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. If there is
-    none, a space is inserted before the continuation, except in a chat.
+    first n belong to the continuation. Whitespace at the end of the prompt is moved to the continuation. Without such
+    whitespace, a space is inserted before the continuation, except in a chat.
 
     Returns the item, and a second item for the unconditional log-probabilities. The prompt of the second item is the
     output of `first_token`.

@@ -200,8 +200,8 @@ def right_option(answer: int | str, choices: Sequence[str], where: str) -> tuple
     """Return the letter and the text of the correct option.
 
     Args:
-        answer: 0-based index of the option, or a string. A string is compared with the letters, the texts and the
-            indices of the options, in this order.
+        answer: 0-based index of the option, or a string. A string is compared with the letters, texts and indices of
+            the options, in that order.
 
     Raises:
         InputError: If the answer does not identify exactly one option, or if there are more than 26 options.

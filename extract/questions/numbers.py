@@ -105,7 +105,7 @@ def found_numbers(text: str) -> list[Fraction | None]:
 def has_terms(text: str) -> bool:
     """Whether `text` contains a number that is only part of an expression, as in 4x, 2√3 or x + 4.
 
-    Numbers joined to each other (see `_is_joined`), as in "2x + 3" or "2x or 3", are ignored.
+    Numbers that are joined to another number (see `_is_joined`), as in "2x + 3" or "2x or 3", do not count.
     """
     text = _spelled(text)
     matches = list(_NUMBER.finditer(text))

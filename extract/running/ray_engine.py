@@ -31,8 +31,8 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[str, object] = _NONE) -> Worker:
     """Create a `Worker` for this process, or a `RayWorker`, which assigns blocks to Ray actors.
 
-    `per_process` maps option names to values. With the Ray engine, the values must be None, because actors do not see
-    each other's answers.
+    `per_process` maps the names of per-process options to their values. With the Ray engine, the values must be None,
+    because actors do not see each other's answers.
     """
     worker = Worker.from_environment()
     if engine == "ray":
@@ -53,7 +53,7 @@ def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[s
                 )
         return RayWorker(actors)
     if actors is not None:
-        raise InputError(f"Expected `actors` to be passed only with --engine ray, but got {actors}. Pass --engine ray.")
+        raise InputError(f"Expected no `actors` without --engine ray, but got {actors}. Pass --engine ray.")
     return worker
 
 

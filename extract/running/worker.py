@@ -120,7 +120,7 @@ class Worker:
                 pass
 
     def _waits_for(self, path: Path) -> bool:
-        """Whether another run holds the lock file `path` and may process some of this worker's blocks."""
+        """Whether another run holds the lock file `path` and might process some of this worker's blocks."""
         # runs with the same number of workers share blocks only if their ranks are equal
         names = re.fullmatch(r"\.writer-([0-9]+)-of-([0-9]+)\.lock", path.name)
         if names is None or (int(names[2]) == self.count and int(names[1]) != self.rank):

@@ -58,8 +58,8 @@ class TokenSpans:
     def query_index(self, last: bool) -> Tensor:
         """Return the index of the distribution that predicts each answer token, [row, query] int64.
 
-        If `last` is True, the index of the last token is appended. For shorter answers, the indices continue past the
-        end of the answer.
+        If `last` is True, the index of the last token is appended. For answers shorter than the longest one, the
+        indices continue past the end of the answer.
         """
         return torch.tensor(self.first)[:, None] + torch.arange(self.widest + last)
 
@@ -103,8 +103,8 @@ class Lens(dict[str, Tensor]):
     """Statistics of token distributions, float32 on the CPU, padded with NaN. Entropies and divergences are in nats.
 
     The first four keys describe the distribution from which a token was drawn. The others describe the residual stream
-    of layer l, or a distribution p_l. The final norm and the head compute p_l from the residual stream. L is the last
-    layer. The first four keys and `early_late` have shape [row, token], all others [row, token, layer].
+    of layer l, or a distribution p_l, which is obtained by applying the final norm and the head to that stream. L is
+    the last layer. The first four keys and `early_late` have shape [row, token], all others [row, token, layer].
 
     Keys:
         log_p: Log-probability of the drawn token; NaN if none was drawn.
@@ -146,8 +146,8 @@ class Attention:
 
     Attributes:
         layers: Result of `read_layer` for each layer, with the entry `largest` removed.
-        floors: Dict that maps the integer 100 ε, for each floor ε, to a tensor [row, query, key]. It contains the sum
-            over layers of log((1 − ε) a + ε), where a is the largest attention of any head.
+        floors: For each floor ε, a tensor [row, query, key]. The key in the dict is the integer 100 ε. It contains the
+            sum over layers of log((1 − ε) a + ε), where a is the largest attention of any head.
         dots: `Dots` of each layer.
     """
 

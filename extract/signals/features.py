@@ -112,7 +112,7 @@ def token_signals(scope: Scope) -> list[str]:
 
 
 def is_key(value: Any, scope: Scope) -> bool:
-    """Whether a JSON value is a key ``signal/layer/name`` of a token signal."""
+    """Whether a JSON value is a token-signal key of the form ``signal/layer/name``."""
     match = _KEY.fullmatch(value) if isinstance(value, str) else None
     return match is not None and match[1] in token_signals(scope)
 

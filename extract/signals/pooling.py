@@ -201,7 +201,7 @@ WEIGHTS = {"entropy": ("tokens", "entropy"), "prob": ("tokens", "one_minus_pmax"
 
 
 def weight_of(name: str) -> tuple[str, str]:
-    """Return the signal that contains the token weights, and the part of the weights' key after ``layer/``.
+    """Return the signal and the name of the token weights. The name is the part of the key after ``layer/``.
 
     Args:
         name: One of `WEIGHTS`, or SIGNAL/REST. SIGNAL is an influence signal, and REST is the part of the key after

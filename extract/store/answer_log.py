@@ -31,8 +31,8 @@ Row = dict[str, Any]
 class AnswerLog:
     """Log of the answers in a range of samples, opened for appending.
 
-    Every line survives a crash of the process. After `sync`, it even survives a power failure. Opening a log removes an
-    incomplete last line.
+    Every line survives a crash of the process. After `sync`, lines also survive a power failure. Opening a log removes
+    an incomplete last line.
 
     Attributes:
         path: Path of the log file.
@@ -145,7 +145,7 @@ def finish_range(
 ) -> bool:
     """Convert the log of a range to a table and delete the log. Return whether this was possible.
 
-    Nothing changes if the table can't be written, or if a question that is not in `absent` lacks a sample.
+    Nothing changes if the table can't be written, or if samples are missing for a question outside `absent`.
 
     Args:
         absent: Dict from question id to the finish reason (`REJECTED` or `SKIPPED`) of the question's missing samples.

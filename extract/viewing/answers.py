@@ -78,7 +78,7 @@ def read_answers(
     Args:
         store: Store with the `tokens` signal of the answers.
         load: Function that loads the store's tokenizer.
-        questions: Question ids. If None, a few questions are chosen, with a right and a wrong answer to each.
+        questions: Question ids. If None, a few questions are chosen, each with one right and one wrong answer.
         samples: Sample indices to show for each question. If None, all answers to the given `questions`.
         grader: Grader whose grades are shown. By default, the store's only grader. If the store has no
             grader, no grades are shown.

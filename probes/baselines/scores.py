@@ -1,6 +1,6 @@
 """Score functions of the baselines, based on properties of the question or on its sampled answers.
 
-An uncertainty is negated to obtain a score. The uncertainty of a question is computed from half of its answers. Answers
+Uncertainties are negated to obtain scores. The uncertainty of a question is computed from half of its answers. Answers
 that are equal after normalisation form a cluster.
 """
 

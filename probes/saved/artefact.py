@@ -113,8 +113,8 @@ class ConfidenceProbe(ModelHubMixin):
     def confidences(self, features: Tensor | Ragged, backoff: bool = True) -> Confidences:
         """Compute the confidence and novelty of each row from features [row, d_model], as returned by `features`.
 
-        For ragged features [row, token, d_model], the results are NaN for rows without tokens. `backoff` says whether
-        to shift the confidences of novel rows. See `Confidences`.
+        For ragged features [row, token, d_model], the results are NaN for rows without tokens. If `backoff` is true,
+        the confidences of novel rows are shifted. See `Confidences`.
         """
         values = features.values if isinstance(features, Ragged) else features
         if values.shape[-1] != self.config["d_model"]:

@@ -105,7 +105,7 @@ def route(
         **options: Options of transformers' `generate` for both models.
 
     Raises:
-        InputError: In the same cases as in `abstain`, or if `strong` does not return one answer per question.
+        InputError: In the same cases as `abstain`, or if `strong` does not return one answer per question.
     """
     prompts = _listed(questions)
     kept = abstain(cheap, prompts, risk, threshold, backoff, **options)

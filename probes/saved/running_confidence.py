@@ -61,7 +61,7 @@ class RunningConfidence:
 
 
 def add_prompts(rows: Sequence[RunningConfidence], found: Confidences | None, wait: bool = False) -> None:
-    """Record the confidence of each row before its first answer token.
+    """Record each row's initial confidence (before the first answer token).
 
     `found` contains the confidences of the questions. If the probe reads answers, `found` is None, and NaN is recorded.
     """

@@ -216,7 +216,7 @@ def _finished(out: Path, settings: Record) -> list[Record]:
 
 
 def _check_same(batch: Sequence[Asked], finished: Sequence[Record], out: str, n_before: int) -> None:
-    """Check that the results read from `out` (`finished`) are for the first questions of the batch."""
+    """Check that `finished`, the results read from `out`, match the first questions of the batch."""
     for i, (asked, record) in enumerate(zip(batch, finished, strict=False), n_before + 1):
         expected = json.loads(json.dumps([asked.id, asked.question, asked.answer]))
         if expected != [record.get(name) for name in ("id", "question", "answer")]:

@@ -1,7 +1,6 @@
 """Greedy search and sampling in the caller's thread, one token at a time.
 
-A transformers streamer would need a second thread. In that thread, small matrix products on a CPU take about a third
-longer.
+A transformers streamer would need a second thread, in which small matrix products on a CPU take about a third longer.
 """
 
 from __future__ import annotations

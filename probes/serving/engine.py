@@ -36,7 +36,7 @@ class Engine:
     """Scores and generates answers for many clients.
 
     All forward passes run in one thread. This thread alternates between scoring, prefilling new prompts, and generating
-    the next token of each answer. If a pass fails, its requests end with the exception, and the engine continues.
+    the next token of each answer. If a pass fails, its requests fail with the same exception, and the engine continues.
     Options in the model's generation config, such as a repetition penalty, are ignored.
 
     Args:
@@ -122,7 +122,7 @@ class Engine:
             prompt: Token ids of the prompt, as returned by `encode`.
             settings: Settings of the answer.
             on_step: Called with each step (see `ConfidentModel.stream`). If it raises an exception, generation ends
-                with this exception.
+                with that exception.
             on_end: Called once, after the last step, with the finish reason or, on failure, the exception. The reasons
                 are "stop" (end-of-sequence token or stop string), "length" (`max_tokens` or the context of the model)
                 and "cancelled".

@@ -28,7 +28,7 @@ class Settings:
         top_p: Probability mass of the tokens that can be drawn (nucleus sampling), in (0, 1].
         seed: Seed for sampling. With a seed, the answer does not depend on concurrent requests.
         stop: Strings that end the answer, in addition to the probe's stop strings.
-        top_k: Number of most likely tokens that can be drawn; 0 means all tokens.
+        top_k: How many of the most likely tokens to sample from; 0 means all.
         entropy: Whether to compute the entropies of the tokens. See `AnswerStep`.
 
     Raises:

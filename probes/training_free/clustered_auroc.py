@@ -45,7 +45,7 @@ class ClusteredAuroc(NamedTuple):
 
     @property
     def n_questions(self) -> Tensor:
-        """Number of questions with at least one answer that has this score, [score] int64."""
+        """Number of questions with at least one answer for which the score is not missing, [score] int64."""
         return self.has_answer.sum(1)
 
     @property

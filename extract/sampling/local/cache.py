@@ -27,7 +27,7 @@ class AnswerLayer(DynamicLayer):
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
         handed_out: Keys and values returned by the last call to `update` during prefill, or None.
         keys, values: During prefill, keys and values [question, head, token, d_head] of the prompt tokens after
-            `prefix`. While answers are drawn, keys and values [row, head, token, d_head] of the whole prompts and the
+            `prefix`. While answers are sampled, keys and values [row, head, token, d_head] of the full prompts and the
             answers.
     """
 
@@ -147,8 +147,8 @@ class AnswerCache(DynamicCache):
     def may_be_prefix(self) -> bool:
         """Whether the cached tokens can be the prefix of padded prompts.
 
-        The padding follows the prefix, so all layers must respect the mask. The functions in transformers' attention
-        registry do so.
+        Padding comes between the prefix and the prompt, so all layers must respect the mask. The functions in
+        transformers' attention registry do so.
         """
         return self._called == set(range(len(self.layers)))
 

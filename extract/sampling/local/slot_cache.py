@@ -114,7 +114,7 @@ class SlotCache(DynamicCache):
 
 
 def fits_slots(model: Any, read: AnswerCache, n_slots: int, most_tokens: int) -> bool:
-    """Whether the whole model is on one CUDA device, and a `SlotCache` fits into the free memory.
+    """Whether the whole model is on one CUDA device and a `SlotCache` fits in its free memory.
 
     `most_tokens` is the maximum number of tokens in a prompt and its answer together.
     """

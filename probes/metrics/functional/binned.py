@@ -45,8 +45,8 @@ def squared_calibration_error(
     .. math:: \sum_b w_b \Big[\bar d_b^2 - \frac{s_b^2}{n_b}\Big], \qquad d_i = f_i - \hat p_i
 
     where question i has confidence f_i and measured accuracy p̂_i. Bin b contains n_b questions, a fraction w_b of all
-    questions. d̄_b and s_b² are the mean and sample variance of d in the bin. The error is estimated for the
-    population from which the questions were drawn.
+    questions. d̄_b and s_b² are the mean and sample variance of d in the bin. The estimate is for the population from
+    which the questions were drawn.
 
     A bin with a single question is merged with a neighbouring bin. The result can be negative, and is 0 on average for
     calibrated confidences. It is NaN for a single question. If several entries of `preds` belong to the

@@ -64,9 +64,9 @@ def auroc_ceiling(right: Tensor, known: Tensor) -> tuple[float, float, float]:
     distribution is fitted by the method of moments after subtracting the sampling noise. Every question needs at least
     two graded answers.
 
-    Both bounds rank the questions by their measured accuracies. The upper bound is optimistic: it evaluates the ranking
-    on the same answers. The lower bound is pessimistic: it ranks by a random half of each question's answers and
-    evaluates on the other half. It is averaged over 20 random half-splits.
+    Both bounds come from ranking the questions by measured accuracy. The upper bound is optimistic: it evaluates the
+    ranking on the same answers. The lower bound is pessimistic: it ranks by a random half of each question's answers
+    and evaluates on the other half. It is averaged over 20 random half-splits.
 
     Returns:
         The estimate, the lower bound and the upper bound. All are NaN if no Beta distribution can be fitted.

@@ -286,7 +286,7 @@ def test_several_processes_with_the_ray_engine_are_refused(monkeypatch: pytest.M
             "Expected `server.budget_tokens` to be unset with --engine ray",
         ),
         (["--engine", "ray", "--actors", "0"], "Expected `actors` to be at least 1, but got 0. Pass a larger --actors"),
-        (["--actors", "2"], "Expected `actors` to be passed only with --engine ray, but got 2. Pass --engine ray."),
+        (["--actors", "2"], "Expected no `actors` without --engine ray, but got 2. Pass --engine ray."),
     ],
 )
 def test_options_of_the_other_engine_are_refused(

@@ -21,8 +21,8 @@ class LayerAverage(Ridge):
     def make_inputs(self, names: list[str]) -> list[tuple[int, ...]]:
         """Return the indices of the features in each input.
 
-        The first inputs contain a single feature each. They are scored but cannot be chosen. Each position then adds
-        one input, with its features from the upper half of the layers.
+        The first inputs contain a single feature each. They are scored but cannot be chosen. Then comes one input per
+        position, with that position's features from the upper half of the layers.
         """
         of_position: dict[str, list[int]] = {}
         for feature, name in enumerate(names):

@@ -120,8 +120,8 @@ def _upper_limit(estimate: Estimate, references: References) -> dict[str, Any] |
     Returns None if the tested system gave different outputs for the same prompt.
 
     The upper limit is the largest limit over all references. Each reference's limit is its `temperature_limit`. If
-    `temperature_limit` is None, the limit is the reference's lowest nonzero temperature. If the largest limit is such a
-    lowest nonzero temperature, the background temperature is strictly below it, and `inclusive` is false.
+    `temperature_limit` is None, the limit is the reference's lowest nonzero temperature. If the largest limit was set
+    this way, the background temperature is strictly below it, and `inclusive` is false.
     """
     if estimate.mismatch_rate is None:
         return None

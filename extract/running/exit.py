@@ -96,7 +96,7 @@ def run_async(work: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to completion. If an event loop is already running, run the coroutine in a new thread.
 
     In the main thread, Ctrl-C or SIGTERM cancels the coroutine. Later signals are ignored. The signal that cancelled
-    the coroutine takes its usual effect once the coroutine has ended.
+    the coroutine has its usual effect once the coroutine has ended.
     """
     try:
         asyncio.get_running_loop()

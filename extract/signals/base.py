@@ -146,8 +146,8 @@ class Attention:
 
     Attributes:
         layers: Result of `read_layer` for each layer, with the entry `largest` removed.
-        floors: For each floor ε, a tensor [row, query, key]. The key in the dict is the integer 100 ε. It contains the
-            sum over layers of log((1 − ε) a + ε), where a is the largest attention of any head.
+        floors: For each floor ε, a tensor [row, query, key]. The key in the dict is the integer 100 ε. The tensor
+            contains the sum over layers of log((1 − ε) a + ε), where a is the largest attention of any head.
         dots: `Dots` of each layer.
     """
 

@@ -123,7 +123,7 @@ def _settings(name: str, dtype: str) -> dict[str, Any]:
 
 
 def _choose_layers(store: Store, signal: str, scope: Scope, layers: Sequence[int] | None) -> list[int] | None:
-    """Return a signal's stored layers, which must include `layers`, or `layers` if none are stored."""
+    """Return a signal's stored layers (must include `layers`). If none are stored, return `layers`."""
     if layers is not None and not layers:
         raise InputError(
             "Expected at least one layer in `layers`, but got none. To use the default layers, omit the option."

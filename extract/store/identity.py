@@ -129,7 +129,7 @@ def _write_record(file: Path, identity: str, content: dict[str, Any]) -> None:
 
 
 def _read_record(file: Path) -> tuple[str, dict[str, Any]]:
-    """Return a record's SHA-256 entry, and its identity (identity.json) or model (reader.json)."""
+    """Return a record's SHA-256 entry, and the identity (for identity.json) or model (for reader.json)."""
     form, key = _RECORDS[file.name]
     try:
         if not is_inside(file, file.parent):

@@ -120,7 +120,7 @@ def cosines(values: NDArray[np.float64]) -> Features:
 
 
 def _indicators(values: Sequence[object]) -> Features:
-    """Return indicators [question, value] for the (up to 128) most frequent repeated values."""
+    """Return indicators [question, value] for the most frequent values (at most 128) that occur more than once."""
     _, index, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
     frequent = np.sort(np.argsort(-counts, kind="stable")[:_MOST_FEATURES])
     return (index[:, None] == frequent[counts[frequent] > 1]).astype(np.float64)

@@ -194,7 +194,7 @@ def _scored(module: ProbeModule, group: QuestionSet) -> Scored:
 
 
 def _leave_out(own: QuestionSet, others: Sequence[QuestionSet], probe: str, number: int, seed: int) -> LeftOut:
-    """Using back-off, train a probe on all sets in `others`, and score the left-out set `own`.
+    """Train a probe and its back-off on all sets in `others`, and score the left-out set `own`.
 
     `number` is the index of `own` among the left-out sets.
     """

@@ -10,10 +10,10 @@ increases linearly with the row's distance, up to a maximum that `probes.fitting
 There can also be a broader probe, trained on the same rows and on the questions of other stores. If a novel row is
 close to the broader probe's training rows, its confidence is also mixed with the broader probe's confidence. The
 broader probe's weight is its maximum weight times two factors. The first factor increases linearly with the distance
-from the training data, like the weight of the base rate. The second factor depends on the distance from the broader
-probe's training rows. It is compared with held-out distances, which come from cross-validation over the question groups
-of the other stores: each is computed with a fit that excludes the row's fold. The factor is 1 up to the 90th percentile
-of these distances, and decreases linearly to 0 at the 95th.
+from the training data, like the weight of the base rate. The second factor decreases with the distance from the broader
+probe's training rows. It is 1 up to the 90th percentile of the held-out distances, and decreases linearly to 0 at their
+95th percentile. To compute the held-out distances, the question groups of the other stores are divided into folds. The
+distance of each row comes from a fit that excludes its fold.
 """
 
 from typing import Any, NamedTuple

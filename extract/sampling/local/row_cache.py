@@ -90,7 +90,7 @@ class RowCache(DynamicCache):
         return cache
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Append rows of `read`, a cache that must contain all prompt tokens, padded on the right.
+        """Append rows of `read`, a right-padded cache that must contain all prompt tokens.
 
         `lengths` contains the number of tokens in each row of `read`. `rows` contains the indices of the rows to
         append.
@@ -170,7 +170,7 @@ class FixedCache:
         return DynamicCache(config=model.config)
 
     def join(self, read: DynamicCache, lengths: Sequence[int], rows: Sequence[int]) -> None:
-        """Take over `read` (a cache), and keep only the given `rows`.
+        """Take the contents of the cache `read`, keeping only the given `rows`.
 
         This cache must be empty, and all rows of `read` must have the same length.
         """

@@ -140,7 +140,10 @@ def matmul_rate(model: Any) -> float:
 
 
 def flop_per_token(model: Any, prompts: Prompts, k: int, n_drawn: int) -> float:
-    """Return the FLOPs of all weight-matrix products per sampled token. Each prompt is counted once."""
+    """Return the FLOPs of all weight-matrix products per sampled token.
+
+    The FLOPs for a prompt are counted once, not once per answer.
+    """
     head = model.lm_head.weight.numel()
     inner = sum(p.numel() for p in model.model.layers.parameters() if p.dim() == 2)
     shared = len(common_prefix(prompts))

@@ -29,7 +29,7 @@ class Source:
     Attributes:
         name: Name in messages and tables.
         units: Units in which the outputs can be read.
-        read: Function from a unit to the outputs for each prompt, without end-of-sequence tokens.
+        read: Function that takes a unit and returns the outputs for each prompt, without end-of-sequence tokens.
         store: The store; None if the source is a file.
     """
 

@@ -106,7 +106,7 @@ def _stated(text: str, options: Mapping[str, str]) -> Iterator[set[str]]:
 
 
 def _stated_in(text: str, start: int, end: int, options: Mapping[str, str]) -> set[str]:
-    """Find the options that `text[start:end]` chooses, by letter or by text."""
+    """Find the options that are chosen in `text[start:end]`, by their letter or by their text."""
     statement = text[start:end]
     exact, letters = _match_exact(statement, options), _match_letters(text, options, start, end)
     if exact or not letters:

@@ -1,4 +1,4 @@
-"""Record, Markdown page and plot of an audit."""
+"""The record, Markdown page and plot of an audit."""
 
 import math
 from collections.abc import Collection, Mapping

@@ -30,7 +30,7 @@ def fit_broader(
     questions: Sequence[str],
     is_own: Tensor,
 ) -> Broader:
-    """Fit a broader probe and its `Distance`, and the weight with which it is mixed with the existing probe.
+    """Fit a broader probe, its `Distance`, and the weight for mixing the broader probe with the existing one.
 
     The broader probe and the `Distance` are fitted to all questions. The weight is fitted by cross-validation over the
     question groups that the existing probe was not trained on. Rewordings of the held-out questions are excluded from

@@ -88,7 +88,7 @@ def bootstrap(metric: WeightedMetric, n_questions: int, n_resamples: int = 2000,
 
 
 def _bca_levels(value: float, influence: Tensor, resampled: Tensor) -> Tensor:
-    r"""Return the levels [2] float64 of the `resampled` quantiles that bound the interval.
+    r"""Return the two levels ([2] float64) at which the quantiles of `resampled` are the bounds of the interval.
 
     .. math::
         \Phi\Big(z_0 + \frac{z_0 \pm t}{1 - a (z_0 \pm t)}\Big), \quad

@@ -1,7 +1,7 @@
 """Measure novelty and back-off on reworded test questions from `facts`, and on other kinds of questions.
 
 There are 12 rewordings of each of 96 test questions, and 200 questions of other kinds. The probe is trained on the
-default store. Back-off uses a broader probe, which is also trained on six different rewordings of each training and
+default store. Back-off also uses a broader probe, whose training data include six other rewordings of each training and
 validation question. There are two results:
 
 - How well novelty separates a set (all questions of one rewording, or those of other kinds) from the test split: the

@@ -4,8 +4,8 @@ Planted direction: the log-odds of a question's accuracy are a linear function o
 normalised AUROC (2A − 1) / (2A_max − 1). A is the AUROC of a probe, and A_max is that of the true accuracies.
 
 Noise: the accuracies are independent of the features. The reported value is the fraction of simulations in which no
-    probe is significantly better than the `constant` baseline. AUROC and Brier score are tested at 5 %, each with
-    Holm's correction over all probes.
+probe is significantly better than the `constant` baseline. AUROC and Brier score are tested at 5 %, each with
+Holm's correction over all probes.
 """
 
 from __future__ import annotations

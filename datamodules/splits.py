@@ -15,8 +15,8 @@ SPLITS = ("train", "val", "test")
 def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequence[float], seed: int = 0) -> list[int]:
     """Split questions into parts, stratified by group, and return the index of each question's part.
 
-    The questions in each group are ordered by a hash of the seed and the question id. They are spread evenly over [0,
-    1]. This interval is then divided according to `fractions`.
+    The questions in each group are ordered by a hash of the seed and the question id. They are spread evenly over
+    [0, 1]. This interval is then divided according to `fractions`.
 
     Raises:
         InputError: If a fraction is negative or the fractions do not sum to 1.

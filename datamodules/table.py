@@ -42,7 +42,8 @@ class AnswerTable:
         mean_nll: Mean negative log-probability of the tokens in nats; NaN without tokens or log-probabilities.
         max_nll: Largest negative log-probability of a token in nats; NaN in the same cases as `mean_nll`.
         sequence_nll: Sum of the negative log-probabilities in nats; NaN in the same cases as `mean_nll`.
-        rejected: Whether the answer is missing because a server rejected the question or an imported log lacks it.
+        rejected: Whether the answer is missing because a server rejected the question or an imported log lacks the
+            answer.
         ranges: Ranges of samples that the table contains, in row order.
     """
 

@@ -65,8 +65,8 @@ def domains_record(domains: Domains, seed: int) -> dict[str, Any]:
     Returns:
         A dict with these entries, among others:
 
-        - `all`: Metrics over all questions: the `accuracy` and, for each source of confidences, the `mean` confidence
-          and the `gap` (mean confidence minus accuracy).
+        - `all`: Metrics over all questions, including the `accuracy` and, for each source of confidences, the `mean`
+          confidence and the `gap` (mean confidence minus accuracy).
         - `clusters`: One dict per cluster, with the same metrics and three other entries. `minus_rest` is the accuracy
           of the cluster minus the accuracy of all other questions. `words` lists its characteristic words, and
           `questions` lists the questions nearest to its centre.

@@ -1,4 +1,4 @@
-"""Pass rates (mean Pass@K) for a fixed number of answers, at one or more temperatures."""
+"""Pass rates (mean Pass@K) for a fixed number of answers, at a single temperature or spread over several."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -93,7 +93,7 @@ def from_decisions(
 ) -> Grader:
     """Build a grader from a decision function that is expensive to call.
 
-    The grader calls it only once for each distinct answer to a question.
+    The function grades each distinct answer to a question only once.
 
     Args:
         parse: Function that returns the parsed answer or None, given a question and an answer without its reasoning.

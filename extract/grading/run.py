@@ -137,7 +137,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _decided(store: Store, grader: Grader, block: int) -> Known:
-    """Load the existing decisions on the answers in a block. Returns {} for graders that never regrade answers."""
+    """Load existing decisions on a block's answers. Returns {} for graders that never retry undecided answers."""
     known: Known = {}
     for samples in store.samples.ranges() if grader.may_decide_later else ():
         if samples.block == block:

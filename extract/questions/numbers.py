@@ -165,7 +165,7 @@ def _spelled(text: str) -> str:
 
 
 def _is_step(match: re.Match[str]) -> bool:
-    """Whether a match is a division by zero or has a whole-number result, such as "21/3"."""
+    """Whether a match is a division by zero, or a division with a whole-number result, such as "21/3"."""
     over, under = match["over"], match["under"]
     return bool(under) and (int(under) == 0 or int(over) % int(under) == 0)
 

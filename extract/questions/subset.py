@@ -64,7 +64,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
         The remaining questions, and the prompt template with the examples.
 
     Raises:
-        InputError: If there are too few questions to select the examples from, or if one of the questions is private or
+        InputError: If examples must be selected, and there are too few questions or one of the questions is private or
             a chat.
     """
     questions = source.questions(seed)

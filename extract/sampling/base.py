@@ -88,8 +88,8 @@ class Sampler(Protocol):
         """Draw samples for some questions of a block, and append them to the answer logs of `ranges`.
 
         Args:
-            ranges: Dict from temperature to a store and one of its sample ranges. The range must include all of
-                `samples`.
+            ranges: Dict from temperature to a tuple of a store and one of its sample ranges. The range must include all
+                of `samples`.
             question_ids: Ids of the questions.
             samples: Indices of the samples to draw.
             progress: Progress bar that counts the answers.

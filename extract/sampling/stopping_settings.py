@@ -20,7 +20,7 @@ class Stopping:
     Attributes:
         grader: Name of the grader that parses the answers.
         priors: Dict from question id to prior. Empty if the rule needs none.
-        per_round: Number of answers per question and temperature in each round.
+        per_round: Number of answers per question and temperature in each round; always one at temperature 0.
     """
 
     rule: str

@@ -159,8 +159,8 @@ def _batches(
 
     The cache contains a prefix that all prompts in the batch share. `beginning` is a cache of a common prefix of all
     prompts, or None. This cache is reused and, where possible, extended. If a prompt has several answers, they are not
-    batched with answers to other prompts. If the model's cache can't be shared, the yielded cache is None. A batch can
-    then mix answers to different prompts.
+    batched with answers to other prompts. If the model's cache can't be shared, the yielded cache is None. Any answers
+    can then be batched together.
     """
 
     def batches(indices: Sequence[int], shared: SharedPrompt | None) -> Iterator[tuple[SharedPrompt | None, list[int]]]:

@@ -78,7 +78,8 @@ def read_answers(
     Args:
         store: Store with the `tokens` signal of the answers.
         load: Function that loads the store's tokenizer.
-        questions: Question ids. If None, a few questions are chosen, each with one right and one wrong answer.
+        questions: Question ids. If None, a few questions are chosen, each with one right and one wrong answer if
+            possible.
         samples: Sample indices to show for each question. If None, all answers to the given `questions`.
         grader: Grader whose grades are shown. By default, the store's only grader. If the store has no
             grader, no grades are shown.

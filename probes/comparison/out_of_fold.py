@@ -203,7 +203,8 @@ class Comparison:
     def _choose(self, fits: Mapping[str, Fit], fold: int, rows: dict[str, Tensor]) -> None:
         """Choose the first probe whose validation loss is at most one standard error above the lowest loss.
 
-        The standard error is that of the mean difference between the probe's losses and the best probe's.
+        The standard error is that of the mean difference, over questions, between the probe's losses and those of the
+        probe with the lowest mean loss.
         """
         lowest = min((fit.losses for fit in fits.values()), key=lambda losses: float(losses.nanmean()))
         chosen = next(fit.chosen for fit in fits.values() if is_close(fit.losses - lowest))

@@ -27,7 +27,7 @@ class Column:
         self.reference = first[:, self._feature][:, 0].double().mean(0)
 
     def chunks(self, function: Callable[[Tensor, Tensor], Any]) -> Iterator[tuple[Tensor, Any]]:
-        """Apply a function to successive chunks of the feature's rows (see `StreamedFeatures.chunks`).
+        """Apply a function to chunks of the feature's rows (see `StreamedFeatures.chunks`).
 
         The function receives the row indices, [row], and the rows minus `reference`, [row, d].
         """

@@ -78,7 +78,8 @@ def random_ranks(answers: AnswerTable, rng: np.random.Generator) -> NDArray[np.i
 class LearningCurve:
     """Train a probe on random subsets of the data outside each test fold, and score the test fold.
 
-    A subset consists of n questions with up to k graded answers each. Larger subsets contain the smaller ones.
+    A subset consists of n questions with up to k graded answers each. Larger subsets contain the smaller ones with the
+    same index.
 
     Args:
         n: Numbers of training questions. The default is `halvings(N)`, where N is the number of questions outside the

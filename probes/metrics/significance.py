@@ -1,6 +1,6 @@
 """Two-sided significance tests that compare two methods on the same questions, and the Holm correction.
 
-P-values are never 0, because the observed difference counts as one more resample.
+P-values are never 0, because the observed data count as one of the resamples or sign patterns.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ broader probe's weight is its maximum weight times two factors. The first factor
 from the training data, like the weight of the base rate. The second factor decreases with the distance from the broader
 probe's training rows. It is 1 up to the 90th percentile of the held-out distances, and decreases linearly to 0 at their
 95th percentile. To compute the held-out distances, the question groups of the other stores are divided into folds. The
-distance of each row comes from a fit that excludes its fold.
+distance of each of their rows comes from a fit that excludes the row's fold.
 """
 
 from typing import Any, NamedTuple

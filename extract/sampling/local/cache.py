@@ -147,7 +147,7 @@ class AnswerCache(DynamicCache):
     def may_be_prefix(self) -> bool:
         """Whether the cached tokens can be the prefix of padded prompts.
 
-        Padding comes between the prefix and the prompt, so all layers must respect the mask. The functions in
+        Padding comes between the prefix and the rest of a prompt, so all layers must respect the mask. The functions in
         transformers' attention registry do so.
         """
         return self._called == set(range(len(self.layers)))

@@ -50,8 +50,8 @@ class Replay:
     def _capture(self, ids: Tensor, positions: Tensor, is_first: bool) -> None:
         """Capture a forward pass as a CUDA graph if possible.
 
-        Before the first capture, check that a pass does not make the CPU wait for the GPU. The passes for this check do
-        not change the result, because they write the same keys and values.
+        Before the first capture, check that a pass does not make the CPU wait for the GPU. The extra passes before a
+        capture do not change the result, because they write the same keys and values.
         """
         self._inputs, stream = (ids.clone(), positions.clone()), _stream(ids.device)
         stream.wait_stream(torch.cuda.current_stream(ids.device))

@@ -81,7 +81,7 @@ class TokenSampler:
         the keys and values of their prompt, new answers start only when the whole batch has ended.
 
         Args:
-            question_ids: Question ids. They seed the random numbers, which do not depend on the temperature.
+            question_ids: Question ids. The random numbers depend on these ids, but not on the temperature.
             prompts: Prompt token ids of each question.
             samples: Indices of the answers to draw.
             temperatures: Distinct temperatures, which override those in `decoding`.

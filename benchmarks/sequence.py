@@ -66,8 +66,8 @@ def data_of(signal: str, positions: tuple[str, ...], prefixes: bool = False) -> 
 def out_of_fold(seed: int) -> tuple[dict[str, Scored], dict[str, float], dict[str, list[str]]]:
     """Return dicts keyed by probe: confidences with grades, total training times in seconds, and selections per fold.
 
-    In each fold, a probe selects a feature (`layer/position`). `best_sequence` selects a probe instead, and has no
-    training time.
+    A selection is the feature (`layer/position`) that the probe reads in this fold. For `best_sequence`, it is the
+    chosen probe, and there is no training time.
     """
     tokens = data_of("hidden_tokens", ("answer_tokens",))
     data = dict.fromkeys(SEQUENCE, tokens) | {name: data_of("hidden", where) for name, (_, where) in SINGLE.items()}

@@ -72,8 +72,8 @@ def sample_family(
             the number of answers for each threshold.
         priors: File written by `python -m probes priors`. Required by the `prior` rule.
         grader: Grader that parses the answers for the rule. The default depends on the kind of question.
-        per_round: Number of answers to each question per round and temperature; always one at temperature 0. It does
-            not affect the rule's decisions.
+        per_round: Number of answers to each question per round and temperature. It does not affect the rule's
+            decisions. In a temperature grid, temperature 0 gets one answer.
         engine: local (this process) or ray (Ray actors). The environment variable RAY_ADDRESS selects an existing Ray
             cluster. By default, a cluster is started on this machine.
         actors: Number of Ray actors. By default, one per GPU, or one per CPU if there are no GPUs.

@@ -20,7 +20,8 @@ class Stopping:
     Attributes:
         grader: Name of the grader that parses the answers.
         priors: Dict from question id to prior. Empty if the rule needs none.
-        per_round: Number of answers per question and temperature in each round; always one at temperature 0.
+        per_round: Number of answers per question and temperature in each round. In a temperature grid, temperature 0
+            gets one answer.
     """
 
     rule: str

@@ -53,7 +53,8 @@ class SharedLayer(DynamicLayer):
         prefix: Keys and values [1, head, token, d_head] of the common prefix, or None.
         prompts: Keys and values [question, head, token, d_head] of the prompt tokens after the common prefix, padded on
             the left. If `prefix` is None, the prompts include the common prefix.
-        answers: For each group, keys and values [slot, head, column, d_head]. The group's rows are in the first slots.
+        answers: For each `Group` of rows, keys and values [slot, head, column, d_head]. The rows are in the first
+            slots, and the other slots are unused.
     """
 
     def __init__(self, read: AnswerLayer, has_prefix: bool, groups: list[Group]) -> None:

@@ -161,7 +161,7 @@ def figures(truth: Truth, thresholds: list[float | None], risk: float) -> dict[s
 def ratios(truth: Truth, a: list[float | None], b: list[float | None]) -> dict[str, float | None]:
     """Return the ratio of the mean coverages of `a` and `b` (`means`), and the mean of their coverage ratios (`sets`).
 
-    `sets` is the mean over the sets in which both `a` and `b` have a threshold.
+    For `sets`, the coverage ratios are averaged over the question sets in which both `a` and `b` have a threshold.
 
     The ratios are None if there is no set in which both `a` and `b` have a threshold. They are also None if the mean
     coverage of `b` exceeds 1 / `RATIO`. In that case, the ratio of the means cannot reach `RATIO`, because coverage is

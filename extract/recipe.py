@@ -38,8 +38,8 @@ class StoreRecipe:
             NAME=PATH reads a named set from a file. See docs/questions.md.
         n_questions: Size of a random subset of the questions. By default, all questions are used.
         question_seed: Seed for choosing the subset and the worked examples, and for shuffling questions and choices.
-        stratify_by: Question field by which the subset is stratified: group or a key of meta. Each value of the field
-            gets the same number of questions if possible.
+        stratify_by: Question field by which the subset is stratified: group, kind, dataset or a key of meta. Each value
+            of the field gets the same number of questions if possible.
         fields: Map from question fields to columns of a file or Hub set, such as
             '{text: question, references: answer}'. Other fields are id, kind, choices, group and meta. Not needed for a
             named set, or if the columns already have these names.

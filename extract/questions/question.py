@@ -9,7 +9,7 @@ from extract.hashing import sha256_json_list
 
 Kind = Literal["short", "number", "math", "choice", "cloze"]
 #: Placeholder for the texts of private questions.
-HIDDEN = "(not shown: the authors of the question set ask users not to publish it)"
+HIDDEN = "(not shown: the question is private)"
 
 
 @dataclass(frozen=True, slots=True)

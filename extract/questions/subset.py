@@ -72,7 +72,7 @@ def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[li
         hidden = next((question for question in questions if question.private or question.messages), None)
         if hidden is not None:
             is_chat = f"Question {hidden.id!r} is a chat, and examples cannot be added to chats"
-            reason = "The authors of this set ask users not to show its questions" if hidden.private else is_chat
+            reason = f"Question {hidden.id!r} is private" if hidden.private else is_chat
             raise InputError(
                 f"Expected no `prompt.shots` with {source.dataset!r}, but got {prompt.shots}. {reason}. "
                 "Remove `prompt.shots`."

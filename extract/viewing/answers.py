@@ -107,9 +107,8 @@ def read_answers(
     question_of = {question.id: question for question in store.questions}
     if any(question_of[id_].private for id_, _ in chosen):
         raise InputError(
-            f"Expected questions that may be published, but the authors of {question_of[chosen[0][0]].dataset!r} ask "
-            "users not to publish the questions or any answers that quote them. Choose a store with different "
-            "questions."
+            f"Expected questions that may be displayed, but questions from {question_of[chosen[0][0]].dataset!r} are "
+            "private. Use a different store."
         )
     tokenizer, answers = load(), []
     for key in chosen:

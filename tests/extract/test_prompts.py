@@ -211,7 +211,7 @@ def test_chats_and_private_questions_have_no_shots(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Question 'a' is a chat"):
         StoreRecipe(questions=str(chat), policy=policy).load()
     private = mine(tmp_path / "private.jsonl", 4, meta={"private": True})
-    with pytest.raises(InputError, match="no `prompt.shots` with 'private'.*not to show its questions"):
+    with pytest.raises(InputError, match="no `prompt.shots` with 'private'.*is private"):
         StoreRecipe(questions=str(private), policy=policy).load()
 
 

@@ -124,9 +124,9 @@ class SharedCache(DynamicCache):
     sorted from long to short. Attention is computed for one group at a time, so that short rows need little padding.
 
     Attributes:
-        slots: Dict from number of key-value heads to an int64 tensor [question · head · slot]. The number of heads can
-            differ between layers. Each element is an index into a flattened [row, head] tensor. Each row of a question
-            has its own slot. Free slots contain arbitrary indices.
+        slots: Dict from number of key-value heads, which can differ between layers, to an int64 tensor [question · head
+            · slot]. All questions have the same number of slots. Each row of a question occupies one slot, which
+            contains its index into a flattened [row, head] tensor. Free slots contain arbitrary indices.
         places: Dict from number of key-value heads to an int64 tensor [row · head]. It contains the position of each
             row and head in `slots`.
         prompt_bias: [question, 1, 1, token] float32, −inf for padding and 0 elsewhere.

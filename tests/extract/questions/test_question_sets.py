@@ -616,7 +616,7 @@ def test_tables_and_pages_contain_no_private_text(tmp_path: Path, tiny_folder: P
     grade(str(store.path), "short")
     read(str(store.path), ["tokens"], "sample", model=str(tiny_folder))
     assert set(load_table(store, "short").texts) == {HIDDEN}
-    with pytest.raises(InputError, match="the authors of 'own' ask users not to publish the questions"):
+    with pytest.raises(InputError, match="questions from 'own' are private"):
         read_answers(store, lambda: None)
 
 

@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
 
 def read_pair(panel: Panel, rows: NDArray[np.int64], strong_price: float) -> tuple[NDArray[np.int64], Pair]:
-    """Read the accuracies and costs of the questions that have known grades in both stores and a confidence.
+    """Read the accuracies and costs of the questions that have a confidence, and known grades in both stores.
 
     `rows` [question] contains the rows of the cheap model's table that have a confidence. Returns the shared questions'
     positions in `rows`, and their accuracies and costs.

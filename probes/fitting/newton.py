@@ -153,8 +153,8 @@ class _Dual:
     `_inverse_at_zero`, and `shift` is the penalty that it returns. The image Kβ = (v − shift · β) / scale needs no
     further matrix product.
 
-    In Newton steps, the bias also has a small penalty. The image is computed with a shift slightly below the exact
-    value. These approximations save operations and keep the coefficients bounded if K is singular.
+    In Newton steps, the bias also has a small penalty. The image is computed with a `shift` slightly smaller than the
+    exact one. These approximations save operations and keep the coefficients bounded if K is singular.
     """
 
     def __init__(self, rows: Tensor, spread: Tensor, l2: Tensor) -> None:

@@ -145,7 +145,7 @@ class LearningCurve:
         return self
 
     def subsets(self, n: int, k: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Draw a random order of the questions, and `random_ranks` of the answers, for each subset of a cell."""
+        """For each subset of a cell, draw a random order of the questions and the `random_ranks` of the answers."""
         generators = [np.random.default_rng([self.seed, subset]) for subset in range(self._n_subsets(n, k))]
         return [(rng.permutation(len(self.table.ids)), random_ranks(self.table.answers, rng)) for rng in generators]
 

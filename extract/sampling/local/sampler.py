@@ -129,7 +129,7 @@ class _Drawer:
         self._sampler = TokenSampler(model, tokenizer, decoding, options.max_rows)
 
     def complete(self, stores: Mapping[float, Store], samples: SampleRange, progress: Progress) -> None:
-        """Write a range of samples at all temperatures, including answers logged by an earlier run."""
+        """Write a range of samples at all temperatures. Answers logged by an earlier run are reused."""
         questions, rows = next(iter(stores.values())).questions.block(samples), dict[tuple[float, str, int], Row]()
         for temperature, store in stores.items():
             if store.samples.log_file(samples).is_file():

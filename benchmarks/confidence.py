@@ -1,11 +1,12 @@
 """Check that `score` and an attached probe reproduce the confidences in predictions.parquet.
 
-Several batch sizes and question orders are tested. By default, the newest run is checked on questions of stores/facts.
+Several batch sizes and question orders are tested. By default, the newest run on the store is checked.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 from pathlib import Path
 
@@ -16,18 +17,25 @@ from extract import Store, load_model
 from probes import load_probe
 
 
+def newest_run(store: Store) -> Path:
+    """Return the folder of the newest run on a store."""
+    reports = sorted(Path("runs").glob("*/report.json"), key=lambda path: path.stat().st_mtime)
+    return next(path.parent for path in reversed(reports) if json.loads(path.read_text())["identity"] == store.sha256)
+
+
 def main() -> None:
     """Run the check and print the largest deviations."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=None)
     parser.add_argument("--store", default="stores/facts")
     options = parser.parse_args()
-    run = options.run or max(Path("runs").glob("*/report.json"), key=lambda path: path.stat().st_mtime).parent
-    texts = {question.id: question.text for question in Store.open(options.store).questions}
-    rows = random.Random(0).sample(pq.read_table(run / "predictions.parquet").to_pylist(), 60)
-    questions, stored = [texts[row["question_id"]] for row in rows], [row["linear"] for row in rows]
-    model, tokenizer = load_model(dtype="float32")
+    store = Store.open(options.store)
+    run = options.run or newest_run(store)
     probe = load_probe(run / "probe")
+    texts = {question.id: question.text for question in store.questions}
+    rows = random.Random(0).sample(pq.read_table(run / "predictions.parquet").to_pylist(), 60)
+    questions, stored = [texts[row["question_id"]] for row in rows], [row[probe.config["name"]] for row in rows]
+    model, tokenizer = load_model(dtype="float32")
     attached = probe.attach(model, tokenizer)
     ways = {
         "score": probe.score(model, tokenizer, questions).confidence.tolist(),

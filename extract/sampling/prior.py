@@ -183,10 +183,10 @@ def posterior_weights(prior: Prior, n: int) -> Iterator[NDArray[np.float64]]:
 def lead_probabilities(prior: Prior, budget: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """For n = budget, …, 0, yield n and the probabilities [n + 1, n + 1] that the right class beats a rival.
 
-    Of the n answers so far, let x be in the right class and y ≤ n − x in one wrong class (the rival). Element [x, y] is
-    the probability that the right class has more answers than the rival after all `budget` answers. A tie counts as ½.
-    The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in the rival class with
-    probability y/(θ + n − x).
+    Suppose that x of the n answers so far are in the right class, and y ≤ n − x are in one particular wrong class (the
+    rival). Element [x, y] is the probability that the right class has more answers than the rival after all `budget`
+    answers. A tie counts as ½. The next answer is right with probability (a + x)/(a + b + n). If it is wrong, it is in
+    the rival class with probability y/(θ + n − x).
     """
     a, b = prior.beta
     side = np.arange(budget + 1.0)

@@ -208,7 +208,7 @@ class Engine:
             self._end_all(EngineClosed("The engine was closed."))
 
     def _next_requests(self) -> list[Job] | None:
-        """Wait for requests, and forward those for scores to the scorer.
+        """Wait for requests, and forward scoring requests to the scorer.
 
         Returns the answers to generate next, or None if the engine is closed.
         """

@@ -61,7 +61,7 @@ def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
 
 
 def _is_model_id(value: Any) -> bool:
-    """Whether a value is a Hub id or a folder name, without components such as ``..``."""
+    """Whether a value is a Hub id or a folder name and has no components such as ``..``."""
     parts = value.split("/") if isinstance(value, str) and value.isprintable() else []
     return 1 <= len(parts) <= 2 and not any(part in ("", ".", "..", "~") for part in parts)
 

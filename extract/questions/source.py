@@ -124,7 +124,7 @@ class Source:
 def find_source(
     questions: str, fields: Mapping[str, Any] | None = None, split: str | None = None, revision: str | None = None
 ) -> Source:
-    """Find the question source for the options of `extract.recipe.StoreRecipe`.
+    """Find the question source that these options of `extract.recipe.StoreRecipe` select.
 
     Raises:
         InputError: If the name is unknown, or an option does not apply to the source.

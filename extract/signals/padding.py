@@ -131,7 +131,7 @@ def _similar(lengths: Tensor, n_columns: int) -> Iterator[Tensor]:
 
 
 def _side_by_side(ragged: Ragged, rows: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the padded rows [..., row, token] float64, and a mask of the rows with only finite values.
+    """Return the padded rows [..., row, token] float64, and a mask of the rows whose values are all finite.
 
     Non-finite values are replaced with 0.
     """

@@ -21,7 +21,7 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device
 def common_prefix(prompts: Sequence[Sequence[int]], step: int = _PREFIX_STEP) -> list[int]:
     """Find the longest common prefix that is shorter than every prompt.
 
-    Its length is rounded down to a multiple of `step`, so that batches usually have the same prefix.
+    Its length is rounded down to a multiple of `step`, so that different batches usually share one prefix.
     """
     first, last = min(map(list, prompts)), max(map(list, prompts))  # a prefix of these two is a prefix of all prompts
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))

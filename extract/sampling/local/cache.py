@@ -166,7 +166,7 @@ class AnswerCache(DynamicCache):
         return self._plain == set(range(len(self.layers)))
 
     def repeated(self, questions: Tensor) -> Self:
-        """Return a cache for drawing answers. Row i is a copy of row `questions[i]` of this cache."""
+        """Return a cache for drawing answers. Row i of the new cache is a copy of row `questions[i]` of `self`."""
         other = copy(self)
         other.layers = [copy(layer) for layer in self.layers]
         other.keep(questions)

@@ -1,4 +1,4 @@
-"""Answer only questions whose confidence is at or above a threshold: python examples/abstain.py [PROBE]."""
+"""Answer only questions whose confidence is at or above a threshold: python examples/abstain.py [PROBE [MODEL]]."""
 
 import sys
 
@@ -6,6 +6,7 @@ from extract import load_model
 from probes import abstain, load_probe
 
 PROBE = sys.argv[1] if len(sys.argv) > 1 else "runs/NAME/probe"  # folder that `make train` prints, or a Hub id
+MODEL = sys.argv[2] if len(sys.argv) > 2 else "smollm2-135m-instruct"  # the probe's model: a Hub id or a folder
 THRESHOLD = 0.5  # `python -m applications decide` finds thresholds with a guaranteed bound on the risk
 QUESTIONS = [
     "What is the capital of Greece?",
@@ -14,7 +15,7 @@ QUESTIONS = [
     "What is the chemical symbol of chlorine?",
 ]
 
-model = load_probe(PROBE).attach(*load_model())
+model = load_probe(PROBE).attach(*load_model(MODEL))
 
 # runs one forward pass per question, and generates answers only to questions that reach the threshold
 found = abstain(model, QUESTIONS, threshold=THRESHOLD, max_new_tokens=16, do_sample=False)

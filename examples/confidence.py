@@ -1,4 +1,4 @@
-"""Compute confidences before, during and after generation: python examples/confidence.py [PROBE]."""
+"""Compute confidences before, during and after generation: python examples/confidence.py [PROBE [MODEL]]."""
 
 import sys
 
@@ -6,13 +6,14 @@ from extract import load_model
 from probes import load_probe
 
 PROBE = sys.argv[1] if len(sys.argv) > 1 else "runs/NAME/probe"  # folder that `make train` prints, or a Hub id
+MODEL = sys.argv[2] if len(sys.argv) > 2 else "smollm2-135m-instruct"  # the probe's model: a Hub id or a folder
 QUESTIONS = [
     "What is the capital of Greece?",
     "What is the capital of Costa Rica?",
     "Translate 'good morning' to Nahuatl.",  # unlike any training question
 ]
 
-hf_model, tokenizer = load_model()  # SmolLM2-135M-Instruct by default; also accepts a Hub id or a folder
+hf_model, tokenizer = load_model(MODEL)
 model = load_probe(PROBE).attach(hf_model, tokenizer)
 
 print("before an answer is generated:")

@@ -1,4 +1,4 @@
-"""Route questions with low confidence to a stronger system: python examples/route.py [PROBE]."""
+"""Route questions with low confidence to a stronger system: python examples/route.py [PROBE [MODEL]]."""
 
 import sys
 from collections import Counter
@@ -7,10 +7,11 @@ from extract import load_model
 from probes import load_probe, route
 
 PROBE = sys.argv[1] if len(sys.argv) > 1 else "runs/NAME/probe"  # folder that `make train` prints, or a Hub id
+MODEL = sys.argv[2] if len(sys.argv) > 2 else "smollm2-135m-instruct"  # the probe's model: a Hub id or a folder
 THRESHOLD = 0.5
 QUESTIONS = ["What is the capital of Greece?", "Which chemical element has the symbol Xe?", "What is 3 times 9?"]
 
-model = load_probe(PROBE).attach(*load_model())
+model = load_probe(PROBE).attach(*load_model(MODEL))
 
 
 def majority(questions: list[str]) -> list[str]:

@@ -103,7 +103,8 @@ def check_model(model: Any, tokenizer: Any, expected: dict[str, Any], owner: str
         raise InputError(
             f"Expected the model of {owner} ({expected['id']!r}{revision} in {expected['dtype']}), but got "
             f"{model.name_or_path!r}, which differs in {'; '.join(differing)}. Load the expected model with "
-            f"`load_model({expected['id']!r}, dtype={expected['dtype']!r})`."
+            f"`load_model({expected['id']!r}, dtype={expected['dtype']!r})`. In commands, pass its Hub id or folder as "
+            "--model."
         )
 
 

@@ -152,7 +152,7 @@ def by_layer(
     for column, (axis, values, label) in enumerate(zip(axes, intervals.values(), labels, strict=True)):
         for position, colour in zip(positions, METHOD_COLOURS, strict=False):
             rows = [i for i, place in enumerate(places) if place[1] == position]
-            line: Any = {"color": colour, "lw": 1.5, "marker": ".", "label": f"{method}, {position}"}
+            line: Any = {"color": colour, "lw": 1.5, "marker": ".", "label": f"single layer, {position}"}
             band(axis, [places[i][0] for i in rows], [values[i] for i in rows], **line)
         own = figures[column]
         if own is not None and len(chosen) == 1:
@@ -165,7 +165,7 @@ def by_layer(
             axis.axhline(reference[column], color=GREY, lw=1, ls=style, label=name)
         axis.set(xlabel="layer (0: embeddings)", ylabel=label)
     axes[0].legend(loc="lower right", bbox_to_anchor=(1, 0.1), fontsize=8)
-    figure.suptitle("Test split, 95 % intervals over questions", fontsize=10)
+    figure.suptitle(f"{method} on the test split, 95 % intervals over questions", fontsize=10)
     return figure
 
 

@@ -107,11 +107,12 @@ def _from_row(row: Mapping[str, Any], i: int, where: str) -> Asked:
             fields["messages" if isinstance(row["question"], list) else "text"] = row["question"]
         asked, answer = fields.get("messages") or fields.get("text"), row.get("answer")
         if not asked or (isinstance(asked, str) and not asked.strip()):
-            problem = "it is empty" if fields else f"its fields are {', '.join(map(str, row)) or 'missing'}"
-            raise InputError(
-                f"Expected {where} to have a `question`, but {problem}. Set `question` to a string or a "
-                "list of chat messages."
-            )
+            if fields:
+                problem = "it is empty. Set it to a string or a list of chat messages"
+            else:
+                named = ", ".join(map(str, row)) or "missing"
+                problem = f"its fields are {named}. Rename the field with the text or messages to `question`"
+            raise InputError(f"Expected {where} to have a `question`, but {problem}.")
         if not (answer is None or isinstance(answer, str)):
             raise InputError(f"Expected `answer` in {where} to be a string, but got {answer!r}. Put it in quotes.")
         try:

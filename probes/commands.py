@@ -270,9 +270,10 @@ def pictures(
         if ("entropy_profile", "sample") not in missing:
             profile = read_profile(opened, table, n_resamples, seed)
             record["entropy_profile"], plots["entropy_profile"] = profile, profile_picture(profile, model)
-        page = render("report/pictures.md.j2", record=record, plots=list(plots))
+        verdict = render("report/best_layers.md.j2", record=record)
+        page = render("report/pictures.md.j2", record=record, verdict=verdict, plots=list(plots))
         write_files(folder, {"pictures.md": page, "pictures.json": record}, plots)
     for what, command in commands.items():
         print(f"Missing signal: {what}. Its plot was not drawn. Run `{command}`, then try again.")
-    print(f"Plots: {final / 'pictures.md'}")
+    print(f"{verdict}Plots: {final / 'pictures.md'}")
     return final

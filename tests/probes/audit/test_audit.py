@@ -242,7 +242,8 @@ def test_an_audit_finds_the_planted_leak_and_no_other(record: dict[str, Any]) ->
     page = audit_page(record, {})
     assert "| length (`length`) |" in page
     assert page.count("**yes**") == 1
-    assert "place of the question in the data set that it was read from." in page
+    assert "place of the question in the store" not in page
+    assert "place of the question in the store" in audit_page({**record, "position": "store"}, {})
     none = audit_verdict({**record, "leaks": []})
     assert "No leak was found" in none
 

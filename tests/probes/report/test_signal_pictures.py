@@ -101,11 +101,13 @@ def full_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Right and wrong answers
 
 
-def test_pictures_of_a_store_are_saved_together_with_their_values(full_store: Path, tmp_path: Path) -> None:
+def test_pictures_of_a_store_are_saved_together_with_their_values(
+    full_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = pictures(str(full_store), str(tmp_path / "out"), n_resamples=100)
     assert {path.name for path in folder.iterdir()} == {"plots", "pictures.md", "pictures.json"}
     assert {path.name for path in (folder / "plots").iterdir()} == {"layers.png", "entropy_profile.png"}
-    page = (folder / "pictures.md").read_text(encoding="utf-8")
+    page, printed = (folder / "pictures.md").read_text(encoding="utf-8"), capsys.readouterr().out
     assert "plots/layers.png" in page
     assert "not corrected for this choice" in page
     record = json.loads((folder / "pictures.json").read_text())
@@ -116,6 +118,7 @@ def test_pictures_of_a_store_are_saved_together_with_their_values(full_store: Pa
         assert one["best"]["corrected"] is False
         assert one["best"]["of"] == len(one["positions"]) * len(one["layers"])
         assert one["best"]["auroc"]["value"] == max(max(row) for row in one["auroc"])
+        assert f"at layer {one['best']['layer']} and position `{one['best']['position']}`" in printed
     assert sum(record["entropy_profile"]["n_answers"]) + record["entropy_profile"]["n_missing"] == 720
     with pytest.raises(InputError, match="`out` to be a new folder"):
         pictures(str(full_store), str(folder))

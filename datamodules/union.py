@@ -89,8 +89,8 @@ def check_features(first: FeatureDataModule, other: FeatureDataModule, option: s
     pair = f"{other.store_path!r} and {first.store_path!r}"
     if wrong := list(differences(other.store.model, first.store.model)):
         raise InputError(
-            f"Expected the stores in `{option}` to have the same model, but {pair} differ in {'; '.join(wrong)}. A "
-            "probe works only with the model that it was trained on. Pass stores of the same model."
+            f"Expected the stores in `{option}` to come from the same model, but {pair} differ in {'; '.join(wrong)}. "
+            "A probe works only with the model that it was trained on. Pass stores with answers from the same model."
         )
     if (other.feature_names, other.pooled) != (first.feature_names, first.pooled):
         raise InputError(

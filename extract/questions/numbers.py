@@ -85,8 +85,9 @@ def numbers(text: str) -> list[Fraction]:
 def found_numbers(text: str) -> list[Fraction | None]:
     """Return the numbers in `text`, in order.
 
-    Numbers that the text rules out ("not 4") are left out. So are entire divisions with a whole-number result ("21/3").
-    Powers, roots, other operands and alternatives are returned as None, because they can't be answers.
+    Numbers that the text rules out ("not 4") are left out. Divisions with a whole-number result ("21/3") are also left
+    out, with both operands. Numbers that can't be answers are returned as None: powers, roots, operands of other
+    calculations ("3 + 4"), and alternatives ("4 or 5").
     """
     text = _spelled(text)
     found: list[Fraction | None] = []
@@ -171,7 +172,7 @@ def _is_step(match: re.Match[str]) -> bool:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """Return the absolute value of a match, or None if it is too long or can't be an answer."""
+    """Return the matched number without its sign, or None if the match is too long or can't be an answer."""
     of = match.groupdict()
     is_plain = not (of["unread"] or of["term"] or _is_step(match) or (of["of"] and not int(of["of"])))
     if len(match[0]) > _MOST_CHARACTERS or not is_plain:

@@ -31,8 +31,8 @@ _NONE: Mapping[str, object] = MappingProxyType({})
 def worker_for(engine: Engine, actors: int | None = None, per_process: Mapping[str, object] = _NONE) -> Worker:
     """Create a `Worker` for this process, or a `RayWorker`, which assigns blocks to Ray actors.
 
-    `per_process` maps the names of per-process options to their values. With the Ray engine, the values must be None,
-    because actors do not see each other's answers.
+    `per_process` maps the names of per-process options to their values. These options do not work with Ray, because
+    actors do not see each other's answers. With the Ray engine, all values must be None.
     """
     worker = Worker.from_environment()
     if engine == "ray":

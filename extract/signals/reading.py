@@ -130,8 +130,8 @@ def read_answers(
     """
     if not answers or not all(answer.prompt for answer in answers):
         raise InputError(
-            "Expected at least one answer and a non-empty prompt for each, but found no answers or an empty prompt. "
-            "Leave out answers without a prompt."
+            "Expected at least one answer, each with a non-empty prompt, but there are no answers or a prompt is "
+            "empty. Leave out answers without a prompt."
         )
     counts = Counter(answer for answer in answers if answer.content)
     if not counts:  # all answers are empty: read one token to find out the keys and shapes of the signals

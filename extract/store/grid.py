@@ -18,10 +18,10 @@ def copy_known(
     layers: dict[str, list[int] | None],
     settings: Mapping[str, dict[str, Any]],
 ) -> dict[Shard, list[str]]:
-    """Copy missing question signals from stores that differ from `store` only in temperature.
+    """Copy question signals that `store` lacks from stores that differ from it only in temperature.
 
     Args:
-        missing: Dict from block to the names of the block's missing signals.
+        missing: Dict from shard to the names of the signals that it lacks.
         layers: Dict from signal to the layers to keep (None for all). It is updated with the layers of the copied
             signals.
         settings: Dict from signal to the signal's required settings.

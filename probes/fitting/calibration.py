@@ -137,7 +137,7 @@ def fit_isotonic(scores: Tensor, right: Tensor, known: Tensor) -> Isotonic:
 def fit_calibrator(kind: str, scores: Tensor, right: Tensor, known: Tensor) -> Calibrator:
     """Fit the calibrator named `kind` in `CALIBRATORS`. See `fit_platt` for the other arguments.
 
-    If the answers are all right or all wrong, the calibrator returns the base rate.
+    If every answer is right, or every answer is wrong, the calibrator returns the base rate.
 
     Raises:
         InputError: If there are too few rows for the calibrator.

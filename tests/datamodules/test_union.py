@@ -93,7 +93,9 @@ def test_broader_stores_of_another_model_are_refused(stores: list[str], tmp_path
     make_store(identity, *planted(n=50, seed=7), name="other")
     data = split(stores[0], broader=[str(identity)])
     data.store.model["name"] = "another"  # as if the store were of another model
-    with pytest.raises(InputError, match="Expected the stores in `broader` to have the same model, but .* differ in"):
+    with pytest.raises(
+        InputError, match="Expected the stores in `broader` to come from the same model, but .* differ in"
+    ):
         broader_rows(data)
 
 

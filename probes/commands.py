@@ -252,7 +252,7 @@ def pictures(
         missing = [(signal, scope) for signal, scope in needs if opened.signals.missing(signal, scope)]
         commands = {
             f"{signal} for {'questions' if scope == 'question' else 'answers'}": (
-                f"python -m extract read --store {store} --signals [{signal}] --scope {scope}"
+                f"python -m extract read --store {store} --signals '[{signal}]' --scope {scope}"
             )
             for signal, scope in missing
         }

@@ -212,6 +212,13 @@ def test_a_command_that_does_not_exist_is_detected(command: str, monkeypatch: py
         accept(found)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_lists_in_commands_are_quoted(page: str) -> None:
+    """Shells expand unquoted square brackets, and zsh stops with an error if no file matches."""
+    code = [*commands(text_of(page)), *spans(text_of(page))]
+    assert [command for command in code if re.search(r"--[\w.]+[= ]\[", command)] == []
+
+
 def test_commands_in_the_running_text_are_found() -> None:
     page = "Run `make trian` or `train.py`, and `python -m extract read --store STORE`.\n\n```python\nx = `make x`\n```"
     assert commands_in_text(page) == ["make trian"]

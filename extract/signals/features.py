@@ -46,7 +46,7 @@ class TokenFeatures:
             raise InputError(
                 f"Expected `pooling` {DISTRIBUTION} to be used only with the feature tokens/entropy, but got the "
                 f"feature {others[0]!r}."
-                " Pass --data.signal=tokens --data.positions=[entropy], or --data.join=[tokens/entropy]."
+                " Pass --data.signal=tokens --data.positions='[entropy]', or --data.join='[tokens/entropy]'."
             )
         windowed = next(filter(_WINDOWS.fullmatch, self.pooling), None)
         if windowed is not None and self.weights is not None:

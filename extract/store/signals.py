@@ -123,7 +123,7 @@ class Signals(ShardFiles):
         """
         if (signal, scope) not in self._keys:
             path, option = self._folder.path, " --scope sample" if scope == "sample" else ""
-            command = f"read --store {path} --signals [{signal}]{option}"
+            command = f"read --store {path} --signals '[{signal}]'{option}"
             ask = f"ask --store {path} --baselines '[{signal}]'"
             self.check_complete(signal, scope, ask if signal in _ASKED else command)
             keys = self.layout(signal, scope)

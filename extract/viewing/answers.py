@@ -186,7 +186,7 @@ def _influence_source(store: Store, influence: str | None) -> tuple[str, str] | 
     if not keys or (prefix == unread and prefix not in complete):
         raise InputError(
             f"Expected {str(store.path)!r} to contain the token weights for `influence`, but they are missing for some "
-            f"or all answers. Run `python -m extract read --store {store.path} --signals [{unread}] --scope sample`."
+            f"or all answers. Run `python -m extract read --store {store.path} --signals '[{unread}]' --scope sample`."
         )
     names = sorted({key.split("/", 1)[1] for _, key in keys})
     raise InputError(

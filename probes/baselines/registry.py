@@ -134,9 +134,9 @@ def needed_commands(name: str) -> str:
     """Return the commands that compute the data needed by a baseline.
 
     >>> needed_commands("max_entropy")
-    'python -m extract read --store STORE --signals [tokens] --scope sample'
+    "python -m extract read --store STORE --signals '[tokens]' --scope sample"
     """
-    read, baseline = "python -m extract read --store STORE --signals [{}]", BASELINES[name]
+    read, baseline = "python -m extract read --store STORE --signals '[{}]'", BASELINES[name]
     commands = [read.format(need) for need in baseline.prompt_needs]
     commands += [
         ask_command(need) if need in ASKED else f"{read} --scope sample".format(need) for need in baseline.needs

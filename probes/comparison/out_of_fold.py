@@ -171,7 +171,7 @@ class Comparison:
         missing = [
             ask_command(signal)
             if signal in ASKED
-            else f"python -m extract read --store STORE --signals [{signal}] --scope {scope}"
+            else f"python -m extract read --store STORE --signals '[{signal}]' --scope {scope}"
             for signal, scope in needs
             if signals.missing(signal, scope)
         ]

@@ -178,7 +178,7 @@ class Scores:
 
 
 def _command(store: Store, signal: str) -> str:
-    return f"python -m extract read --store {store.path} --signals [{signal}] --scope sample"
+    return f"python -m extract read --store {store.path} --signals '[{signal}]' --scope sample"
 
 
 def _sort_key(key: str) -> tuple[list[tuple[int, str]], int]:

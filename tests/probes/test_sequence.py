@@ -230,7 +230,7 @@ def test_invalid_options_give_a_one_line_error(
 
 
 def test_a_store_without_token_states_names_the_command(small_store: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"read --store \S+ --signals \[hidden_tokens\] --scope sample"):
+    with pytest.raises(InputError, match=r"read --store \S+ --signals '\[hidden_tokens\]' --scope sample"):
         experiment(small_store, tmp_path, "--config", "configs/attention.yaml")
 
 

@@ -155,7 +155,7 @@ def test_an_answer_too_long_for_the_model_is_refused(model: Any) -> None:
 
 def test_no_answers_and_answers_without_a_prompt_are_refused(model: Any) -> None:
     for answers in ([], [Answer((), (5, 6))]):
-        with pytest.raises(InputError, match="at least one answer and a non-empty prompt for each"):
+        with pytest.raises(InputError, match="at least one answer, each with a non-empty prompt"):
             read_answers(model, answers, SIGNALS)
 
 
@@ -279,7 +279,7 @@ def test_more_samples_add_files_and_a_signal_of_some_answers_is_refused(store: P
     sample(str(store), StoreRecipe(**{**vars(recipe), "k": 4}))
     assert Store.open(store).signals.missing("hidden", "sample") == [SampleRange(block, 3, 4) for block in range(3)]
     with pytest.raises(
-        InputError, match=r"for all answers, but 3 of 9 sample ranges lack it\. .*\[hidden\] --scope sample`"
+        InputError, match=r"for all answers, but 3 of 9 sample ranges lack it\. .*'\[hidden\]' --scope sample`"
     ):
         Store.open(store).signals.keys("hidden", "sample")
     read(str(store), ["hidden"], "sample", model=recipe.model)

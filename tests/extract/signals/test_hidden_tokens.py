@@ -85,7 +85,7 @@ def test_three_layers_are_read_by_default(copied: str, tiny_folder: Path) -> Non
 
 
 def test_a_store_without_the_signal_names_the_command(store: Path) -> None:
-    with pytest.raises(InputError, match=r"read --store \S+ --signals \[hidden_tokens\] --scope sample"):
+    with pytest.raises(InputError, match=r"read --store \S+ --signals '\[hidden_tokens\]' --scope sample"):
         Store.open(store).signals.keys("hidden_tokens", "sample")
     with pytest.raises(InputError, match="to be one of hidden, tokens"):
         read(str(store), ["hidden_tokens"], "question")

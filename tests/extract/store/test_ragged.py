@@ -111,7 +111,7 @@ def test_ragged_and_plain_reading_refuse_each_others_tensors(store: Store) -> No
         store.signals.read_ragged("hidden", "0/last_prompt", "question")
     with pytest.raises(InputError, match="Expected `key` to be a key of the 'tokens' signal"):
         store.signals.read_ragged("tokens", "2/entropy.offsets")
-    with pytest.raises(InputError, match="Run `python -m extract read .* --signals .rollout. --scope sample`"):
+    with pytest.raises(InputError, match="Run `python -m extract read .* --signals '.rollout.' --scope sample`"):
         store.signals.read_ragged("rollout", "2/entropy")
 
 

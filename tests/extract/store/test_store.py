@@ -206,7 +206,7 @@ def test_one_layer_is_one_contiguous_tensor_with_rows_in_the_questions_order(sma
 
 
 def test_a_missing_signal_is_refused_with_the_command_that_reads_it(small_store: Path) -> None:
-    with pytest.raises(InputError, match=r"`python -m extract read --store .* --signals \[entropy\]`"):
+    with pytest.raises(InputError, match=r"`python -m extract read --store .* --signals '\[entropy\]'`"):
         Store.open(small_store).signals.keys("entropy")
 
 

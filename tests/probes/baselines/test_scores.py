@@ -110,7 +110,7 @@ def test_the_first_token_costs_only_the_prompt(data: FeatureDataModule, name: st
     n_read, n_written = cost_of(method, data)
     assert n_read.tolist() == [9.0] * 120
     assert n_written.tolist() == [0.0] * 120
-    assert needed_commands(method) == "python -m extract read --store STORE --signals [tokens]"
+    assert needed_commands(method) == "python -m extract read --store STORE --signals '[tokens]'"
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_the_first_token_needs_the_signal_of_the_prompt(tmp_path: Path) -> None:
     for block in range(made.questions.n_blocks):
         made.signals.file("tokens", Block(block)).unlink()
     masked = Comparison(str(tmp_path / "store"), probes=["logistic"], n_folds=2).run().masked
-    command = "python -m extract read --store STORE --signals [tokens]`."
+    command = "python -m extract read --store STORE --signals '[tokens]'`."
     assert masked["first_token_entropy"].endswith(command)
     assert masked["first_token_margin"].endswith(command)
     assert "mean_entropy" not in masked

@@ -206,7 +206,7 @@ def test_missing_signals_are_left_out_with_a_message(tmp_path: Path, capsys: pyt
         encoding="utf-8"
     )
     said = capsys.readouterr().out
-    assert "--signals [entropy_profile] --scope sample" in said
+    assert "--signals '[entropy_profile]' --scope sample" in said
     for file in (tmp_path / "store/signals/hidden").rglob("*"):
         if file.is_file():
             file.unlink()
@@ -427,7 +427,7 @@ def test_answers_that_cannot_be_shown_give_one_line_with_the_next_step(
         ({"samples": []}, "`samples` to contain at least one"),
         (
             {"influence": "macs/floor_1_mean_token"},
-            r"they are missing for some or all answers. Run.*--signals \[macs\]",
+            r"they are missing for some or all answers. Run.*--signals '\[macs\]'",
         ),
         ({"grader": "other"}, "`grader`"),
         ({"out": "x.txt"}, r"to end in \.html"),
@@ -448,7 +448,7 @@ def test_answers_that_cannot_be_shown_give_one_line_with_the_next_step(
     for file in (path for path in (unread.path / "signals/tokens/sample").iterdir()):
         file.rename(tmp_path / file.name)
     try:
-        with pytest.raises(InputError, match=r"--signals \[tokens\] --scope sample|'tokens' signal for all answers"):
+        with pytest.raises(InputError, match=r"--signals '\[tokens\]' --scope sample|'tokens' signal for all answers"):
             show(str(full_store), out=out, model=model)
     finally:
         for file in tmp_path.glob("0*"):

@@ -544,7 +544,7 @@ def test_impossible_grids_are_refused_and_leave_no_folder(
 
 def test_a_store_without_token_signals_names_the_command_that_reads_them(tmp_path: Path) -> None:
     make_store(tmp_path / "store", np.zeros((40, 1, 2), np.float32), np.full(40, 0.5))
-    with pytest.raises(InputError, match=r"extract read --store .* --signals \[tokens\] --scope sample"):
+    with pytest.raises(InputError, match=r"extract read --store .* --signals '\[tokens\]' --scope sample"):
         signals(str(tmp_path / "store"), str(tmp_path / "out"))
 
 

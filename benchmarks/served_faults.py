@@ -82,7 +82,9 @@ def runs(line: list[str], store: Path, kills: int, spread: float) -> Iterator[in
             time.sleep(0.02)
         time.sleep(chance.uniform(0, spread))
         if process.poll() is not None:
-            raise RuntimeError(f"the sampler ended before it was killed: {process.communicate()[1][-500:]}")
+            raise RuntimeError(
+                f"the sampler exited on its own before it could be killed: {process.communicate()[1][-500:]}"
+            )
         process.send_signal(signal.SIGKILL)
         process.communicate()
         yield None

@@ -23,6 +23,7 @@ from extract.errors import InputError
 from extract.recipe import StoreRecipe
 from extract.running.cli import run
 from extract.running.exit import exit_status
+from extract.store.store import Store
 from probes import load_probe
 from probes.registry import METHODS
 from tests.helpers.experiments import ROOT, experiment, few_baselines
@@ -205,6 +206,17 @@ def test_train_parses_recipe_options_like_the_sample_command(
     for of in map(attrgetter, options):
         values = list(map(of, recipes))
         assert values[0] == values[1] == values[2] != of(StoreRecipe())
+
+
+def test_a_new_store_is_graded_with_the_default_grader_for_its_questions(recipe: list[str], tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.jsonl"
+    rows = [{"id": f"q{i}", "text": f"{i} + 1 =", "references": [str(i + 1)], "kind": "number"} for i in range(4)]
+    numbers.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(InputError):  # four questions are too few for a probe
+        train.run(
+            [*recipe, f"--data.recipe.questions={numbers}", f"--data.store={tmp_path / 's'}", f"--runs={tmp_path}"]
+        )
+    assert Store.open(tmp_path / "s").grades.names() == ["number"]
 
 
 def test_a_recipe_option_can_have_an_empty_value_but_not_another_option_as_its_value() -> None:

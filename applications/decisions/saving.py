@@ -30,7 +30,7 @@ def check_probe(folder: str, sources: Sequence[str], store: Store) -> None:
     prompt = store.identity["policy"]["decoding"]["prompt"]
     if different := "; ".join(differences(prompt, probe.config["prompt"])):
         raise InputError(
-            f"Expected `probe` to have the prompt of '{store.path}', but its prompt differs in {different}. Pass "
+            f"Expected `probe` to use the same prompt as '{store.path}', but its prompt differs in {different}. Pass "
             "a probe that was trained with the store's prompt."
         )
     method = probe.config.get("name")

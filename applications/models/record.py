@@ -89,7 +89,10 @@ def models_record(
 
 
 def accuracy_record(values: Values, clusters: Labels | None, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the mean of the accuracies [question], with t, bootstrap and clustered intervals."""
+    """Compute the mean of the accuracies [question], with three intervals: t, bootstrap and cluster-robust.
+
+    The cluster-robust interval is None without clusters.
+    """
     return {
         "t": share_interval(values),
         "bootstrap": estimate(mean_of(values), len(values), n_resamples, seed),
@@ -113,7 +116,7 @@ def _value_at(record: Mapping[str, Any], field: str) -> Any:
 
 
 def auroc_record(panel: Panel, confidences: Values) -> dict[str, Any]:
-    """Compute the AUROCs and test their differences, on the questions with a confidence in every store."""
+    """Compute the AUROCs and test their differences. Only questions with a confidence in every store are used."""
     kept = np.isfinite(confidences).all(0)
     right, known = panel.right[:, kept], panel.known[:, kept]
     found = [auroc_of_counts(*columns) for columns in zip(confidences[:, kept], right, known, strict=True)]

@@ -18,7 +18,7 @@ def copy_known(
     layers: dict[str, list[int] | None],
     settings: Mapping[str, dict[str, Any]],
 ) -> dict[Shard, list[str]]:
-    """Copy question signals that `store` lacks from stores that differ from it only in temperature.
+    """Fill in missing question signals of `store`. They are copied from stores that differ only in temperature.
 
     Args:
         missing: Dict from shard to the names of the signals that it lacks.

@@ -139,7 +139,7 @@ class LearningCurve:
                 self._fill(n, k, progress)
         if not self.cells:
             raise InputError(
-                f"Expected all fits on {self.store!r} to succeed for at least one pair of `n` and `k`, but every "
+                f"Expected at least one pair of `n` and `k` for which all fits on {self.store!r} succeed, but every "
                 f"pair has at least one failed fit. {next(iter(self.masked.values()))}"
             )
         return self

@@ -130,9 +130,9 @@ class AttentionHead(SequenceHead):
 
 
 class MultiMaxHead(SequenceHead):
-    """Head that computes several values per token. It adds up their maxima or minima over tokens.
+    """Head that computes several values per token, and sums their extremes.
 
-    See `multimax_pool`.
+    It takes the maximum or minimum of each value over all tokens, and adds up the results. See `multimax_pool`.
     """
 
     kind = "multimax"

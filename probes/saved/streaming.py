@@ -88,7 +88,7 @@ def check_streamable(probe: ConfidenceProbe) -> None:
     """Raise InputError if the probe reads token signals pooled over the complete answer."""
     if probe.reads_answers and probe.pooled is not None:
         raise InputError(
-            "Expected a probe that can be streamed, but this one reads token signals pooled over complete answers. "
+            "Expected a probe that supports streaming, but this one reads token signals pooled over complete answers. "
             "Use `generate`, or train a probe without token signals."
         )
 

@@ -251,3 +251,14 @@ def test_the_metadata_of_a_card_contain_the_base_model_only_if_it_has_a_hub_id(m
     metadata = yaml.safe_load(model_card(config).split("---\n")[1])
     assert metadata.get("base_model") == base
     assert metadata["tags"] == ["confidence", "calibration", "probe"]
+
+
+def test_a_card_states_all_sampling_settings_and_the_number_of_worked_examples() -> None:
+    path = Path(__file__).parents[2] / "data/legacy/runs/sep/probe/config.json"
+    config = json.loads(path.read_text())
+    config = {"layers": [config.pop("layer")], **config} if "layer" in config else config
+    config["training"]["cross_fitted"] = False
+    config["decoding"] |= {"temperature": 0.5, "top_p": 0.9, "top_k": 20}
+    config["prompt"]["examples"] = [["1 + 1?", "2"], ["2 + 2?", "4"]]
+    assert "temperature 0.5, top-p 0.9, top-k 20, at most" in model_card(config)
+    assert ", after 2 worked examples." in model_card(config)

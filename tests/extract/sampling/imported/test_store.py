@@ -133,7 +133,9 @@ def test_applications_accept_an_unknown_temperature(tmp_path: Path) -> None:
     folder = passk(str(store.path), k=[1, 2], out=str(tmp_path / "passk"), n_resamples=100)
     record = json.loads((folder / "passk.json").read_text(encoding="utf-8"))
     assert record["stores"][0]["temperature"] is None
-    assert "temperature unknown, unknown token limit" in (folder / "passk.md").read_text(encoding="utf-8")
+    assert "temperature unknown, top-p unknown, top-k unknown, unknown token limit" in (folder / "passk.md").read_text(
+        encoding="utf-8"
+    )
     folder = vote(str(store.path), out=str(tmp_path / "vote"), n_resamples=100)
     assert json.loads((folder / "vote.json").read_text(encoding="utf-8"))["temperatures"] == [None]
 

@@ -54,7 +54,7 @@ def subset(
 def with_examples(source: Source, prompt: PromptTemplate, seed: int) -> tuple[list[Question], PromptTemplate]:
     """Read the questions of a source, and select worked examples for few-shot prompts.
 
-    The examples come from the train split, excluding rows with the text of one of the questions. If there is no train
+    The examples come from the train split, excluding rows whose text matches that of a question. If there is no train
     split, they come from the questions themselves. Questions whose text matches that of an example are left out.
 
     Args:

@@ -20,8 +20,8 @@ MEMORY = 10
 def logistic(column: Column, target: Tensor, fold: Tensor, penalties: Sequence[float]) -> Fits:
     """Fit logistic regression to a feature. The objective is the same as in `solvers.logistic`.
 
-    L-BFGS (Nocedal & Wright, Numerical Optimization, alg. 7.4) starts from zero weights and the inverse Hessian at zero
-    weights. Each fitted weight is within 10⁻⁷ of its optimal value.
+    L-BFGS (Nocedal & Wright, Numerical Optimization, alg. 7.4) starts from zero weights. Its initial inverse Hessian is
+    the exact one at this point. Each fitted weight is within 10⁻⁷ of its optimal value.
 
     Args:
         column: The feature.

@@ -42,7 +42,7 @@ class Answers(NamedTuple):
 
     @classmethod
     def new(cls, ids: Tensor, starts: Tensor, temperatures: Tensor, uniforms: Tensor) -> Self:
-        """Create answers without tokens."""
+        """Create answers that have no tokens yet."""
         tokens = torch.zeros_like(uniforms, dtype=torch.int64)
         logprobs = torch.zeros_like(uniforms, dtype=torch.float32)
         return cls(ids, starts, temperatures, uniforms, tokens, logprobs, torch.zeros_like(ids))

@@ -141,10 +141,7 @@ def allocation_table(questions: Questions, ids: Sequence[str], budgets: Sequence
 
 
 def budget_verdict(record: dict[str, Any]) -> str:
-    """Compare uniform allocation with all other methods in the `all` setting, at the median budget.
-
-    If the number of budgets is even, the lower of the two middle ones is used.
-    """
+    """Compare uniform allocation with all other methods in the `all` setting, at the lower median budget."""
     methods = {(one["confidence"], one["gain"]): one for one in record["settings"]["all"]["methods"]}
     budget = record["budgets"][(len(record["budgets"]) - 1) // 2]
     shown = [

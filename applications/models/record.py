@@ -89,10 +89,7 @@ def models_record(
 
 
 def accuracy_record(values: Values, clusters: Labels | None, n_resamples: int, seed: int) -> dict[str, Any]:
-    """Compute the mean of the accuracies [question], with three intervals: t, bootstrap and cluster-robust.
-
-    The cluster-robust interval is None without clusters.
-    """
+    """Compute the mean of the accuracies [question], with three intervals: t, bootstrap and cluster-robust."""
     return {
         "t": share_interval(values),
         "bootstrap": estimate(mean_of(values), len(values), n_resamples, seed),

@@ -106,8 +106,7 @@ def found_numbers(text: str) -> list[Fraction | None]:
 def has_terms(text: str) -> bool:
     """Whether `text` contains a number that is only part of an expression, as in 4x, 2√3 or x + 4.
 
-    A number does not count if an operator or a word such as "or" joins it to another number, as in "2x + 3" or "2x or
-    3".
+    A number does not count if an operator or "or" joins it to another number, as in "2x + 3" or "2x or 3".
     """
     text = _spelled(text)
     matches = list(_NUMBER.finditer(text))

@@ -184,10 +184,7 @@ def run_length(answers: Answers, prior: Prior | None = None) -> NDArray[np.float
 
 
 def windows_agree(evidence: NDArray[np.float64], threshold: float) -> NDArray[np.bool_]:
-    """Return whether each answer completes a window whose answers are all equal.
-
-    A window has `threshold` answers. Windows do not overlap.
-    """
+    """Return whether each answer completes a window of `threshold` equal answers. Windows do not overlap."""
     ends = np.arange(1, evidence.shape[1] + 1) % threshold == 0
     return ends & (evidence >= threshold)
 

@@ -112,12 +112,19 @@ class FeatureDataModule(L.LightningDataModule):
         self._batches: dict[str, Batch] = {}
 
     def prepare_data(self) -> None:
-        """Create or complete the store from the recipe."""
+        """Create or complete the store from the recipe.
+
+        Raises:
+            InputError: If the store cannot be made, or if it would have fewer than 10 validation questions.
+        """
         for path in self.broader:
             Store.open(path)
         if self.recipe is None:
             Store.open(self.store_path)
             return
+        questions, _ = self.recipe.load()  # sampling can take hours, so too few questions are reported first
+        ids, groups = zip(*((question.id, question.group) for question in questions), strict=True)
+        self._check_validation(split_questions(ids, groups, self.fractions, self.split_seed).count(1), len(questions))
         from extract.commands import ask, make_store
         from extract.running.worker import Worker
 
@@ -139,13 +146,7 @@ class FeatureDataModule(L.LightningDataModule):
         rows = self.question_rows["train"]
         parts = split_rows(self.table, rows, self.fractions, self.split_seed)
         self.use_split({split: part.tolist() for split, part in zip(SPLITS, parts, strict=True)})
-        n_questions = {split: len(rows) for split, rows in self.question_rows.items()}
-        if n_questions["val"] < LEAST_VALIDATION:
-            raise InputError(
-                f"Expected at least {LEAST_VALIDATION} questions in the validation split, but it has only "
-                f"{n_questions['val']} (of {len(rows)} usable questions). Use more questions, or a `val_fraction` "
-                f"above {self.fractions[1]:g}."
-            )
+        self._check_validation(len(self.question_rows["val"]), len(rows))
         for splits in (("train", "val"), ("test",)):
             batch = self.batch(*splits)
             right, known = int(batch.right.sum()), int(batch.known.sum())
@@ -154,6 +155,14 @@ class FeatureDataModule(L.LightningDataModule):
                     f"Expected right and wrong answers to the {' and '.join(splits)} questions, but all {known} "
                     f"answers are {'right' if right else 'wrong'}. Use more questions."
                 )
+
+    def _check_validation(self, n_validation: int, n_questions: int) -> None:
+        if n_validation < LEAST_VALIDATION:
+            raise InputError(
+                f"Expected at least {LEAST_VALIDATION} questions in the validation split, but it has only "
+                f"{n_validation} (of {n_questions} usable questions). Use more questions, or a `val_fraction` above "
+                f"{self.fractions[1]:g}."
+            )
 
     def load(self, table: QuestionTable | None = None) -> None:
         """Read the features of all usable rows into one split named `train`.

@@ -187,7 +187,7 @@ def test_train_parses_recipe_options_like_the_sample_command(
 ) -> None:
     recipes: list[StoreRecipe] = []
 
-    def make_store(store: str, recipe: StoreRecipe, *more: object) -> None:
+    def load(recipe: StoreRecipe) -> None:
         """Save only the recipe."""
         recipes.append(recipe)
         raise InputError("Expected nothing more.")
@@ -196,7 +196,7 @@ def test_train_parses_recipe_options_like_the_sample_command(
         """Save only the recipe."""
         recipes.append(recipe)
 
-    monkeypatch.setattr("extract.commands.make_store", make_store)
+    monkeypatch.setattr(StoreRecipe, "load", load)
     joined = [f"--data.recipe.{option}={value}" for option, value in options.items()]
     separate = [word for option, value in options.items() for word in (f"--data.recipe.{option}", value)]
     for arguments in (joined, separate):
@@ -210,13 +210,22 @@ def test_train_parses_recipe_options_like_the_sample_command(
 
 def test_a_new_store_is_graded_with_the_default_grader_for_its_questions(recipe: list[str], tmp_path: Path) -> None:
     numbers = tmp_path / "numbers.jsonl"
-    rows = [{"id": f"q{i}", "text": f"{i} + 1 =", "references": [str(i + 1)], "kind": "number"} for i in range(4)]
+    rows = [{"id": f"q{i}", "text": f"{i} + 1 =", "references": [str(i + 1)], "kind": "number"} for i in range(50)]
     numbers.write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(InputError):  # four questions are too few for a probe
+    with pytest.raises(InputError, match="right and wrong answers"):  # the tiny model gives only wrong answers
         train.run(
             [*recipe, f"--data.recipe.questions={numbers}", f"--data.store={tmp_path / 's'}", f"--runs={tmp_path}"]
         )
     assert Store.open(tmp_path / "s").grades.names() == ["number"]
+
+
+def test_too_few_questions_are_reported_before_sampling(recipe: list[str], tmp_path: Path) -> None:
+    options = [*recipe, f"--data.store={tmp_path / 's'}", f"--runs={tmp_path}"]
+    with pytest.raises(InputError, match=r"has only 9 \(of 45 usable questions\)"):
+        train.run([*options, "--data.recipe.n_questions=45"])
+    with pytest.raises(InputError, match="split fractions that sum to 1"):
+        train.run([*options, "--data.val_fraction=0.9"])
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_recipe_option_can_have_an_empty_value_but_not_another_option_as_its_value() -> None:

@@ -21,14 +21,16 @@ from typing import Any
 
 import wandb
 import yaml
+from jsonargparse import ArgumentParser
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import WandbLogger
 
 from datamodules.features import FeatureDataModule
 from extract.errors import InputError, at_least_one
+from extract.recipe import StoreRecipe
 from extract.registry import import_object
-from extract.running.cli import OneLineErrors
+from extract.running.cli import OneLineErrors, explain, known_options
 from extract.running.exit import end_process, exit_status
 from extract.signals.registry import load_signal
 from extract.store.shards import check_name
@@ -53,6 +55,15 @@ class TrainParser(OneLineErrors, LightningArgumentParser):
     def parse_args(self, args: Sequence[str], *more: Any, **options: Any) -> Any:
         """Parse a command line."""
         return super().parse_args(recipe_as_mappings(args), *more, **options)
+
+    def explain(self, message: str) -> str:
+        """Convert an error message to one line. Suggest options of the recipe, too."""
+        recipe = ArgumentParser()
+        recipe.add_class_arguments(StoreRecipe, "data.recipe")
+        line = explain(message, known_options(self) + known_options(recipe))
+        if line.startswith("Expected `--model` to be one of") and "Did you mean" not in line:
+            line += " `--data.recipe.model` selects the language model."
+        return line
 
 
 class KeepConfig(SaveConfigCallback):

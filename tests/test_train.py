@@ -279,6 +279,9 @@ def test_a_run_never_uses_or_deletes_an_existing_folder(name: str, small_store: 
     [
         (["--model.l22=0.1"], "Did you mean `--model.l2`"),
         (["--trainer.max_epoch=3"], "Did you mean `--trainer.max_epochs`"),
+        (["--fields={text: a}"], "Did you mean `--data.recipe.fields`"),
+        (["--temperature=1"], "Did you mean `--data.recipe.policy.temperature`"),
+        (["--model=models/mine"], "`--data.recipe.model` selects the language model"),
         (["--data.recipe=null", "--data.store=nowhere"], "'nowhere' has no identity.json"),
         (["--model.l2=-1"], "`l2` to be one or more finite, non-negative penalties"),
         (["--data.recipe.k=1"], "`k` to be a whole number from 2"),

@@ -18,6 +18,7 @@ from extract.hashing import canonical_json, differences, sha256_text
 from extract.models.embedded import EMBEDDED_MODEL, embedded_model_folder
 from extract.policy import ModelIdentity
 from extract.prompts import template_hash
+from extract.text import one_line
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -55,9 +56,14 @@ def load_model(
             source, revision=revision, dtype=DTYPES[dtype], device_map=device_map
         )
     except (OSError, ValueError) as error:
+        problem = (
+            "can't be loaded. Pass a different model. The error is"
+            if os.path.isdir(source)
+            else "is not a folder. Check the path, or the Hub id. The Hub reported"
+        )
         raise InputError(
             f"Expected `model` to be the Hub id or folder of a causal language model, or {EMBEDDED_MODEL!r}, but "
-            f"{model!r} can't be loaded. Pass a different model. The error is: {str(error).strip().splitlines()[0]}"
+            f"{model!r} {problem}: {one_line(error)}"
         ) from error
     loaded.name_or_path = model
     return (loaded.to(where) if device_map is None else loaded).eval(), tokenizer

@@ -1,8 +1,9 @@
 """Command-line interfaces built from function signatures, with one-line error messages."""
 
+import difflib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from inspect import isabstract, signature
 from pydoc import locate
@@ -66,8 +67,12 @@ class OneLineErrors:
         """Print a one-line error and exit with status 2. A nested parser raises the error instead."""
         if not self.exit_on_error:  # type: ignore[attr-defined]
             super().error(message, ex)  # type: ignore[misc]
-        print(f"error: {explain(message, known_options(self))}", file=sys.stderr)
+        print(f"error: {self.explain(message)}", file=sys.stderr)
         raise SystemExit(2)
+
+    def explain(self, message: str) -> str:
+        """Convert an error message to one line."""
+        return explain(message, known_options(self))
 
 
 class OneLineParser(OneLineErrors, ArgumentParser):
@@ -101,7 +106,8 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
             renamed = re.sub(rf"(?<=[-.]){re.escape(old[2:])}(?=\.|$)", new[2:], option)
             if renamed != option:
                 return f"Expected `{renamed}`, but got `{option}`, its name in earlier versions. Use `{renamed}`."
-        return f"Expected an option of this command, but got `{option}`.{nearest(option, known)} See --help for a list."
+        hint = nearest_option(option, known)
+        return f"Expected an option of this command, but got `{option}`.{hint} See --help for a list."
     if subclass := re.search(r"Parser key \"([\w.]+)\".*?<class '(\w+\.[\w.]+)'>.*import path string: (\S+)", line):
         names = [one.__name__ for one in _concrete(locate(subclass[2]))]
         key, name = prefix + subclass[1], subclass[3]
@@ -109,6 +115,19 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
     line = re.sub(r"^Parser key \"([\w.]+)\"", rf"`{prefix}\1`", line)
     line = re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.|collections\.abc\.", r"\1", line)
     return f"{line}. Write a list as '[a,b]'." if re.search(r"Expected an? \S*(list|Sequence)", line) else line
+
+
+def nearest_option(option: str, known: Sequence[str]) -> str:
+    """Return a hint with the known option whose last component is most similar, or "" if none is similar.
+
+    >>> nearest_option("--temp", ["--policy.stop", "--policy.temperature", "--help"])
+    ' Did you mean `--policy.temperature`?'
+    """
+    name_of = {one: one.removeprefix("--").rpartition(".")[2] for one in (*known, option)}
+    close = difflib.get_close_matches(name_of.pop(option), set(name_of.values()), n=1, cutoff=0.5)
+    alike = [one for one, name in name_of.items() if name in close]
+    best = max(alike, key=lambda one: difflib.SequenceMatcher(None, one, option).ratio(), default=None)
+    return "" if best is None else f" Did you mean `{best}`?"
 
 
 def _concrete(base: Any) -> list[type]:

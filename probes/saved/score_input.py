@@ -42,6 +42,9 @@ def asked_batches(questions: str, size: int) -> tuple[Iterator[list[Asked]], int
     """Read questions in batches of at most `size`. Returns the batches and the number of questions (None if unknown).
 
     A batch from standard input contains only lines that can be read without waiting.
+
+    Raises:
+        InputError: If a table has no column with the questions, or `find_source` fails.
     """
     path = Path(questions).expanduser()
     if questions == "-":
@@ -53,6 +56,8 @@ def asked_batches(questions: str, size: int) -> tuple[Iterator[list[Asked]], int
     source = find_source(questions)
     if path.is_file():
         rows = source.rows(source.set.split)
+        if path.suffix in (".csv", ".parquet") and len(rows) and not {"question", "text", "messages"} & {*rows[0]}:
+            raise InputError(_from_row(rows[0], 1, repr(path.name)).problem)
         found = (_from_row(row, i, f"row {i} of {path.name!r}") for i, row in enumerate(rows, 1))
         return _batched(found, size), len(rows)
     loaded = source.questions(seed=0)

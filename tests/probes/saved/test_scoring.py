@@ -171,6 +171,16 @@ def test_an_impossible_option_is_refused_before_the_model_is_loaded(
         score(**{"probe": folders["capability"], "questions": "facts", "model": "./nowhere", **options})
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_without_questions_is_refused_before_the_model_is_loaded(
+    folders: dict[str, str], tmp_path: Path, suffix: str
+) -> None:
+    file = write(tmp_path / f"own{suffix}", [{"q": "Why?", "a": "So."}])
+    with pytest.raises(InputError, match=f"own{suffix}' to have a `question`, but its fields are q, a. Rename"):
+        score(folders["capability"], str(file), str(tmp_path / "out.jsonl"), model="./nowhere")
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
 def test_no_questions_and_another_model_are_refused(scored: Score, folders: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
     with pytest.raises(InputError, match="at least one question, but it is empty"):

@@ -10,6 +10,7 @@ from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 from scipy.stats import chi2
 
 from probes.report.plots import BLUE, GREY, INK, METHOD_COLOURS, RED, band, new_figure, styled
+from probes.report.templates import method_label
 
 _MODELS = {"beta_binomial": ("beta-binomial", RED), "zero_inflated": ("zero-inflated", "#4d8a4b")}
 
@@ -48,7 +49,7 @@ def curve_picture(store: dict[str, Any]) -> Figure:
         _scale(axis, curve["k"][-1])
         axis.set_title(title, fontsize=10)
     for (name, predicted), colour in zip(curve["predicted"].items(), METHOD_COLOURS, strict=False):
-        band(axes[0, 0], curve["k"], predicted, color=colour, lw=1.5, label=name.replace("_", " "))
+        band(axes[0, 0], curve["k"], predicted, color=colour, lw=1.5, label=method_label(name))
     if found:
         most = curve["k"][n_measured - 1]
         axes[0, -1].axvline(most, color=GREY, lw=1, ls=":", label=f"extrapolation beyond {most} answers")

@@ -21,6 +21,7 @@ from probes.report.plots import (
     new_figure,
     styled,
 )
+from probes.report.templates import method_label
 
 _COLOURS_OF_KINDS = {"chosen": RED, "probe": BLUE, "baseline": GREY}
 #: Methods that are drawn as curves if they are available.
@@ -41,7 +42,10 @@ def comparison_pictures(out: OutOfFold, record: dict[str, Any]) -> dict[str, Fig
 
 @styled
 def forest(methods: dict[str, Any]) -> Figure:
-    """Draw a forest plot of each method's AUROC and Brier skill with 95 % intervals, sorted by AUROC."""
+    """Draw a forest plot of each method's AUROC and Brier skill with 95 % intervals, sorted by AUROC.
+
+    Methods that use half of the answers have white markers.
+    """
     shown = {name: figures for name, figures in methods.items() if figures["auroc"] is not None}
     order = sorted(shown, key=lambda name: float(shown[name]["auroc"]["value"]))
     figure, axes = new_figure(8.4, 0.8 + 0.27 * len(order), ncols=2, sharey=True)
@@ -51,25 +55,26 @@ def forest(methods: dict[str, Any]) -> Figure:
             estimate, colour = shown[name][metric], _COLOURS_OF_KINDS[shown[name]["kind"]]
             if estimate is not None:
                 axis.plot([estimate["low"], estimate["high"]], [row, row], color=colour, lw=1.6)
-                axis.plot([estimate["value"]], [row], color=colour, marker="o", ms=4.5)
+                face = "white" if shown[name]["half"] else colour
+                axis.plot([estimate["value"]], [row], color=colour, mfc=face, marker="o", ms=4.5)
         axis.axvline(neutral, color=GREY, lw=1, ls="--")
         axis.set(xlabel=f"{label}, 95 % interval")
         axis.grid(axis="x", color="#e4e4e4", lw=0.7)
     lowest = min((figures["brier_skill"]["low"] for figures in shown.values() if figures["brier_skill"]), default=0.0)
     axes[1].set_xlim(left=max(lowest - 0.05, -1))  # the axis is cut off at −1
     axes[0].set_yticks(range(len(order)), [_label(name, shown[name]) for name in order])
+    axes[0].set_ylim(-0.8, len(order) - 0.2)
     for kind, colour in _COLOURS_OF_KINDS.items():
         label = "chosen on validation" if kind == "chosen" else kind
         axes[1].plot([], [], color=colour, marker="o", ms=4.5, label=label)
-    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
+    axes[1].plot([], [], color=GREY, mfc="white", marker="o", ms=4.5, label="uses half of the answers")
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
     return figure
 
 
 def _label(name: str, figures: dict[str, Any]) -> str:
-    """Return the name of a method, with a note if it uses only some questions or half of the answers."""
-    subset = [f"{figures['n_questions']} questions"] * bool(figures["n_masked"])
-    subset += ["half of the answers"] * figures["half"]
-    return f"{name} ({', '.join(subset)})" if subset else name
+    """Return the label of a method, with the number of questions if it does not use all of them."""
+    return method_label(name) + f" ({figures['n_questions']} questions)" * bool(figures["n_masked"])
 
 
 @styled
@@ -81,7 +86,13 @@ def risk_coverage(methods: dict[str, Scored]) -> Figure:
         _, group, counts = (-method.confidence).unique(return_inverse=True, return_counts=True)
         answered = counts.cumsum(0)
         n_wrong = by_group(wrong, group, len(counts)).cumsum(0)
-        axes.plot(answered / len(wrong), n_wrong / answered, color=colour, lw=2 if name == BEST else 1.3, label=name)
+        axes.plot(
+            answered / len(wrong),
+            n_wrong / answered,
+            color=colour,
+            lw=2 if name == BEST else 1.3,
+            label=method_label(name),
+        )
     axes.set(xlim=(0, 1), xlabel="share of questions answered", ylabel="share of wrong answers", ylim=(0, None))
     axes.legend(loc="lower right", fontsize=8)
     return figure
@@ -89,7 +100,10 @@ def risk_coverage(methods: dict[str, Scored]) -> Figure:
 
 @styled
 def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
-    """Plot a reliability diagram for each method, with equal-mass bins and standard errors."""
+    """Plot a reliability diagram for each method, with equal-mass bins and standard errors.
+
+    The area of a marker is proportional to the number of questions in its bin.
+    """
     columns = min(3, len(methods))
     rows = -(-len(methods) // columns)
     figure, axes = new_figure(
@@ -98,11 +112,12 @@ def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
     for axis in axes.flat[len(methods) :]:
         axis.set_visible(False)
     for axis, (name, method), colour in zip(axes.flat, methods.items(), _CURVE_COLOURS, strict=False):
-        x, y, error, _ = calibration_bins(method, n_bins, "mass")
+        x, y, error, counts = calibration_bins(method, n_bins, "mass")
         axis.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
-        axis.errorbar(x, y, yerr=error, color=colour, marker="o", ms=4, lw=1.2, capsize=2)
+        axis.errorbar(x, y, yerr=error, color=colour, fmt="none", lw=1.2, capsize=2)
+        axis.scatter(x, y, s=[30 * count / max(counts) for count in counts], color=colour)
         axis.set(xlim=(0, 1), ylim=(0, 1))
-        axis.set_title(name, fontsize=9, color=INK)
+        axis.set_title(method_label(name), fontsize=9, color=INK)
     figure.supxlabel("confidence", fontsize=10)
     figure.supylabel("measured accuracy (± 1 standard error)", fontsize=10)
     return figure

@@ -16,6 +16,7 @@ from torch import Tensor
 from probes.metrics.functional import bin_index
 from probes.metrics.functional.inputs import by_group
 from probes.report.evaluate import Scored
+from probes.report.templates import method_label
 
 INK, BLUE, GREY, RED = "#222222", "#2463a8", "#8a8a8a", "#b8442c"
 METHOD_COLOURS = (BLUE, RED, "#4d8a4b", "#8a63a8", GREY, "#c28a1e")
@@ -83,9 +84,9 @@ def reliability(
     figure, (top, bottom) = new_figure(4.2, 4.8, nrows=2, sharex=True, height_ratios=[3.2, 1])
     top.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
     x, y, error, counts = calibration_bins(scored, n_bins, "width")
-    label = f"{method} (bars: ± 1 standard error)"
+    label = f"{method_label(method)} (bars: ± 1 standard error)"
     top.errorbar(x, y, yerr=error, color=BLUE, fmt="o", ms=5, lw=1.2, capsize=2, label=label)
-    top.set(xlim=(0, 1), ylim=(0, 1), ylabel="measured accuracy", title=f"Reliability of {method}")
+    top.set(xlim=(0, 1), ylim=(0, 1), ylabel="measured accuracy", title="Reliability, test split")
     if ece is not None:
         top.text(0.97, 0.05, f"ECE {ece['value']:.3f}", ha="right", transform=top.transAxes, color=INK)
     top.legend(loc="upper left", fontsize=8)
@@ -107,7 +108,7 @@ def roc(methods: dict[str, Scored], figures: dict[str, Any], target: str = "capa
         shares = by_group(torch.stack([1 - accuracy, accuracy]), group, len(distinct)).cumsum(-1)
         points = torch.nn.functional.pad(shares / shares[:, -1:], (1, 0))  # curves start at the origin
         auroc = figures[name]["auroc"]
-        label = f"{name}  {auroc['value']:.2f} [{auroc['low']:.2f}, {auroc['high']:.2f}]"
+        label = f"{method_label(name)}  {auroc['value']:.2f} [{auroc['low']:.2f}, {auroc['high']:.2f}]"
         axes.plot(*points.numpy(), color=colour, lw=1.6, label=label)
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title="ROC, test split")
     axes.set(xlabel="share of wrong answers above the threshold", ylabel="share of right answers above the threshold")
@@ -162,10 +163,10 @@ def by_layer(
             line = {"color": INK, "lw": 2.5, "label": f"average of layers {chosen[0]} to {chosen[-1]}"}
             axis.plot([chosen[0], chosen[-1]], [own["value"]] * 2, **line)
         for (name, reference), style in zip(references.items(), (":", "--"), strict=False):
-            axis.axhline(reference[column], color=GREY, lw=1, ls=style, label=name)
+            axis.axhline(reference[column], color=GREY, lw=1, ls=style, label=method_label(name))
         axis.set(xlabel="layer (0: embeddings)", ylabel=label)
     axes[0].legend(loc="lower right", bbox_to_anchor=(1, 0.1), fontsize=8)
-    figure.suptitle(f"{method} on the test split, 95 % intervals over questions", fontsize=10)
+    figure.suptitle(f"{method_label(method)} on the test split, 95 % intervals over questions", fontsize=10)
     return figure
 
 

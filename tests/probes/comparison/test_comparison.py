@@ -169,6 +169,18 @@ def test_methods_that_use_answers_and_their_rival_are_scored_on_the_other_answer
         assert row["half"] == (row["b"] in BASELINES and BASELINES[row["b"]].half)
 
 
+def test_the_forest_plot_shows_display_names_and_marks_methods_that_use_half_of_the_answers(
+    out: OutOfFold, record: dict[str, Any]
+) -> None:
+    axes = comparison_pictures(out, record)["methods"].axes[0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    points = [line for line in axes.lines if line.get_marker() == "o"]
+    is_white = {names[int(line.get_ydata()[0])]: line.get_markerfacecolor() == "white" for line in points}
+    assert is_white["consistency"]
+    assert not is_white["difference-of-means probe"]
+    assert len(is_white) == sum(figures["auroc"] is not None for figures in record["methods"].values())
+
+
 def test_p_values_are_corrected_for_all_pairs_of_a_metric(out: OutOfFold, record: dict[str, Any]) -> None:
     assert all(row["p_holm"] >= row["p"] for row in record["tests"])
     alone = paired_tests(out, [(BEST, "constant")], 200)

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
@@ -57,10 +58,12 @@ def result_folder(
 def write_files(
     folder: Path, files: Mapping[str, str | dict[str, Any] | pa.Table], plots: Mapping[str, Figure]
 ) -> None:
-    """Write texts, JSON records and Parquet tables to a folder, and plots to ``plots/NAME.png``."""
+    """Write texts, JSON records and Parquet tables to a folder, and plots to ``plots/NAME.png`` and ``NAME.pdf``."""
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     for name, plot in plots.items():
         plot.savefig(folder / "plots" / f"{name}.png")
+        with matplotlib.rc_context({"pdf.fonttype": 42}):  # many journals refuse Type 3 fonts
+            plot.savefig(folder / "plots" / f"{name}.pdf")
     for name, content in files.items():
         if isinstance(content, pa.Table):
             pq.write_table(content, folder / name)

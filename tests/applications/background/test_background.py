@@ -162,7 +162,7 @@ def test_all_files_are_written(tested: Path, grid: Path, tmp_path: Path) -> None
     assert memf["tested"]["low"] < memf["tested"]["value"] < memf["tested"]["high"]
     assert record["unit"] == "tokens"
     assert record["token_limit"] == 8
-    assert {path.name for path in (out / "plots").iterdir()} == {"curves.png", "recovery.png"}
+    assert {path.name for path in (out / "plots").glob("*.png")} == {"curves.png", "recovery.png"}
     (row,) = csv.DictReader((out / "results_Tbg.csv").read_text().splitlines())
     assert [*row][:6] == [
         "Tested",

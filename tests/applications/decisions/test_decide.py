@@ -78,7 +78,7 @@ def test_the_command_writes_a_page_a_record_a_table_and_pictures(folder: Path, t
     assert record["requests"][0]["necessary_abstention"] == pytest.approx((record["base_risk"]["value"] - 0.3) / 0.7)
     page = (tmp_path / "out/decide.md").read_text()
     assert "Risk 0.01 with mine: no threshold." in page
-    assert {path.name for path in (tmp_path / "out/plots").iterdir()} == {"risk_coverage.png", "routing.png"}
+    assert {path.name for path in (tmp_path / "out/plots").glob("*.png")} == {"risk_coverage.png", "routing.png"}
 
 
 @pytest.mark.slow

@@ -91,7 +91,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]
 def test_the_results_are_a_page_a_record_a_table_and_pictures(written: tuple[Path, np.ndarray]) -> None:
     folder, p = written
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert names == {"passk.md", "passk.json", "passk.parquet", "plots/curve.png", "plots/zero_share.png"}
+    plots = {f"plots/{name}.{suffix}" for name in ("curve", "zero_share") for suffix in ("png", "pdf")}
+    assert names == {"passk.md", "passk.json", "passk.parquet", *plots}
     page = (folder / "passk.md").read_text()
     record = json.loads((folder / "passk.json").read_text())
     assert record["k"] == [1, 4]

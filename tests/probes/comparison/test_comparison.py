@@ -258,8 +258,9 @@ def test_compare_writes_its_page_record_pictures_and_predictions(store: Path, tm
     assert len(rows) == 120
     assert {"question_id", "fold", "right", "known", BEST, "constant"} < set(rows[0])
     text = (folder / "comparison.md").read_text()
-    for picture in (folder / "plots").iterdir():
+    for picture in (folder / "plots").glob("*.png"):
         assert picture.read_bytes()[:4] == b"\x89PNG"
+        assert picture.with_suffix(".pdf").read_bytes()[:4] == b"%PDF"
         assert f"plots/{picture.name}" in text
     with pytest.raises(InputError, match="`out` to be a new folder"):
         compare(str(store), str(tmp_path / "out"))

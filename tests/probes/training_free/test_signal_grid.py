@@ -494,8 +494,8 @@ def test_the_command_writes_its_page_record_table_and_pictures(store: Store, tmp
     assert set(rows[0]) >= {"signal", "key", "pooling", "weighting", "auroc_val", "se_val", "auroc_test", "low", "high"}
     for row in rows:
         assert row["low"] is None or row["low"] < row["auroc_test"] < row["high"]
-    assert {path.name for path in (folder / "plots").iterdir()} == {"signals.png", "weightings.png"}
-    for picture in (folder / "plots").iterdir():
+    assert {path.name for path in (folder / "plots").glob("*.png")} == {"signals.png", "weightings.png"}
+    for picture in (folder / "plots").glob("*.png"):
         assert picture.read_bytes()[:4] == b"\x89PNG"
         assert f"plots/{picture.name}" in text
     for row in record["rows"]:
@@ -511,7 +511,7 @@ def test_a_store_with_one_signal_has_a_page(tmp_path: Path, keys: list[tuple[str
     folder = signals(str(tmp_path / "store"), str(tmp_path / "out"), test_fraction=0.4, n_resamples=100)
     record = json.loads((folder / "report.json").read_text())
     assert record["reference"] is None
-    assert {path.name for path in (folder / "plots").iterdir()} == {"signals.png"}
+    assert {path.name for path in (folder / "plots").glob("*.png")} == {"signals.png"}
     assert {row["family"] for row in record["rows"] if row["role"] == "best"} >= {keys[0][0]}
 
 

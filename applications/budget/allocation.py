@@ -64,7 +64,7 @@ def _decreasing(first: Array, factors: Array) -> Array:
 
 
 def rank(gains: Array, caps: NDArray[np.int64]) -> Ranking:
-    """Sort all answers by decreasing gain, then by the number of earlier answers to the question, then by question.
+    """Sort all answers by decreasing gain. Ties are broken by answer index, then by question index.
 
     Args:
         gains: Gain of each answer, [question, answer], non-increasing along `answer`.

@@ -71,8 +71,9 @@ def temperature_record(
         A dict with these entries:
 
         - `temperatures`: The temperatures.
-        - `union`: Fraction of questions with a right answer at any temperature.
-        - `solved`: Fraction of questions with a right answer at each temperature, [temperature].
+        - `union`: Fraction of questions with a right answer at one or more temperatures.
+        - `solved`: For each temperature, the fraction of questions with a right answer at that temperature,
+          [temperature].
         - `n_answers`: Mean number of graded answers per question, summed over the temperatures.
         - `budgets`: List with one dict per budget. The list is empty if there are fewer than two questions. In each
           dict, `k` is the budget, and `split` lists the number of answers at each temperature. `of_split` is the pass

@@ -63,7 +63,7 @@ class Padded:
         return (self.w * self.u).sum(-1) / self.total
 
     def at(self, place: Tensor) -> Tensor:
-        """Return the value at index `place` among each row's sorted values.
+        """Return, for each row, the value at index `place` after sorting the row's values.
 
         `place` and the result have the shape [..., row].
         """

@@ -84,7 +84,7 @@ def reliability(
     figure, (top, bottom) = new_figure(4.2, 4.8, nrows=2, sharex=True, height_ratios=[3.2, 1])
     top.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--", label="perfectly calibrated")
     x, y, error, counts = calibration_bins(scored, n_bins, "width")
-    label = f"{method_label(method)} (bars: ± 1 standard error)"
+    label = f"{method_label(method)}\n(bars: ± 1 standard error)"
     top.errorbar(x, y, yerr=error, color=BLUE, fmt="o", ms=5, lw=1.2, capsize=2, label=label)
     top.set(xlim=(0, 1), ylim=(0, 1), ylabel="measured accuracy", title="Reliability, test split")
     if ece is not None:

@@ -199,6 +199,6 @@ def _grid(option: str, values: Sequence[int] | None, default: list[int], least: 
     if not values or not least <= min(values) <= max(values) <= most:
         raise InputError(
             f"Expected `{option}` to contain numbers from {least} to {most} (the number of {unit}), but got "
-            f"{list(values)}. Omit the option to use {', '.join(map(str, default))}."
+            f"{list(values)}. If you omit the option, {', '.join(map(str, default))} are used."
         )
     return sorted(set(values))

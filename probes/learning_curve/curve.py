@@ -199,6 +199,6 @@ def _grid(option: str, values: Sequence[int] | None, default: list[int], least: 
     if not values or not least <= min(values) <= max(values) <= most:
         raise InputError(
             f"Expected `{option}` to contain numbers from {least} to {most} (the number of {unit}), but got "
-            f"{list(values)}. If you omit the option, {', '.join(map(str, default))} are used."
+            f"{list(values)}. To use the default ({', '.join(map(str, default))}), omit the option."
         )
     return sorted(set(values))

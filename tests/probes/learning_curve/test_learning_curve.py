@@ -323,7 +323,7 @@ def test_curve_writes_its_page_record_and_pictures(
         ({"probe": "mlp"}, "`probe` to be one of layer_average, logistic, ridge, difference_of_means, but got 'mlp'"),
         (
             {"k": [1, 7]},
-            "`k` to contain numbers from 1 to 6 .the number of graded answers per question., but got .1, 7.. Omit",
+            "`k` to contain numbers from 1 to 6 .the number of graded answers per question., but got .1, 7.. To use",
         ),
         ({"k": [0]}, "`k` to contain numbers from 1 to 6 .* but got .0."),
         ({"k": []}, "`k` to contain numbers from 1 to 6 .* but got .."),

@@ -16,7 +16,7 @@ from benchmarks.evaluation_sets import available, make
 from benchmarks.published_recipe import published_recipe
 from benchmarks.result import report
 from datamodules import FeatureDataModule
-from datamodules.features import LEAST_VALIDATION
+from datamodules.splits import LEAST_VALIDATION
 from extract.commands import ask
 from probes.comparison.folds import fit, folds
 from probes.comparison.out_of_fold import BEST, Comparison

@@ -1,6 +1,7 @@
 """Datamodule with batches of a store's features and targets, split by question."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import lightning as L
 import torch
@@ -9,16 +10,13 @@ from torch import Tensor
 from datamodules.batches import Batch, Batches
 from datamodules.feature_spec import FeatureSpec
 from datamodules.semantic import clusters_of, discrete_entropy, entropy_threshold, seu
-from datamodules.splits import SPLITS, split_questions
+from datamodules.splits import SPLITS, check_validation, split_questions
 from datamodules.table import QuestionTable, load_table, split_rows
 from extract.errors import InputError, at_least_one
 from extract.recipe import StoreRecipe
 from extract.registry import Registry
 from extract.store.shards import Scope
 from extract.store.store import Store
-
-#: Minimum number of validation questions. They are used to choose a layer.
-LEAST_VALIDATION = 10
 
 #: Scope of each probe target.
 TARGETS: Registry[Scope] = Registry(
@@ -115,16 +113,19 @@ class FeatureDataModule(L.LightningDataModule):
         """Create or complete the store from the recipe.
 
         Raises:
-            InputError: If the store cannot be made, or if it would have fewer than 10 validation questions.
+            InputError: If the store cannot be made. For a new store, also if a split fraction is invalid or if there
+                would be fewer than 10 validation questions.
         """
         for path in self.broader:
             Store.open(path)
         if self.recipe is None:
             Store.open(self.store_path)
             return
-        questions, _ = self.recipe.load()  # sampling can take hours, so too few questions are reported first
-        ids, groups = zip(*((question.id, question.group) for question in questions), strict=True)
-        self._check_validation(split_questions(ids, groups, self.fractions, self.split_seed).count(1), len(questions))
+        if not Path(self.store_path, "identity.json").is_file():  # sampling can take hours, so check the split first
+            questions, _ = self.recipe.load()
+            ids, groups = [one.id for one in questions], [one.group for one in questions]
+            n_validation = split_questions(ids, groups, self.fractions, self.split_seed).count(1)
+            check_validation(n_validation, f"{len(questions)} questions", self.fractions[1])
         from extract.commands import ask, make_store
         from extract.running.worker import Worker
 
@@ -146,7 +147,7 @@ class FeatureDataModule(L.LightningDataModule):
         rows = self.question_rows["train"]
         parts = split_rows(self.table, rows, self.fractions, self.split_seed)
         self.use_split({split: part.tolist() for split, part in zip(SPLITS, parts, strict=True)})
-        self._check_validation(len(self.question_rows["val"]), len(rows))
+        check_validation(len(self.question_rows["val"]), f"{len(rows)} usable questions", self.fractions[1])
         for splits in (("train", "val"), ("test",)):
             batch = self.batch(*splits)
             right, known = int(batch.right.sum()), int(batch.known.sum())
@@ -155,14 +156,6 @@ class FeatureDataModule(L.LightningDataModule):
                     f"Expected right and wrong answers to the {' and '.join(splits)} questions, but all {known} "
                     f"answers are {'right' if right else 'wrong'}. Use more questions."
                 )
-
-    def _check_validation(self, n_validation: int, n_questions: int) -> None:
-        if n_validation < LEAST_VALIDATION:
-            raise InputError(
-                f"Expected at least {LEAST_VALIDATION} questions in the validation split, but it has only "
-                f"{n_validation} (of {n_questions} usable questions). Use more questions, or a `val_fraction` above "
-                f"{self.fractions[1]:g}."
-            )
 
     def load(self, table: QuestionTable | None = None) -> None:
         """Read the features of all usable rows into one split named `train`.

@@ -10,6 +10,8 @@ from extract.errors import InputError
 from extract.hashing import hash_order
 
 SPLITS = ("train", "val", "test")
+#: Minimum number of validation questions. They are used to choose a layer.
+LEAST_VALIDATION = 10
 
 
 def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequence[float], seed: int = 0) -> list[int]:
@@ -42,3 +44,12 @@ def split_questions(ids: Sequence[str], groups: Sequence[str], fractions: Sequen
     parts = np.empty(len(ids), dtype=np.int64)
     parts[sorted(order, key=place.__getitem__)] = np.searchsorted(ends, np.arange(len(ids)), side="right")
     return parts.tolist()
+
+
+def check_validation(n_validation: int, out_of: str, val_fraction: float) -> None:
+    """Raise an InputError if there are too few validation questions. `out_of` is shown in the message."""
+    if n_validation < LEAST_VALIDATION:
+        raise InputError(
+            f"Expected at least {LEAST_VALIDATION} questions in the validation split, but it has only {n_validation} "
+            f"(of {out_of}). Use more questions, or a `val_fraction` above {val_fraction:g}."
+        )

@@ -221,7 +221,7 @@ def test_a_new_store_is_graded_with_the_default_grader_for_its_questions(recipe:
 
 def test_too_few_questions_are_reported_before_sampling(recipe: list[str], tmp_path: Path) -> None:
     options = [*recipe, f"--data.store={tmp_path / 's'}", f"--runs={tmp_path}"]
-    with pytest.raises(InputError, match=r"has only 9 \(of 45 usable questions\)"):
+    with pytest.raises(InputError, match=r"has only 9 \(of 45 questions\)"):
         train.run([*options, "--data.recipe.n_questions=45"])
     with pytest.raises(InputError, match="split fractions that sum to 1"):
         train.run([*options, "--data.val_fraction=0.9"])
@@ -282,6 +282,8 @@ def test_a_run_never_uses_or_deletes_an_existing_folder(name: str, small_store: 
         (["--fields={text: a}"], "Did you mean `--data.recipe.fields`"),
         (["--temperature=1"], "Did you mean `--data.recipe.policy.temperature`"),
         (["--model=models/mine"], "`--data.recipe.model` selects the language model"),
+        (["--model=Qwen/Qwen2.5-0.5B"], "`--data.recipe.model` selects the language model"),
+        (["--seed=3"], "Did you mean `--seed_everything`"),
         (["--data.recipe=null", "--data.store=nowhere"], "'nowhere' has no identity.json"),
         (["--model.l2=-1"], "`l2` to be one or more finite, non-negative penalties"),
         (["--data.recipe.k=1"], "`k` to be a whole number from 2"),

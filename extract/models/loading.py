@@ -56,14 +56,12 @@ def load_model(
             source, revision=revision, dtype=DTYPES[dtype], device_map=device_map
         )
     except (OSError, ValueError) as error:
-        problem = (
-            "can't be loaded. Pass a different model. The error is"
-            if os.path.isdir(source)
-            else "is not a folder. Check the path, or the Hub id. The Hub reported"
-        )
+        problem = "can't be loaded. Pass a different model"
+        if isinstance(error, OSError) and not os.path.isdir(source):
+            problem = "is not a folder and can't be loaded from the Hub. Check the path or the id"
         raise InputError(
             f"Expected `model` to be the Hub id or folder of a causal language model, or {EMBEDDED_MODEL!r}, but "
-            f"{model!r} {problem}: {one_line(error)}"
+            f"{model!r} {problem}. The error is: {one_line(error, 300)}"
         ) from error
     loaded.name_or_path = model
     return (loaded.to(where) if device_map is None else loaded).eval(), tokenizer

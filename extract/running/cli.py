@@ -120,12 +120,14 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
 def nearest_option(option: str, known: Sequence[str]) -> str:
     """Return a hint with the known option whose last component is most similar, or "" if none is similar.
 
-    >>> nearest_option("--temp", ["--policy.stop", "--policy.temperature", "--help"])
+    >>> nearest_option("--temp", ["--policy.prompt.template", "--policy.temperature", "--help"])
     ' Did you mean `--policy.temperature`?'
     """
-    name_of = {one: one.removeprefix("--").rpartition(".")[2] for one in (*known, option)}
-    close = difflib.get_close_matches(name_of.pop(option), set(name_of.values()), n=1, cutoff=0.5)
-    alike = [one for one, name in name_of.items() if name in close]
+    last = re.compile(r"[^.]*$")
+    name = last.findall(option.removeprefix("--"))[0]
+    names = {one: last.findall(one.removeprefix("--"))[0] for one in known}
+    close = difflib.get_close_matches(name, names.values(), n=1, cutoff=0.65)
+    alike = [one for one in known if (name and names[one].startswith(name)) or names[one] in close]
     best = max(alike, key=lambda one: difflib.SequenceMatcher(None, one, option).ratio(), default=None)
     return "" if best is None else f" Did you mean `{best}`?"
 

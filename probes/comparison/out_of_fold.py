@@ -9,7 +9,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import FeatureDataModule, QuestionTable
-from datamodules.features import LEAST_VALIDATION, TARGETS
+from datamodules.features import TARGETS
+from datamodules.splits import LEAST_VALIDATION
 from extract.asking.registry import ASKED, ask_command
 from extract.errors import InputError
 from extract.store.shards import Scope

@@ -67,7 +67,8 @@ def forest(methods: dict[str, Any]) -> Figure:
     for kind, colour in _COLOURS_OF_KINDS.items():
         label = "chosen on validation" if kind == "chosen" else kind
         axes[1].plot([], [], color=colour, marker="o", ms=4.5, label=label)
-    axes[1].plot([], [], color=GREY, mfc="white", marker="o", ms=4.5, label="uses half of the answers")
+    if any(figures["half"] for figures in shown.values()):
+        axes[1].plot([], [], color=GREY, mfc="white", marker="o", ms=4.5, label="uses half of the answers")
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=8)
     return figure
 
@@ -102,7 +103,7 @@ def risk_coverage(methods: dict[str, Scored]) -> Figure:
 def calibration(methods: dict[str, Scored], n_bins: int = 8) -> Figure:
     """Plot a reliability diagram for each method, with equal-mass bins and standard errors.
 
-    The area of a marker is proportional to the number of questions in its bin.
+    In each panel, the area of a marker is proportional to the number of questions in its bin.
     """
     columns = min(3, len(methods))
     rows = -(-len(methods) // columns)

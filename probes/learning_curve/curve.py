@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datamodules import FeatureDataModule
-from datamodules.features import LEAST_VALIDATION
+from datamodules.splits import LEAST_VALIDATION
 from datamodules.table import AnswerTable
 from extract.errors import InputError, at_least_one
 from extract.registry import Registry

@@ -44,7 +44,7 @@ def asked_batches(questions: str, size: int) -> tuple[Iterator[list[Asked]], int
     A batch from standard input contains only lines that can be read without waiting.
 
     Raises:
-        InputError: If a table has no column with the questions, or `find_source` fails.
+        InputError: If a CSV or Parquet file has no column with the questions, or `find_source` fails.
     """
     path = Path(questions).expanduser()
     if questions == "-":
@@ -112,7 +112,7 @@ def _from_row(row: Mapping[str, Any], i: int, where: str) -> Asked:
             fields["messages" if isinstance(row["question"], list) else "text"] = row["question"]
         asked, answer = fields.get("messages") or fields.get("text"), row.get("answer")
         if not asked or (isinstance(asked, str) and not asked.strip()):
-            if fields:
+            if fields.keys() & {"text", "messages"}:
                 problem = "it is empty. Set it to a string or a list of chat messages"
             else:
                 named = ", ".join(map(str, row)) or "missing"

@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.features import LEAST_VALIDATION
+from datamodules.splits import LEAST_VALIDATION
 from datamodules.table import QuestionTable, split_rows
 from extract.errors import InputError
 from extract.running.progress import Progress

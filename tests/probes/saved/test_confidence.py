@@ -317,7 +317,7 @@ def test_a_model_from_a_folder_is_the_same_model(saved: Path, tiny_folder: Path)
 def test_a_missing_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="can't be loaded"):
         load_model(str(tmp_path))
-    with pytest.raises(InputError, match=r"'\./nowhere' is not a folder\. Check the path, or the Hub id\."):
+    with pytest.raises(InputError, match=r"'\./nowhere' is not a folder .* Check the path or the id\."):
         load_model("./nowhere")
     with pytest.raises(InputError, match="`dtype` to be one of auto"):
         load_model(dtype="int3")

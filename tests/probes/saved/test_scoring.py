@@ -175,8 +175,8 @@ def test_an_impossible_option_is_refused_before_the_model_is_loaded(
 def test_a_table_without_questions_is_refused_before_the_model_is_loaded(
     folders: dict[str, str], tmp_path: Path, suffix: str
 ) -> None:
-    file = write(tmp_path / f"own{suffix}", [{"q": "Why?", "a": "So."}])
-    with pytest.raises(InputError, match=f"own{suffix}' to have a `question`, but its fields are q, a. Rename"):
+    file = write(tmp_path / f"own{suffix}", [{"q": "Why?", "kind": "short"}])
+    with pytest.raises(InputError, match=f"own{suffix}' to have a `question`, but its fields are q, kind. Rename"):
         score(folders["capability"], str(file), str(tmp_path / "out.jsonl"), model="./nowhere")
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 

@@ -245,6 +245,8 @@ def run(arguments: Sequence[str] | None = None) -> Path:
         report = Report(cli.model, cli.datamodule, int(cli.config.seed_everything), cli.config.n_resamples)
         log_report(report, cli.run_folder, report.write(cli.run_folder), loggers)
     no_effect = "The broader probe gets no weight, because it does not help on held-out groups.\n\n"
+    if warning := report.record["warning"]:
+        print(f"Warning: {warning}\n")
     print(
         f"{no_effect if report.record['novelty']['broader_share'] == 0 else ''}{summary_table(report.figures_of)}\n\n"
         f"Report: {cli.run_folder / 'report.md'}   Probe: {cli.run_folder / 'probe'}"

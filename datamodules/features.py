@@ -154,7 +154,8 @@ class FeatureDataModule(L.LightningDataModule):
             if right in (0, known):
                 raise InputError(
                     f"Expected right and wrong answers to the {' and '.join(splits)} questions, but all {known} "
-                    f"answers are {'right' if right else 'wrong'}. Use more questions."
+                    f"answers are {'right' if right else 'wrong'}. Check them with `python -m extract inspect`, or use "
+                    f"more or {'harder' if right else 'easier'} questions."
                 )
 
     def load(self, table: QuestionTable | None = None) -> None:

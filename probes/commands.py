@@ -274,6 +274,6 @@ def pictures(
         page = render("report/pictures.md.j2", record=record, verdict=verdict, plots=list(plots))
         write_files(folder, {"pictures.md": page, "pictures.json": record}, plots)
     for what, command in commands.items():
-        print(f"Missing signal: {what}. Its plot was not drawn. Run `{command}`, then try again.")
+        print(f"Missing signal: {what}. Its plot was not drawn. Run `{command}`, then try again with a new --out.")
     print(f"{verdict}Plots: {final / 'pictures.md'}")
     return final

@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -28,6 +29,8 @@ from probes import load_probe
 from probes.registry import METHODS
 from tests.helpers.experiments import ROOT, experiment, few_baselines
 from tests.helpers.offline_run import OfflineRun, logging_offline
+from tests.helpers.planted import planted
+from tests.helpers.synthetic import make_store
 from tests.helpers.tiny import write_questions
 
 pytestmark = pytest.mark.slow
@@ -85,6 +88,17 @@ def test_a_broader_store_is_read_by_the_back_off_of_the_saved_probe(
     assert has_no_weight == (probe.novelty.broader.share == 0)
     report = (folder / "report.md").read_text()
     assert f"A broader probe was also trained on {other.name}. If such a question is not novel" in report
+
+
+def test_a_probe_that_returns_the_mean_accuracy_is_reported_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    features, accuracy = planted()
+    make_store(tmp_path / "store", np.random.default_rng(1).permutation(features), accuracy)
+    folder = experiment(tmp_path / "store", tmp_path, "--model=Ridge", "--data.grader=made")
+    warning = json.loads((folder / "report.json").read_text())["warning"]
+    assert "returns this mean accuracy" in warning
+    assert f"Warning: {warning}" in capsys.readouterr().out
 
 
 def test_a_missing_broader_store_is_named_before_anything_else_happens(small_store: Path, tmp_path: Path) -> None:

@@ -123,9 +123,8 @@ def nearest_option(option: str, known: Sequence[str]) -> str:
     >>> nearest_option("--temp", ["--policy.prompt.template", "--policy.temperature", "--help"])
     ' Did you mean `--policy.temperature`?'
     """
-    last = re.compile(r"[^.]*$")
-    name = last.findall(option.removeprefix("--"))[0]
-    names = {one: last.findall(one.removeprefix("--"))[0] for one in known}
+    name, *names_of_known = (one.removeprefix("--").rpartition(".")[2] for one in (option, *known))
+    names = dict(zip(known, names_of_known, strict=True))
     close = difflib.get_close_matches(name, names.values(), n=1, cutoff=0.65)
     alike = [one for one in known if (name and names[one].startswith(name)) or names[one] in close]
     best = max(alike, key=lambda one: difflib.SequenceMatcher(None, one, option).ratio(), default=None)

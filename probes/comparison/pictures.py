@@ -87,13 +87,8 @@ def risk_coverage(methods: dict[str, Scored]) -> Figure:
         _, group, counts = (-method.confidence).unique(return_inverse=True, return_counts=True)
         answered = counts.cumsum(0)
         n_wrong = by_group(wrong, group, len(counts)).cumsum(0)
-        axes.plot(
-            answered / len(wrong),
-            n_wrong / answered,
-            color=colour,
-            lw=2 if name == BEST else 1.3,
-            label=method_label(name),
-        )
+        line: Any = {"color": colour, "lw": 2 if name == BEST else 1.3, "label": method_label(name)}
+        axes.plot(answered / len(wrong), n_wrong / answered, **line)
     axes.set(xlim=(0, 1), xlabel="share of questions answered", ylabel="share of wrong answers", ylim=(0, None))
     axes.legend(loc="lower right", fontsize=8)
     return figure

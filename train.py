@@ -60,9 +60,6 @@ class TrainParser(OneLineErrors, LightningArgumentParser):
         recipe = ArgumentParser()
         recipe.add_class_arguments(StoreRecipe, "data.recipe")
         line = explain(message, known_options(self) + known_options(recipe))
-        if line.startswith("`--model`: "):  # a value with a dot could be the path of a class
-            names = ", ".join(dict.fromkeys(method.class_name for method in METHODS.values()))
-            line = f"Expected `--model` to be one of {names}, but got {line.rpartition(' ')[2]!r}."
         if line.startswith("Expected `--model` to be one of") and "Did you mean" not in line:
             line += " `--data.recipe.model` selects the language model."
         return line

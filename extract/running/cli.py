@@ -108,7 +108,8 @@ def explain(message: str, known: list[str], prefix: str = "--") -> str:
                 return f"Expected `{renamed}`, but got `{option}`, its name in earlier versions. Use `{renamed}`."
         hint = nearest_option(option, known)
         return f"Expected an option of this command, but got `{option}`.{hint} See --help for a list."
-    if subclass := re.search(r"Parser key \"([\w.]+)\".*?<class '(\w+\.[\w.]+)'>.*import path string: (\S+)", line):
+    given_path = r"(?:import path string|[Ii]mport path .*Given value): (\S+)"
+    if subclass := re.search(rf"Parser key \"([\w.]+)\".*?<class '(\w+\.[\w.]+)'>.*{given_path}", line):
         names = [one.__name__ for one in _concrete(locate(subclass[2]))]
         key, name = prefix + subclass[1], subclass[3]
         return f"Expected `{key}` to be one of {', '.join(names)}, but got {name!r}.{nearest(name, names)}"
